@@ -1,4 +1,4 @@
-"""The command line, the clients and the load generator of Offramp, early-exit model serving on Ray Serve."""
+"""Command line, clients and load generator of Offramp, early-exit model serving on Ray Serve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AsyncClient", "Client", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for only then: `import offramp` loads no HTTP library."""
+    """Imports the clients on first use, so that `import offramp` loads no HTTP library."""
     if name == "__version__":
         return _installed_version()
     if name in __all__:
@@ -28,5 +28,5 @@ def _installed_version() -> str:
 
     try:
         return version("offramp")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:  # a checkout that was never installed
         return "0+uninstalled"

@@ -35,7 +35,7 @@ from earlyexit.training.ramps import pack
 from experiments.engine.side import Plan, cut_at, early_exit, members_of, stock
 from experiments.engine.side import Side as OneDevice
 from experiments.turns import Figures, in_turns, print_figures
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from optimizer.calibration_file import CalibrationCard
 
 Side = Callable[[Sequence[Encoded]], None]

@@ -27,7 +27,7 @@ from deployments.local_ray.cluster import LocalCluster
 from experiments.data import RUNS
 from experiments.kit import print_table, write_json
 from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, possible_answers
-from offramp.demo.turns import RunningService, hand_control, served
+from offramp.demo.turns import RunningService, manual_control, served
 from offramp.load.report import RequestRecord, percentile
 from optimizer.plan import Plan
 
@@ -122,7 +122,7 @@ def main() -> None:
     setup = bench(parser.parse_args())
     names = setup.options.steps.split(",")
     plans = {name: setup.best(name) for name in names if name != KILL}
-    control = hand_control(setup.problem, setup.policy, RUNS / "live" / "changes.sqlite")
+    control = manual_control(setup.problem, setup.policy, RUNS / "live" / "changes.sqlite")
     control = control.model_copy(update={"watch_s": PATIENCE_S})  # otherwise a stage that is empty for 30 s is given up
     settings = setup.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
     with served(settings, plans[names[0]], LocalCluster(port=setup.options.port)) as service:

@@ -34,7 +34,7 @@ from offramp.load.connections import connected
 from offramp.load.generator import Generator, LoadConfig, exact_sleep
 from offramp.load.processes import Poisson
 from offramp.load.report import RequestRecord, percentile
-from offramp.load.sustained import Measured
+from offramp.load.sustained import ProbeResult
 
 ROOT = Path(__file__).parents[2]
 STARTING_S = 60.0
@@ -102,9 +102,9 @@ class LoadResult(BaseModel):
     """Processor time of the client from the first request to the last outcome, including the warm-up."""
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> ProbeResult:
         """The figures that a search for the sustained rate uses."""
-        return Measured(
+        return ProbeResult(
             lost_share=sum(self.errors.values()) / self.num_counted if self.num_counted else 0.0,
             p99_s=self.p99_s,
             from_sent_p99_s=self.from_sent_p99_s,
@@ -160,7 +160,7 @@ async def send_load(options: ClientOptions) -> LoadResult:
 def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_sent: int, cpu_s: float) -> LoadResult:
     """Returns the figures of the counted requests."""
     answered = [record for record in counted if record.error is None]
-    latency_s, found = [record.latency_s for record in answered], Measured.of(counted)
+    latency_s, found = [record.latency_s for record in answered], ProbeResult.of(counted)
     return LoadResult(
         duration_s=options.duration_s,
         num_sent=num_sent,

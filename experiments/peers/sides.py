@@ -30,7 +30,7 @@ from experiments.peers.workloads import FOLDER, Workload
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, with_slo
 from offramp.demo.run import Processors
-from offramp.demo.turns import hand_control
+from offramp.demo.turns import manual_control
 from offramp.load.sustained import Search
 from optimizer.decision import Strategy
 from optimizer.plan import Plan
@@ -186,7 +186,7 @@ def offramp_sides(
     service = ServeSettings(
         model=str(workload.folder.resolve()),
         plan=prepared.plans["stock"],
-        control=hand_control(prepared.problem, workload.policy, FOLDER / "state" / f"{workload.name}.sqlite"),
+        control=manual_control(prepared.problem, workload.policy, FOLDER / "state" / f"{workload.name}.sqlite"),
         slo_s=prepared.slo_s,
         dtype=dtype,
         backend=prepared.backend,
@@ -278,7 +278,7 @@ def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[
         verdict = result.measured.verdict(turn.slo_s)
         print(probe_line(side.name, rate_per_s, result, turn), flush=True)
         probes.append(probe | {"result": result.model_dump(mode="json"), "verdict": verdict, "error": None})
-        search = search.learn(rate_per_s, verdict)
+        search = search.with_probe(rate_per_s, verdict)
     return search, probes
 
 

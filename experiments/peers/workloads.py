@@ -18,7 +18,7 @@ import numpy as np
 from experiments import trained
 from experiments.data import RUNS
 from experiments.peers.client import write_inputs
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee

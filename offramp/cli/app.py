@@ -1,6 +1,7 @@
-"""The command line: parses, calls, prints. Heavy libraries are imported by the command that needs them.
+"""The command line. It builds the options of each command from the fields of a pydantic model.
 
-The options of a command are the fields of a pydantic model: name, type, default, bounds and help are the field's.
+A field gives its option's name, type, default, bounds and help. Heavy libraries are imported only by the commands that
+need them.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command by what it loads when it is called, `module:name` in `offramp`."""
+    """The import paths of a command's parts, as `module:name` in `offramp`, which are imported when it runs."""
 
     job: str
-    """The model whose fields are the options and whose docstring is the help. Its module loads nothing heavy."""
+    """The pydantic model whose fields are the options and whose docstring is the help. Its module is light."""
     run: str
-    """The function that takes the job."""
+    """The function that runs the command, given an instance of the model."""
 
     @property
     def help(self) -> str | None:
-        """The docstring, read from the source: the list of commands, which a shell completes from, loads no model."""
+        """The model's docstring, read from the source, because importing all models would slow down completion."""
         module, _, name = self.job.partition(":")
         return ast.get_docstring(_classes(module)[name])
 
@@ -82,29 +83,31 @@ COMMANDS = {
     "load": Command("commands.options:LoadJob", "commands.versions:load"),
     "unload": Command("commands.options:UnloadJob", "commands.versions:unload"),
 }
-"""By the model of its options, whose docstring is the help, and by the function that takes such a model."""
+"""All commands by name, in the order of the help."""
 
 
 class Commands(typer.core.TyperGroup):
-    """The commands by name. The parameters of a command are built only when the command runs or shows its help."""
+    """The group of all commands. The parameters of a command are built only when it runs or shows its help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names, in the order of the help."""
+        """Returns the names of the commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command without its parameters, for the list of commands."""
-        found = COMMANDS.get(cmd_name)
-        return None if found is None else typer.core.TyperCommand(cmd_name, help=found.help)
+        """Returns a command without its parameters, which is enough for the list of commands."""
+        command = COMMANDS.get(cmd_name)
+        return None if command is None else typer.core.TyperCommand(cmd_name, help=command.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the name, the command with its parameters, and the arguments that are left."""
+        """Returns the name, the command with its parameters, and the remaining arguments."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, build(name, COMMANDS[name]) if command is not None and name is not None else None, rest
+        if command is None or name is None:
+            return name, None, rest
+        return name, build(name, COMMANDS[name]), rest
 
 
 class _Command(typer.core.TyperCommand):
-    """A command whose help shows no type beside a flag, which takes no value."""
+    """A command whose help shows no type next to a flag."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -115,9 +118,9 @@ class _Command(typer.core.TyperCommand):
 
 
 def build(name: str, command: Command) -> Any:
-    """Return a command with all its parameters; the job gets those that are given, and its own defaults."""
-    shape: type[BaseModel] = _loaded(command.job)
-    fields = {each.alias or name: each for name, each in shape.model_fields.items() if not each.exclude}
+    """Returns a command with all its parameters. Options that the user leaves out get the model's defaults."""
+    job_class: type[BaseModel] = _import(command.job)
+    fields = {each.alias or name: each for name, each in job_class.model_fields.items() if not each.exclude}
 
     def run(context_: typer.Context, **values: Any) -> None:
         given = {
@@ -125,89 +128,89 @@ def build(name: str, command: Command) -> Any:
             for name, value in values.items()
             if value is not None and getattr(context_.get_parameter_source(name), "name", None) != "DEFAULT"
         }
-        job = validated(shape, given)
-        _loaded(command.run)(job)  # which may take seconds to load
+        job = validated(job_class, given)
+        _import(command.run)(job)  # the import can take seconds, so invalid options are refused before
 
     parameters = [parameter(name, field) for name, field in fields.items()]
     context = inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     run.__annotations__ = {each.name: each.annotation for each in (context, *parameters)}
     run.__dict__["__signature__"] = inspect.Signature([context, *parameters])
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name, cls=_Command, help=command.help)(run)
-    return typer.main.get_command(alone)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name, cls=_Command, help=command.help)(run)
+    return typer.main.get_command(single)
 
 
-def _loaded(named: str) -> Any:
-    module, _, name = named.partition(":")
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
     return getattr(import_module(f"offramp.{module}"), name)
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Return the parameter of a field, which is an argument where the field's schema has the key `argument`."""
-    kind = _kind(field.annotation)
+    """Returns the parameter for a field: an argument if the field's schema has the key `argument`, else an option."""
+    value_type = _base_type(field.annotation)
     default: Any = inspect.Parameter.empty if field.is_required() else field.default
     if default in ("", ()):
         default = None
     option: dict[str, Any] = {"help": help_of(field, shows_default=default is None)}
-    allowed = get_args(kind) if get_origin(kind) is Literal else field.examples if kind is str else None
-    if allowed:
-        option["autocompletion"] = lambda incomplete: [each for each in allowed if each.startswith(incomplete)]
-    if get_origin(kind) is Literal:
-        kind = str
-    elif get_origin(kind) is tuple and _kind(get_args(kind)[0]) in (int, float):  # numbers separated by commas
-        kind, default = str, default and ",".join(map(str, default))
-    limits = list(field.metadata)
-    if get_origin(kind) in (tuple, list):
-        [item, *_] = get_args(kind)
-        limits += [each for said in getattr(item, "__metadata__", ()) for each in said.metadata]
-        kind = list[_kind(item)]  # type: ignore[misc] # known only when it runs
-    bounds = {key: getattr(each, key) for each in limits for key in ("ge", "le") if hasattr(each, key)}
-    if kind is int or len(bounds) > 1:  # typer says less of a float's one bound than pydantic does
-        option |= {typers: bounds[ours] for ours, typers in (("ge", "min"), ("le", "max")) if ours in bounds}
+    choices = get_args(value_type) if get_origin(value_type) is Literal else field.examples
+    if choices:
+        option["autocompletion"] = lambda incomplete: [each for each in choices if each.startswith(incomplete)]
+    if get_origin(value_type) is Literal:
+        value_type = str
+    elif get_origin(value_type) is tuple and _base_type(get_args(value_type)[0]) in (int, float):
+        value_type, default = str, default and ",".join(map(str, default))  # numbers separated by commas
+    constraints = list(field.metadata)
+    if get_origin(value_type) in (tuple, list):
+        [item, *_] = get_args(value_type)
+        constraints += [each for info in getattr(item, "__metadata__", ()) for each in info.metadata]
+        value_type = list[_base_type(item)]  # type: ignore[misc] # a type that is computed at run time
+    bounds = {key: getattr(each, key) for each in constraints for key in ("ge", "le") if hasattr(each, key)}
+    if value_type is int or len(bounds) > 1:  # for a float with one bound, pydantic's message is clearer than typer's
+        option |= {limit: bounds[key] for key, limit in (("ge", "min"), ("le", "max")) if key in bounds}
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "argument" in extra:
         shown: Any = typer.Argument(metavar=str(extra["argument"]), **option)
     else:
-        names = (f"--{name.replace('_', '-')}",) if default is False else ()  # else typer adds --no-...
+        names = (f"--{name.replace('_', '-')}",) if default is False else ()  # otherwise typer adds --no-...
         shown = typer.Option(*names, **option)
-    annotation: Any = Annotated[kind | None if default is None else kind, shown]
+    annotation: Any = Annotated[value_type | None if default is None else value_type, shown]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _kind(annotation: Any) -> Any:
-    """The first type that a union has besides None, without what is annotated."""
+def _base_type(annotation: Any) -> Any:
+    """Returns the first type of a union that is not None, without the metadata of `Annotated`."""
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(each for each in get_args(annotation) if each is not NoneType)
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
-    """Return the first sentence of a field's docstring, and its default unless typer shows it."""
-    said = " ".join((field.description or "").split())
-    first = re.split(r"(?<=[.;])\s", said)[0].rstrip(".;")
+    """Returns the first sentence of a field's docstring and, if `shows_default`, the text after `None:` as default."""
+    description = " ".join((field.description or "").split())
+    first = re.split(r"(?<=[.;])\s", description)[0].rstrip(".;")
     if not shows_default or field.is_required():
         return f"{first}."
-    [_, *unset] = said.split("None: ")
-    words = unset[0].split(". ")[0].rstrip(".") if unset else "none"
-    return f"{first}; default: {words}."
+    _, has_default, default = description.partition("None: ")
+    text = default.split(". ")[0].rstrip(".") if has_default else "none"
+    return f"{first}; default: {text}."
 
 
-def validated(shape: type[Any], given: Mapping[str, Any]) -> Any:
-    """Return the given options as a model; raises InputError that names the option and what it may be."""
+def validated(job_class: type[Any], options: Mapping[str, Any]) -> Any:
+    """Returns an instance of the model with these options; raises InputError that names the first invalid option."""
     from pydantic import ValidationError
 
-    from offramp.commands.options import refusal
+    from offramp.commands.options import option_error
 
     try:
-        return shape.model_validate(given)
+        return job_class.model_validate(options)
     except ValidationError as error:
         [first, *_] = error.errors()
     name = str(first["loc"][0])
     if first["type"] == "literal_error":
-        [field] = [each for key, each in shape.model_fields.items() if name in (key, each.alias)]
-        allowed = ", ".join(map(str, get_args(_kind(field.annotation))))
+        [field] = [each for key, each in job_class.model_fields.items() if name in (key, each.alias)]
+        allowed = ", ".join(map(str, get_args(_base_type(field.annotation))))
         raise InputError(f"--{name.replace('_', '-')} {first['input']!r}; allowed: {allowed}")
-    raise refusal(name, first)
+    raise option_error(name, first)
 
 
 app = typer.Typer(
@@ -218,8 +221,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         import offramp
 
         print(f"offramp {offramp.__version__}")
@@ -239,11 +242,11 @@ SERVED = {
     *("PIL", "google", "grpc", "httptools", "httpx", "jinja2", "networkx", "packaging", "psutil", "ray"),
     *("safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
 }
-"""Modules of the extra `serve`."""
+"""Modules that the extra `serve` installs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what went wrong is one line on stderr, and the error's exit status."""
+    """Runs a command. An error is printed as one line on stderr, and its exit status is that of its class."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(arguments)

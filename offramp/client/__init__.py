@@ -1,1 +1,1 @@
-"""Clients for a running service, and what they and the service say to each other."""
+"""Clients for a running service, and the protocol between them and the service."""

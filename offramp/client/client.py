@@ -1,7 +1,7 @@
 """Clients for a running Offramp server, asynchronous and blocking.
 
-Every call is written once, as a coroutine of `Calls` that waits for httpx and for sleep, and for nothing else. With
-httpx's blocking client these return at once what they return, so a coroutine never suspends and ends in a single step.
+Every call is written once, as a coroutine of `Calls`. It awaits only httpx and `sleep`. With httpx's blocking client
+and a blocking sleep, these return their results directly, so that the coroutine runs to its end without suspending.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import httpx
 from deployments.api.operations import OPERATION_BY_NAME, path_of
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from offramp.client.generation import Generation, Options, Piece, Prompt, Reading, generate_body, read_generation
-from offramp.client.inputs import Input, TensorBody, answers_are_large, files_as_json, tensor_body, travel_as_json
+from offramp.client.generation import Generation, Options, Piece, Prompt, StreamReader, generate_body, read_generation
+from offramp.client.inputs import Input, TensorBody, answers_are_large, are_texts, encode_files, tensor_body
 from offramp.client.protocol import (
     JSON_LENGTH_HEADER,
     REQUEST_ID_HEADER,
@@ -44,29 +44,28 @@ from offramp.client.protocol import (
 __all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-BROKEN = "the server's stream broke off"
 READY_POLL_S = 0.2
-"""Interval in seconds; much shorter than loading a model, and no load for the server."""
+"""Interval between readiness checks: short compared with loading a model."""
 POLL_S = 0.5
-"""Interval in seconds; shorter than the start or the end of a version."""
+"""Interval between checks of a version's state: short compared with its start."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Row: TypeAlias = dict[str, str]
 
 
-async def _result(given: Awaitable[T] | T) -> T:
-    """Returns what httpx returns, after waiting for it if it is the asynchronous client's."""
-    return await given if isinstance(given, Awaitable) else given
+async def _resolve(result: Awaitable[T] | T) -> T:
+    """Returns a result of httpx or of `sleep`, after awaiting it if the client is asynchronous."""
+    return await result if isinstance(result, Awaitable) else result
 
 
-class Pieces(Reading):
-    """The pieces of a text as they come, from either client; an iterator, and a context manager that closes it."""
+class PieceStream(StreamReader):
+    """An iterator over the pieces of a generated text, from either client, and a context manager that closes it."""
 
     def __init__(self, response: httpx.Response, request_id: str) -> None:
         super().__init__(request_id)
         self._response = response
-        self._now, self._awaited = self._read(), self._read_async()
+        self._pieces, self._async_pieces = self._read(), self._read_async()
 
     def __enter__(self) -> Self:
         return self
@@ -81,13 +80,13 @@ class Pieces(Reading):
         await self.aclose()
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._now
+        return self._pieces
 
     def __next__(self) -> Piece:
-        return next(self._now)
+        return next(self._pieces)
 
     def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._awaited
+        return self._async_pieces
 
     def close(self) -> None:
         """Closes the stream, which ends the sequence on the server."""
@@ -98,57 +97,56 @@ class Pieces(Reading):
         await self._response.aclose()
 
     def _read(self) -> Iterator[Piece]:
-        with self, self._until_the_end():
-            yield from filter(None, map(self.line, self._response.iter_lines()))
+        with self, self._check_end():
+            yield from filter(None, map(self.feed, self._response.iter_lines()))
 
     async def _read_async(self) -> AsyncIterator[Piece]:
         async with self:
-            with self._until_the_end():
+            with self._check_end():
                 async for line in self._response.aiter_lines():
-                    if (piece := self.line(line)) is not None:
+                    if (piece := self.feed(line)) is not None:
                         yield piece
 
     @contextmanager
-    def _until_the_end(self) -> Iterator[None]:
-        """Raises OfframpError if the stream is broken, or ends before the text does."""
+    def _check_end(self) -> Iterator[None]:
+        """Raises OfframpError if the stream breaks, or ends before the text does."""
         try:
             yield
         except httpx.RequestError as error:
-            raise OfframpError(f"{BROKEN}: {error or type(error).__name__}") from error
-        self.whole()
+            raise OfframpError(f"the server's stream broke off: {error or type(error).__name__}") from error
+        self.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The request of a call, which may be sent several times."""
+    """A request, which may be sent several times."""
 
     method: str
     path: str
     request_id: str
     body: dict[str, object] | TensorBody | None = None
-    tells_timeout: bool = True
+    sends_timeout: bool = True
     """Whether the body contains the timeout."""
     streams: bool = False
-    """Whether the caller reads an answer of status 200: the reply's payload is then the open response."""
+    """Whether the body of an answer with status 200 is streamed. The reply's payload is then the open response."""
 
     def arguments(self, timeout_s: float) -> dict[str, Any]:
         """Returns the arguments of `httpx.Client.build_request`."""
         body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
         arguments = {"method": self.method, "url": self.path, "headers": headers, "timeout": timeout_s}
         if isinstance(body, TensorBody):
-            content, more = body.content(timeout_s if self.tells_timeout else None)
+            content, more = body.content(timeout_s if self.sends_timeout else None)
             return arguments | {"content": content, "headers": headers | more}
-        if body is not None and self.tells_timeout:
+        if body is not None and self.sends_timeout:
             body = body | {"timeout_s": timeout_s}
         return arguments | {"json": body}
 
 
 class Calls:
-    """Every call of both clients.
+    """The calls of both clients.
 
-    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
-    attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
-    it. A prediction may be computed twice when an attempt is repeated.
+    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` limits a whole call,
+    retries included; a server that stalls during an attempt can exceed it. A retry may compute a prediction twice.
     """
 
     def __init__(
@@ -166,10 +164,10 @@ class Calls:
         self._max_attempts = max_attempts
         self._clock = clock or MonotonicClock()
         self._rng = rng or random.Random()
-        self._known: dict[str, Any] = {}
-        """The model's metadata, after it was requested."""
-        self._known_name: str | None = None
-        """The model's name, after it was requested."""
+        self._metadata: dict[str, Any] = {}
+        """The model's metadata, after the first request for it."""
+        self._model_name: str | None = None
+        """The model's name, after the first request for it."""
 
     async def predict(
         self,
@@ -182,9 +180,9 @@ class Calls:
     ) -> Prediction:
         """Returns the answer to one input: a text, a pair of texts, an image (bytes or path), or arrays.
 
-        `truncate` cuts a text beyond the model's length instead of refusing it. Answers of many numbers are arrays;
-        `in_words`, those to image files are what `POST /predict` says in JSON: a class map is a PNG file in base64,
-        with the classes that are there, and keypoints have their joints' names.
+        `truncate`: a text that is too long is truncated instead of refused. Answers with many numbers are arrays. With
+        `in_words`, answers to image files are those of `POST /predict` in JSON: a class map is a PNG file in base64
+        with its classes, and keypoints have the names of their joints.
         """
         body = await self._body([given], given, truncate=truncate, in_words=in_words)
         [prediction] = await self._predictions(body, 1, timeout_s, request_id)
@@ -199,9 +197,9 @@ class Calls:
         request_id: str | None = None,
         in_words: bool = False,
     ) -> list[Prediction]:
-        """Returns the answers to several inputs of one kind, in order, from one request that fails as a whole."""
+        """Returns the answers to several inputs of one kind, in order. One request sends all, and fails as a whole."""
         if isinstance(given, str | bytes | Path | Mapping):
-            raise InputError("predict_many takes a list of inputs; predict takes one")
+            raise InputError("predict_many takes a list of inputs; use predict for a single one")
         rows = list(given)
         if not rows:
             return []
@@ -209,61 +207,61 @@ class Calls:
         return await self._predictions(body, len(rows), timeout_s, request_id)
 
     async def live(self) -> bool:
-        """Returns whether the server runs and can be reached."""
-        return _is_ok(await self._ask("live", self._timeout_s))
+        """Returns whether the server is running and reachable."""
+        return _is_ok(await self._send_once("live", self._timeout_s))
 
     async def ready(self) -> bool:
-        """Returns whether the server is ready for predictions."""
-        return _is_ok(await self._ask("ready", self._timeout_s))
+        """Returns whether the server is ready to predict."""
+        return _is_ok(await self._send_once("ready", self._timeout_s))
 
     async def metadata(self, name: str | None = None) -> dict[str, Any]:
         """Returns the metadata of the model `name`, or of the served model."""
-        return dict(await self._order("model_metadata", model=name or await self._served_model()))
+        return dict(await self._call("model_metadata", model=name or await self._served_model()))
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Returns as soon as the server is ready; raises DeadlineError after `timeout_s`."""
-        if not await self._asked_until(_is_ok, "ready", self._clock.now_s() + timeout_s, READY_POLL_S):
+        """Waits until the server is ready; raises DeadlineError after `timeout_s`."""
+        if not await self._poll(_is_ok, "ready", self._clock.now_s() + timeout_s, READY_POLL_S):
             raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     async def generates(self) -> dict[str, Any]:
-        """Returns facts about a model that generates, such as `max_model_len`, and its `ramps` in `offramp`."""
-        return dict((await self._order("models"))["data"][0])
+        """Returns facts about a generating model, such as `max_model_len`, and its `ramps` below `offramp`."""
+        return dict((await self._call("models"))["data"][0])
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """Continues a text, or answers messages; see `Options` for the options."""
+        """Continues a text, or answers messages, with the options of `Options`."""
         request_id = options.get("request_id") or _new_id()
-        return read_generation(await self._generated(prompt, options, request_id, streams=False), request_id)
+        return read_generation(await self._send_generation(prompt, options, request_id, streams=False), request_id)
 
-    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Pieces:
-        """Streams the answer in pieces: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> PieceStream:
+        """Returns the answer as a stream: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
         request_id = options.get("request_id") or _new_id()
-        return Pieces(await self._generated(prompt, options, request_id, streams=True), request_id)
+        return PieceStream(await self._send_generation(prompt, options, request_id, streams=True), request_id)
 
     async def versions(self) -> list[Row]:
-        """Returns all models and versions on the server's cluster, with their states."""
-        return list(await self._order("index", {}))
+        """Returns all models and versions of the server's cluster, with their states."""
+        return list(await self._call("index", {}))
 
     async def canary(self) -> dict[str, Any]:
-        """Returns the figures of the default version and the canary."""
-        return await self._order_of_model("canary")
+        """Returns statistics of the default version and the canary."""
+        return await self._call_for_model("canary")
 
     async def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
-        """Lets a version answer a share of the requests that name none; both answer `compare_share` of them."""
+        """Routes a share of the requests to a version; the default answers `compare_share` of the requests too."""
         body: dict[str, object] = {"version": version, "share": share, "compare_share": compare_share}
-        return await self._order_of_model("set_canary", body)
+        return await self._call_for_model("set_canary", body)
 
     async def end_canary(self) -> dict[str, Any]:
-        """Lets the default version answer all requests that name none."""
-        return await self._order_of_model("end_canary")
+        """Routes all requests that name no version to the default version again."""
+        return await self._call_for_model("end_canary")
 
     async def promote(self, version: str) -> dict[str, Any]:
         """Makes a version the default."""
-        return await self._order_of_model("set_default", {"version": version})
+        return await self._call_for_model("set_default", {"version": version})
 
     async def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
-        """Starts a version, by settings as JSON or from the server's folder, and waits until it is ready."""
+        """Starts a version and waits until it is ready. Without `settings` (JSON), the server's folder has them."""
         parameters = {"version": version} if settings is None else {"version": version, "config": settings}
-        await self._order("load", {"parameters": parameters}, model=model)
+        await self._call("load", {"parameters": parameters}, model=model)
 
         def is_ready(row: Row | None) -> bool:
             if row is not None and row["state"] == "UNAVAILABLE":
@@ -271,78 +269,80 @@ class Calls:
             return row is not None and row["state"] == "READY"
 
         until_s = self._clock.now_s() + timeout_s
-        await self._wait(model, version, is_ready, timeout_s)
-        if not await self._asked_until(_is_served, "model_ready", until_s, POLL_S, model=model, version=version):
+        await self._await_version(model, version, is_ready, timeout_s)
+        if not await self._poll(_is_served, "model_ready", until_s, POLL_S, model=model, version=version):
             raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
 
     async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
-        """Ends a version, and waits until it is gone."""
-        await self._order("unload", {"parameters": {"version": version}}, model=model)
-        await self._wait(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
+        """Stops a version, and waits until it is gone."""
+        await self._call("unload", {"parameters": {"version": version}}, model=model)
+        await self._await_version(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
 
-    async def _wait(self, model: str, version: str, is_so: Callable[[Row | None], bool], timeout_s: float) -> None:
-        """Waits until the index shows the wanted state; raises DeadlineError."""
+    async def _await_version(
+        self, model: str, version: str, condition: Callable[[Row | None], bool], timeout_s: float
+    ) -> None:
+        """Waits until the version's row in the index fulfils the condition; raises DeadlineError."""
         until_s = self._clock.now_s() + timeout_s
         while True:
             rows = await self.versions()
             row = next((each for each in rows if (each["name"], each["version"]) == (model, version)), None)
-            if is_so(row):
+            if condition(row):
                 return
             if self._clock.now_s() + POLL_S >= until_s:
                 state = "not there" if row is None else row["state"]
                 raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
-            await _result(self._sleep(POLL_S))
+            await _resolve(self._sleep(POLL_S))
 
     async def _body(
         self, rows: Sequence[Input], as_json: object, *, truncate: bool, in_words: bool
     ) -> dict[str, object] | TensorBody:
-        """`as_json`: the same inputs in JSON, if they are texts."""
-        if travel_as_json(rows):
+        """Returns the body of a prediction request; `as_json`: the inputs as JSON data, if they are texts."""
+        if are_texts(rows):
             return predict_body(as_json, truncate=truncate)
-        if not self._known:
-            self._known.update(await self.metadata())
-        if in_words and answers_are_large(self._known) and (files := files_as_json(rows)) is not None:
+        if not self._metadata:
+            self._metadata.update(await self.metadata())
+        if in_words and answers_are_large(self._metadata) and (files := encode_files(rows)) is not None:
             return predict_body(files, truncate=truncate)
-        return tensor_body(rows, self._known, {"truncate": True} if truncate else {})
+        return tensor_body(rows, self._metadata, {"truncate": True} if truncate else {})
 
     async def _predictions(
         self, body: dict[str, object] | TensorBody, num_inputs: int, timeout_s: float | None, request_id: str | None
     ) -> list[Prediction]:
         path = body.path if isinstance(body, TensorBody) else path_of("predict")
         request = _Request(method="POST", path=path, request_id=request_id or _new_id(), body=body)
-        payload = await self._exchange(request, self._timeout_s if timeout_s is None else timeout_s)
+        payload = await self._send_with_retries(request, self._timeout_s if timeout_s is None else timeout_s)
         return read_predictions(payload, num_inputs=num_inputs, request_id=request.request_id)
 
-    async def _generated(self, prompt: Prompt, options: Options, request_id: str, *, streams: bool) -> Any:
-        if self._known_name is None:
-            self._known_name = await self._served_model()
+    async def _send_generation(self, prompt: Prompt, options: Options, request_id: str, *, streams: bool) -> Any:
+        if self._model_name is None:
+            self._model_name = await self._served_model()
         request = _Request(
             method="POST",
             path=path_of("completions" if isinstance(prompt, str) else "chat"),
             request_id=request_id,
-            body=generate_body(prompt, self._known_name, options, streams=streams),
+            body=generate_body(prompt, self._model_name, options, streams=streams),
             streams=streams,
-            # Of a stream the limit is on each wait for a part, which is the client's own affair.
-            tells_timeout=not streams or "timeout_s" in options,
+            # The default timeout of a stream limits each wait for a piece, which the server need not know.
+            sends_timeout=not streams or "timeout_s" in options,
         )
-        return await self._exchange(request, options.get("timeout_s", self._timeout_s))
+        return await self._send_with_retries(request, options.get("timeout_s", self._timeout_s))
 
     async def _served_model(self) -> str:
         """Returns the model's name from `GET /v2`: the first of its `models`, else the server's own name."""
-        match server := await self._order("server_metadata"):
+        match server := await self._call("server_metadata"):
             case {"models": [str(name), *_]} | {"models": [{"name": str(name)}, *_]} | {"name": str(name)}:
                 return name
         raise OfframpError(f"the server names no model: {server!r:.200}")
 
-    async def _order_of_model(self, operation: str, body: dict[str, object] | None = None) -> dict[str, Any]:
-        return dict(await self._order(operation, body, model=await self._served_model()))
+    async def _call_for_model(self, operation: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+        return dict(await self._call(operation, body, model=await self._served_model()))
 
-    async def _order(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
-        """Returns the server's answer to an operation that may be repeated; `named`: the parameters of its path."""
-        return await self._exchange(_request(operation, body, **named), self._timeout_s)
+    async def _call(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
+        """Returns the server's answer to an operation; `named` are the parameters of its path."""
+        return await self._send_with_retries(_request(operation, body, **named), self._timeout_s)
 
-    async def _exchange(self, request: _Request, timeout_s: float) -> Any:
-        """Sends a request, with retries under the same id; returns the answer's JSON, or raises its error."""
+    async def _send_with_retries(self, request: _Request, timeout_s: float) -> Any:
+        """Sends a request, with retries under the same id; returns the payload, or raises the answer's error."""
         until_s, left_s, attempt = self._clock.now_s() + timeout_s, timeout_s, 0
         while True:
             attempt += 1
@@ -354,44 +354,44 @@ class Calls:
             if wait_s is None:
                 break
             left_s -= wait_s
-            await _result(self._sleep(wait_s))
+            await _resolve(self._sleep(wait_s))
         if isinstance(outcome, Reply) and error_kind(outcome) is None:
             return outcome.payload
         error = error_of(outcome)
         error.add_note(f"request id {request.request_id}")
         raise error
 
-    async def _asked_until(
-        self, is_so: Callable[[Outcome], bool], operation: str, until_s: float, poll_s: float, **named: str
+    async def _poll(
+        self, condition: Callable[[Outcome], bool], operation: str, until_s: float, poll_s: float, **named: str
     ) -> bool:
-        """Repeats a request until the answer is as wanted; returns False after the time limit."""
+        """Repeats a request until the outcome fulfils the condition; returns False after the time limit."""
         left_s = until_s - self._clock.now_s()
         while left_s > 0:
-            if is_so(await self._ask(operation, left_s, **named)):
+            if condition(await self._send_once(operation, left_s, **named)):
                 return True
             left_s = until_s - self._clock.now_s() - poll_s
             if left_s > 0:
-                await _result(self._sleep(poll_s))
+                await _resolve(self._sleep(poll_s))
         return False
 
-    async def _ask(self, operation: str, timeout_s: float, **named: str) -> Outcome:
-        """Sends an operation once, and returns its outcome."""
+    async def _send_once(self, operation: str, timeout_s: float, **named: str) -> Outcome:
+        """Sends an operation once and returns the outcome."""
         return await self._attempt(_request(operation, None, **named), timeout_s)
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
         http = self._http
         try:
             built = http.build_request(**request.arguments(timeout_s))
-            response: httpx.Response = await _result(http.send(built, stream=request.streams))
+            response: httpx.Response = await _resolve(http.send(built, stream=request.streams))
             if request.streams and response.status_code != HTTPStatus.OK:
-                await _result(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
-        except UnicodeEncodeError as error:  # bytes of an argument or a pipe that were no UTF-8
+                await _resolve(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
+        except UnicodeEncodeError as error:  # a command-line argument that was not UTF-8
             raise InputError(f"the text is not Unicode: {error.reason}") from error
         except httpx.TimeoutException:
             return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:
-            words = error or type(error).__name__
-            return NoReply(kind="connection", message=f"no connection to {http.base_url}: {words}")
+            reason = error or type(error).__name__
+            return NoReply(kind="connection", message=f"no connection to {http.base_url}: {reason}")
         if request.streams and response.status_code == HTTPStatus.OK:
             return Reply(status=HTTPStatus.OK, payload=response)
         retry_after, json_length = map(response.headers.get, ("Retry-After", JSON_LENGTH_HEADER))
@@ -399,7 +399,7 @@ class Calls:
 
 
 class AsyncClient(Calls):
-    """The client for asyncio: the calls of `Client`, awaited."""
+    """The client for asyncio, with the methods of `Client` as coroutines."""
 
     def __init__(
         self,
@@ -429,14 +429,14 @@ class AsyncClient(Calls):
         await self._client.aclose()
 
 
-def _finished(call: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine that never suspends."""
+def _run_to_end(call: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that never suspends, and returns its result."""
     try:
         call.send(None)
-    except StopIteration as done:
-        result: T = done.value
+    except StopIteration as end:
+        result: T = end.value
         return result
-    raise AssertionError("a call of the blocking client has suspended")
+    raise AssertionError("a call of the blocking client suspended")
 
 
 def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Client, P], T]:
@@ -444,17 +444,16 @@ def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]) -> 
 
     @wraps(call)
     def blocking(client: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return _finished(call(client._calls, *arguments, **options))
+        return _run_to_end(call(client._calls, *arguments, **options))
 
     return blocking
 
 
 class Client:
-    """A blocking client; a context manager, safe to share between threads.
+    """A blocking client. It is a context manager, and threads may share it.
 
-    Its methods are those of `Calls`, which says what they raise and how long they wait. `api_key` is sent with every
-    request: over plain http every machine on the way can read it. `compressed`: have large answers compressed, which
-    costs both sides more than it saves on a fast network.
+    See `Calls` for errors and timeouts. `api_key` is sent with every request; over plain http, every machine on the way
+    can read it. `compressed` asks for compressed answers, which only pays on slow networks.
     """
 
     def __init__(
@@ -503,7 +502,7 @@ class Client:
 
 def _request(operation: str, body: dict[str, object] | None, **named: str) -> _Request:
     method, path = OPERATION_BY_NAME[operation].method, path_of(operation, **named)
-    return _Request(method=method, path=path, request_id=_new_id(), body=body, tells_timeout=False)
+    return _Request(method=method, path=path, request_id=_new_id(), body=body, sends_timeout=False)
 
 
 def _is_ok(outcome: Outcome) -> bool:
@@ -511,9 +510,9 @@ def _is_ok(outcome: Outcome) -> bool:
 
 
 def _is_served(outcome: Outcome) -> bool:
-    """Returns whether a version answers under its path; one with its own route prefix is not found there.
+    """Returns whether a version is reachable: Serve may report an application as running a little earlier.
 
-    Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
+    A version with another route prefix answers 404, which counts as reachable.
     """
     return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
 

@@ -1,4 +1,4 @@
-"""Requests to models that generate, and reading of their streams, without an HTTP library."""
+"""Requests to generating models, and a reader of their streams. It uses no HTTP library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offramp.client.protocol import Reply, error_of
 
 DATA, DONE = "data: ", "[DONE]"
 STREAM_STATUS = 500
-"""Status of an error in mid-stream."""
+"""Status of an error that the server reports within a stream."""
 
 Message: TypeAlias = Mapping[str, str]
 """A `role` and its `content`."""
@@ -22,24 +22,24 @@ Prompt: TypeAlias = str | Sequence[Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A piece of text of a stream."""
+    """A piece of a streamed text."""
 
     text: str
     exits: tuple[int, ...] = ()
-    """The blocks after which its tokens left, counted from 0; several if one token alone is no character."""
+    """The blocks after which its tokens left, counted from 0; several if it took several tokens to make a character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """An answer."""
+    """A generated answer."""
 
     text: str
     ended: str
-    """`stop`: by itself or at a stop string; `length`: at `max_tokens` or a time limit, see `cut_short`."""
+    """`stop`: at an end token or a stop string. `length`: at `max_tokens` or at a time limit (`cut_short`)."""
     exits: tuple[int, ...]
-    """For every token, the block after which it left."""
+    """The block after which each token left."""
     num_prompt: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     cut_short: str | None = None
     """The time limit that ended the answer, if any."""
     request_id: str = field(default="", compare=False)
@@ -49,15 +49,15 @@ class Options(TypedDict, total=False):
     """Options of generation."""
 
     max_tokens: int
-    """Most tokens of the answer; the server's default is 16 for a text and 256 for messages."""
+    """Maximum number of tokens of the answer; the server's default is 16 for a text and 256 for messages."""
     temperature: float
-    """Temperature of sampling; 0, the default here, always takes the likeliest token."""
+    """Sampling temperature; 0, the default here, always takes the most probable token."""
     top_p: float
-    """Sample from the likeliest tokens whose probabilities reach this sum."""
+    """Sample from the most probable tokens whose probabilities add up to this sum."""
     seed: int
-    """The same seed draws the same tokens."""
+    """Seed of sampling: the same seed draws the same tokens."""
     stop: Sequence[str]
-    """Texts that end the answer, and are not part of it."""
+    """Texts that end the answer and are not part of it."""
     timeout_s: float
     """Timeout of the whole answer in seconds; streams have none by default."""
     request_id: str
@@ -67,14 +67,14 @@ def generate_body(prompt: Prompt, model: str, options: Options, *, streams: bool
     """Returns the JSON of a request; raises InputError for an empty prompt."""
     if not prompt:
         raise InputError("the prompt is empty")
-    said = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(message) for message in prompt]}
-    drawn = {name: value for name, value in options.items() if name not in ("timeout_s", "request_id")}
+    content = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(message) for message in prompt]}
+    sampling = {name: value for name, value in options.items() if name not in ("timeout_s", "request_id")}
     streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-    return {"model": model, "temperature": 0.0, "exits": True, **said, **drawn, **streaming}
+    return {"model": model, "temperature": 0.0, "exits": True, **content, **sampling, **streaming}
 
 
 def read_generation(payload: Any, request_id: str) -> Generation:
-    """Returns a whole answer; raises OfframpError if the payload is none."""
+    """Returns the answer in a payload; raises OfframpError for any other payload."""
     try:
         [choice] = payload["choices"]
         return Generation(
@@ -86,11 +86,11 @@ def read_generation(payload: Any, request_id: str) -> Generation:
             request_id=request_id,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise OfframpError(f"the server's answer is no generated text: {payload!r:.200}") from error
+        raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
 
 
-class Reading:
-    """Reads a stream: takes lines, returns pieces, and the whole answer at the end."""
+class StreamReader:
+    """Parses the lines of a stream into pieces, and into the whole answer at the end."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -101,8 +101,8 @@ class Reading:
         self._num_prompt = 0
         self._is_done = False
 
-    def line(self, line: str) -> Piece | None:
-        """Takes a line of the stream; returns None if it has no text, and raises an error that the server reports."""
+    def feed(self, line: str) -> Piece | None:
+        """Parses a line and returns its piece of text, if any; raises an error that the server reports in it."""
         if not line.startswith(DATA):
             return None
         data = line.removeprefix(DATA)
@@ -112,7 +112,7 @@ class Reading:
         try:
             return self._event(json.loads(data))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise OfframpError(f"the server's stream has an event that is none: {data:.200}") from error
+            raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
 
     def _event(self, event: Any) -> Piece | None:
         if "error" in event:
@@ -131,8 +131,8 @@ class Reading:
                 return Piece(text=text, exits=exits)
         return None
 
-    def whole(self) -> Generation:
-        """Returns the whole answer; raises OfframpError if the stream broke off."""
+    def result(self) -> Generation:
+        """Returns the whole answer; raises OfframpError if the stream has not ended."""
         if not self._is_done or self._ended is None:
             raise self._noted(OfframpError("the server's stream broke off before its end"))
         return Generation(

@@ -1,4 +1,4 @@
-"""Inputs of clients: texts and pairs of texts are sent as JSON, images and arrays as tensors of bytes."""
+"""Encodes the inputs of clients: texts and pairs of texts as JSON, images and arrays as binary tensors."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from earlyexit.network.boundary import DATATYPES, cast_column
 
 Array: TypeAlias = npt.NDArray[Any]
 Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, Array]
-"""A text, a pair of texts, an image file or the path of one, an array, or several by the names of a model's inputs."""
+"""A text, a pair of texts, an image file or its path, an array, or arrays by the names of the model's inputs."""
 
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBody:
-    """The body of `POST /v2/models/{model}/infer`, with tensors as bytes behind the JSON."""
+    """The body of `POST /v2/models/{model}/infer`: JSON, followed by the tensors as bytes."""
 
     model: str
     inputs: tuple[Mapping[str, object], ...]
     tail: bytes
     parameters: Mapping[str, object] = field(default_factory=dict)
     outputs: tuple[Mapping[str, object], ...] | None = None
-    """The wanted outputs with their parameters; None for all outputs in JSON."""
+    """The requested outputs with their parameters; None for all outputs as JSON."""
 
     @property
     def path(self) -> str:
         return path_of("infer", model=self.model)
 
     def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:
-        """Returns bytes and headers, with the timeout, which Triton counts in microseconds."""
+        """Returns the bytes and the headers, with the timeout in microseconds, as in Triton."""
         timeout = {} if timeout_s is None else {"timeout": max(1, int(timeout_s * 1e6))}
         outputs = {} if self.outputs is None else {"outputs": self.outputs}
         head = json.dumps({"inputs": self.inputs, "parameters": {**self.parameters, **timeout}, **outputs}).encode()
@@ -51,8 +51,8 @@ class TensorBody:
         return head + self.tail, headers
 
 
-def travel_as_json(rows: Sequence[Input]) -> bool:
-    """Returns whether the inputs are texts, or pairs of texts."""
+def are_texts(rows: Sequence[Input]) -> bool:
+    """Returns whether the inputs are texts or pairs of texts."""
     return all(
         isinstance(row, str) or (isinstance(row, tuple | list) and all(isinstance(each, str) for each in row))
         for row in rows
@@ -60,7 +60,7 @@ def travel_as_json(rows: Sequence[Input]) -> bool:
 
 
 def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: Mapping[str, object]) -> TensorBody:
-    """Returns the body for images or arrays, by the model's metadata; raises InputError for rows of several kinds."""
+    """Returns the request body for images or arrays; raises InputError for inputs of several kinds."""
     columns = _columns(rows, metadata["inputs"])
     inputs, tails = [], []
     for name, (datatype, column) in columns.items():
@@ -68,35 +68,35 @@ def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: 
         sized = {"binary_data_size": len(tail)}
         inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
         tails.append(tail)
-    described = metadata.get("outputs", ())  # of which those of many numbers come as bytes
-    wanted = tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in described)
+    outputs = metadata.get("outputs", ())
+    requested = tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in outputs)
     return TensorBody(
         model=metadata["name"],
         inputs=tuple(inputs),
         tail=b"".join(tails),
         parameters=parameters,
-        outputs=wanted if answers_are_large(metadata) else None,
+        outputs=requested if answers_are_large(metadata) else None,
     )
 
 
-def files_as_json(rows: Sequence[Input]) -> list[str] | None:
-    """Returns image files as `POST /predict` takes them; None for other inputs."""
+def encode_files(rows: Sequence[Input]) -> list[str] | None:
+    """Returns image files in base64, as `POST /predict` expects them; None for other inputs."""
     if not all(isinstance(row, bytes | Path) for row in rows):
         return None
     return [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
 
 
 def answers_are_large(metadata: Mapping[str, Any]) -> bool:
-    """Returns whether a model's outputs have many numbers per input, as class maps and keypoints do."""
+    """Returns whether a model has outputs with many numbers per input, such as class maps and keypoints."""
     return any(map(_is_large, metadata.get("outputs", ())))
 
 
-def _is_large(described: Mapping[str, Any]) -> bool:
-    return len(described.get("shape", ())) > 1
+def _is_large(output: Mapping[str, Any]) -> bool:
+    return len(output.get("shape", ())) > 1
 
 
 def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
-    """Returns the rows of a data set's columns: texts, files, arrays, pairs of texts, or arrays by name."""
+    """Returns the rows of a data set as inputs."""
     rows = list(zip(*columns.values(), strict=True))
     if len(columns) == 1:
         return [row[0] for row in rows]
@@ -106,18 +106,18 @@ def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
 
 
 def read_tensors(payload: Any) -> list[dict[str, Any]]:
-    """Returns answers of v2 as one object per input, with many numbers as arrays.
+    """Returns the answers in a v2 payload, one dict per input, with large values as arrays.
 
-    Raises what a payload of another form brings about.
+    An invalid payload raises KeyError, TypeError or ValueError.
     """
     columns = {each["name"]: _column(each) for each in payload["outputs"]}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def with_tail(head: Any, tail: memoryview) -> Any:
-    """Puts tensors of a v2 answer that follow as bytes into its JSON, and returns it.
+def attach_tensors(head: Any, tail: memoryview) -> Any:
+    """Adds the binary tensors of a v2 answer to its JSON `head`, and returns it.
 
-    Raises what an answer of another form brings about.
+    An invalid answer raises InputError, KeyError, TypeError or ValueError.
     """
     at = 0
     for output in head["outputs"]:
@@ -137,31 +137,31 @@ def _column(output: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _columns(rows: Sequence[Input], inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, Array]]:
-    wanted = {each["name"]: each["datatype"] for each in inputs}
+    datatypes = {each["name"]: each["datatype"] for each in inputs}
     if all(isinstance(row, bytes | Path) for row in rows):
         files = np.empty(len(rows), dtype=object)
         files[:] = [_file(row) for row in rows]
-        return {_only(wanted): ("BYTES", files)}
+        return {_only(datatypes): ("BYTES", files)}
     if all(isinstance(row, Mapping) for row in rows):
-        return {name: _stacked([row[name] for row in rows], kind) for name, kind in wanted.items()}  # type: ignore[index] # mappings, all of them
+        return {name: _stacked([row[name] for row in rows], kind) for name, kind in datatypes.items()}  # type: ignore[index] # mappings, all of them
     if all(isinstance(row, np.ndarray | np.generic) for row in rows):
-        name = _only(wanted)
-        return {name: _stacked(rows, wanted[name])}
-    raise InputError("the inputs of a request are of one kind: texts, pairs of texts, image files, arrays")
+        name = _only(datatypes)
+        return {name: _stacked(rows, datatypes[name])}
+    raise InputError("the inputs of a request must be of one kind: texts, pairs of texts, image files or arrays")
 
 
-def _only(wanted: Mapping[str, str]) -> str:
-    if len(wanted) > 1:
-        raise InputError(f"the model takes {', '.join(wanted)}: give a mapping of arrays by these names")
-    [name] = wanted
+def _only(datatypes: Mapping[str, str]) -> str:
+    if len(datatypes) > 1:
+        raise InputError(f"the model takes {', '.join(datatypes)}: give a mapping from these names to arrays")
+    [name] = datatypes
     return name
 
 
 def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
-    """Returns rows as one array of the model's datatype; arrays keep theirs if that is BYTES."""
+    """Returns rows as one array, converted to the model's datatype unless that is BYTES."""
     shapes = {np.shape(row) for row in rows}
     if len(shapes) > 1:
-        raise InputError(f"the arrays of a request are of one shape, not {sorted(shapes)}")
+        raise InputError(f"the arrays of a request must have the same shape, not {sorted(shapes)}")
     column = np.stack([np.asarray(row) for row in rows])
     if datatype == "BYTES":
         column = column.astype(np.float32) if column.dtype == np.float64 else column

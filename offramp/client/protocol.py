@@ -1,4 +1,4 @@
-"""The protocol between clients and server, without an HTTP library: bodies, answers, errors and retries."""
+"""The protocol between clients and server: bodies, answers, errors and retries. It uses no HTTP library."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from earlyexit.errors import (
     UnknownModelError,
     UnprocessableInputError,
 )
-from offramp.client.inputs import read_tensors, with_tail
+from offramp.client.inputs import attach_tensors, read_tensors
 
 REQUEST_ID_HEADER = "X-Request-ID"
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 
 RETRIED_STATUSES = frozenset({502, 503})
-"""Statuses for which a retry may help; not 504, since the deadline has passed for a retry, too."""
+"""Statuses for which a retry may help. After a 504 the deadline has passed."""
 FIRST_BACKOFF_S = 0.1
-"""About the time in which a batch is served and the queue has room again."""
+"""About the time after which a full queue has room again."""
 LONGEST_BACKOFF_S = 2.0
-"""About the time in which a killed replica is replaced; waiting longer gains nothing."""
+"""About the time after which a failed replica is replaced."""
 
 _ERRORS: tuple[type[OfframpError], ...] = (
     *(UnauthorizedError, UnknownModelError, PayloadTooLargeError, UnprocessableInputError, PlanError, DataError),
     *(ModelFolderError, DeadlineError, ExecutionError),
 )
-"""Errors that answers name; of those with one status, the first is what a status alone means."""
+"""Errors that answers name. An answer that names none gets the first error with its status."""
 ERRORS_BY_KIND = {each("").kind: each for each in _ERRORS}
 _ERRORS_BY_STATUS = {each.http_status: each for each in reversed(_ERRORS) if each is not ExecutionError}
 OPENAI_CODES = {"invalid_api_key": "unauthorized", "model_not_found": "unknown_model"}
-"""OpenAI's names of our kinds of errors; other names are the same."""
+"""Our kinds of errors by OpenAI's code, if it has another name."""
 
 
 class Prediction(SimpleNamespace):
-    """The answer to one input, with the values of the model's task as attributes: `label` and `score`, or `value`.
+    """The answer to one input, with the values of the model's task as attributes, such as `label` and `score`.
 
-    Of tasks that answer many numbers they are arrays: `class_map`, uint8 (height, width); `keypoints`, float32 (J, 3).
+    Large values are arrays: `class_map`, uint8 (height, width), and `keypoints`, float32 (J, 3).
     """
 
     exit: int
@@ -62,10 +62,10 @@ class Prediction(SimpleNamespace):
     request_id: str
     label: str
     score: float
-    """The confidence of the exit; for a label its probability."""
+    """The confidence of the exit; for labels, the label's probability."""
 
     @property
-    def said(self) -> dict[str, Any]:
+    def task_values(self) -> dict[str, Any]:
         """The values of the model's task."""
         return {name: value for name, value in vars(self).items() if name not in ("exit", "request_id")}
 
@@ -77,13 +77,13 @@ class Prediction(SimpleNamespace):
             return False
         return all(np.array_equal(value, vars(other)[name]) for name, value in vars(self).items())
 
-    def __hash__(self) -> int:  # type: ignore[override] # a namespace has none
+    def __hash__(self) -> int:  # type: ignore[override] # SimpleNamespace is not hashable
         return hash((self.exit, self.request_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A server's answer, or error."""
+    """A response of the server."""
 
     status: int
     payload: Any
@@ -103,7 +103,7 @@ Outcome: TypeAlias = Reply | NoReply
 
 
 def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] | None = None) -> dict[str, object]:
-    """Returns the JSON of `POST /predict` without `timeout_s`, which depends on the time of sending."""
+    """Returns the JSON body of `POST /predict`, without `timeout_s`, which is set when it is sent."""
     body: dict[str, object] = {"inputs": inputs}
     if truncate:
         body["truncate"] = True
@@ -113,19 +113,16 @@ def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] |
 
 
 def read_reply(status: int, content: bytes, retry_after: str | None, json_length: str | None = None) -> Reply:
-    """Returns a reply from its raw parts; a `Retry-After` that is a date is ignored.
+    """Parses a response. A `Retry-After` that is a date is ignored.
 
-    `json_length`: of v2's JSON, where bytes of tensors follow it.
+    `json_length`: the length of the JSON in a v2 answer with binary tensors.
     """
     payload = _decode(content) if json_length is None else _decode_tensors(content, json_length)
     return Reply(status=status, payload=payload, retry_after_s=_seconds(retry_after))
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
-    """Returns the predictions in an answer of `/predict` or of v2.
-
-    Raises OfframpError where it is not `num_inputs` predictions.
-    """
+    """Returns the predictions in an answer of `/predict` or v2; raises OfframpError unless there are `num_inputs`."""
     try:
         rows = read_tensors(payload) if "model_name" in payload else payload.get("outputs", [payload])
         answered_id = str(payload.get("request_id", request_id))
@@ -133,26 +130,25 @@ def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise OfframpError(f"the server's answer is not a prediction: {payload!r:.200}") from error
     if len(predictions) != num_inputs:
-        raise OfframpError(f"the server answered {len(predictions)} inputs of {num_inputs}")
+        raise OfframpError(f"the server answered {len(predictions)} of {num_inputs} inputs")
     return predictions
 
 
 def retry_wait_s(outcome: Outcome, *, attempt: int, max_attempts: int, left_s: float, jitter: float) -> float | None:
     """Returns the seconds to wait before a retry; None to give up.
 
-    It is what the server asked for, plus a random share (`jitter`, 0 to 1) of a backoff that doubles with every
-    attempt (the first is attempt 1): clients that failed together come back apart. A wait that would use up
-    `left_s` is not begun, since no answer could come in time.
+    The wait is `Retry-After` plus a random share (`jitter`, 0 to 1) of a backoff that doubles with each attempt
+    (`attempt`, from 1), so that clients do not retry at the same time. Gives up if the wait would exceed `left_s`.
     """
     if attempt >= max_attempts or not _is_transient(outcome):
         return None
-    asked_s = (outcome.retry_after_s or 0.0) if isinstance(outcome, Reply) else 0.0
-    wait_s = asked_s + jitter * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
+    retry_after_s = (outcome.retry_after_s or 0.0) if isinstance(outcome, Reply) else 0.0
+    wait_s = retry_after_s + jitter * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
     return wait_s if wait_s < left_s else None
 
 
 def error_kind(outcome: Outcome) -> str | None:
-    """Returns the kind of an outcome without an answer; None for an answer."""
+    """Returns the kind of an outcome's error; None for an answer."""
     if isinstance(outcome, NoReply):
         return outcome.kind
     if 200 <= outcome.status < 300:
@@ -161,7 +157,7 @@ def error_kind(outcome: Outcome) -> str | None:
 
 
 def error_of(outcome: Outcome) -> OfframpError:
-    """Returns the error of the tree for an outcome without an answer."""
+    """Returns the exception for an outcome without an answer."""
     if isinstance(outcome, NoReply):
         return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
     kind, message = _kind_and_message(outcome)
@@ -177,17 +173,17 @@ def error_of(outcome: Outcome) -> OfframpError:
 def _is_transient(outcome: Outcome) -> bool:
     if isinstance(outcome, NoReply):
         return outcome.kind == "connection"
-    # HAProxy, as Serve sets it up, says 500 in plain text where it has no ingress; ours answers in JSON, always.
-    from_the_proxy = outcome.status == 500 and not isinstance(outcome.payload, dict)
-    is_told_when = outcome.status == RateLimitError.http_status and outcome.retry_after_s is not None
-    return outcome.status in RETRIED_STATUSES or from_the_proxy or is_told_when
+    # Serve's HAProxy answers 500 in plain text if it has no ingress. Offramp always answers in JSON.
+    by_proxy = outcome.status == 500 and not isinstance(outcome.payload, dict)
+    is_rate_limited = outcome.status == RateLimitError.http_status and outcome.retry_after_s is not None
+    return outcome.status in RETRIED_STATUSES or by_proxy or is_rate_limited
 
 
 def _kind_and_message(reply: Reply) -> tuple[str, str]:
     match reply.payload:
         case {"error": {"kind": str(kind), "message": str(message)}}:
             return kind, message
-        case {"error": {"code": code, "message": str(message)}}:  # below /v1, in OpenAI's words
+        case {"error": {"code": code, "message": str(message)}}:  # below /v1, in OpenAI's format
             return OPENAI_CODES.get(str(code), str(code)), message
         case {"error": str(message)}:  # below /v2
             return "", message
@@ -195,10 +191,10 @@ def _kind_and_message(reply: Reply) -> tuple[str, str]:
 
 
 def _prediction(row: Any, request_id: str) -> Prediction:
-    found = Prediction(**row | {"exit": int(row["exit"]), "request_id": request_id})
-    if not found.said:
+    prediction = Prediction(**row | {"exit": int(row["exit"]), "request_id": request_id})
+    if not prediction.task_values:
         raise KeyError("an answer")
-    return found
+    return prediction
 
 
 def _decode(content: bytes) -> Any:
@@ -211,7 +207,7 @@ def _decode(content: bytes) -> Any:
 def _decode_tensors(content: bytes, json_length: str) -> Any:
     try:
         length = int(json_length)
-        return with_tail(json.loads(content[:length]), memoryview(content)[length:])
+        return attach_tensors(json.loads(content[:length]), memoryview(content)[length:])
     except (InputError, KeyError, TypeError, ValueError):
         return content.decode(errors="replace")
 
@@ -223,14 +219,12 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
 
 
-# The key that a client sends: from a variable or a file, never from the command line, where `ps` shows it.
-
-
 KEY_VARIABLE = "OFFRAMP_API_KEY"
+"""Keys are read from this variable or a file, not from the command line, which other users can see."""
 
 
 def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the file's key, else the variable's, else None; raises InputError for an unusable file."""
+    """Returns the key in the file, else that in the environment, else None; raises InputError for an unusable file."""
     if file is None:
         return environment.get(KEY_VARIABLE) or None
     from deployments.keys import read_secret
@@ -239,9 +233,9 @@ def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ)
 
 
 def key_header(api_key: str | None) -> dict[str, str]:
-    """Returns the header with a key; raises InputError, without the key, if no header can carry it."""
+    """Returns the header with a key; raises InputError if a header cannot hold it."""
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
-        raise InputError("the API key is empty or holds what no HTTP header can")
+        raise InputError("the API key is empty or has characters that an HTTP header cannot hold")
     return {"Authorization": f"Bearer {api_key}"}

@@ -1,1 +1,1 @@
-"""What each command of the command line does, as functions from a job to a result."""
+"""The commands of the command line: each takes its options as a pydantic model and prints a result."""

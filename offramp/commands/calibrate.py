@@ -1,7 +1,4 @@
-"""Calibrates models: runs a single model, a chain or a decoder on rows, and finds thresholds with a guarantee.
-
-In each case exit records are made of the rows, from which `Recorded.card` finds and tests thresholds.
-"""
+"""Calibrates single models, chains and decoders: makes exit records of rows, and finds thresholds with a guarantee."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from earlyexit.tasks import find_task
 from earlyexit.tasks.base import IntArray, ValueArray
 from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import Progress, no_progress
-from offramp.commands.calibrated import (
+from offramp.commands.calibration_files import (
     fitted_exits,
     forget_calibration,
     keeps_answers,
@@ -40,22 +37,22 @@ from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.recording import (
     Ensemble,
     Outputs,
+    choose_score,
+    compute_outputs,
+    ensemble_records,
     find_ensemble,
     join_records,
-    outputs_of,
-    records_of_ensemble,
     run_pruned,
-    score_of,
 )
 from offramp.commands.thresholds import (
-    Recorded,
+    CalibrationData,
+    calibration_facts,
     card_of_sequences,
     check_ramps,
     check_rows,
-    facts_of,
+    design_and_test_rows,
     likely_thresholds,
-    parts_of,
-    promised_of,
+    promised_records,
 )
 from offramp.commands.train import prompts_of
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
@@ -65,9 +62,9 @@ from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
 
 OWN = ""
-"""Name of the chain's own calibration, which has no folder of its own."""
-ANSWER = 64
-"""Default number of tokens of an answer, if the ramps were not trained on answers either."""
+"""Name of the chain's own calibration, which is in the model folder itself."""
+ANSWER_TOKENS = 64
+"""Maximum number of tokens of an answer, if neither the job nor the training of the ramps sets it."""
 
 
 def calibrate(
@@ -78,24 +75,24 @@ def calibrate(
     outputs: Iterable[Outputs] | None = None,
     progress: Progress = no_progress,
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Find thresholds, and write them, with the exit records, into the model's folder.
+    """Finds thresholds, and writes them with the exit records into the model folder.
 
-    `outputs` are known outputs of these rows, of a single model without temperatures; None: the model runs. Rows of a
-    model that keeps its answers need no labels, since its answers stand for them. Raises DataError if the inputs are
-    too few for the guarantee, and for options that are not of such a model.
+    `outputs`: the outputs of these rows if they are known, of a single model without temperatures; None: the model
+    runs. Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that
+    the model does not support.
     """
     check_rows(data, job)
     card = read_card(folder)
     if card.task["name"] == TokenTask.name:
         return _calibrate_decoder(folder, data, job, progress)
-    job = _checked(job, folder, card)
+    job = _check_job(job, folder, card)
     check_rows(data, job)
-    task, parts, facts = find_task(card.task), parts_of(data, job), facts_of(job)
-    policy, is_one = score_of(task, job.policy), card.chain.is_one
+    task, parts, facts = find_task(card.task), design_and_test_rows(data, job), calibration_facts(job)
+    policy, is_one = choose_score(task, job.policy), card.chain.is_one
     labels = None if _lack_labels(card, data, job) else data.targets(task, find_codec(card.codec, folder))
     tokens_N = None
     if outputs is None:
-        outputs, tokens_N = outputs_of(folder, card, data, job.dtype, progress, fitted=not is_one)
+        outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
     outputs = outputs if task.large else list(outputs)
     if labels is None:
         [(_, raw)] = outputs
@@ -108,7 +105,7 @@ def calibrate(
     choice = (parts[0], job.budget)
     records = replace(join_records(outputs, policy, task, labels, choice=choice, provenance=facts), tokens_N=tokens_N)
     costs = measured_costs(job.latency, records)
-    rows = Recorded(
+    rows = CalibrationData(
         job=job,
         views=[records],
         parts=parts,
@@ -120,28 +117,28 @@ def calibrate(
     )
     if model is None:
         return _calibrate_chain(rows, folder, card, data, next(iter(outputs)), progress)
-    found = rows.card()
+    calibration = rows.card()
     forget_calibration(folder)
     save_model(model, folder)
-    found = found.model_copy(update={"provenance": found.provenance | {MEMBERS: members_of(folder, card)}})
-    save_calibration(found, records, folder)
-    return found, records
+    members = {MEMBERS: members_of(folder, card)}
+    calibration = calibration.model_copy(update={"provenance": calibration.provenance | members})
+    save_calibration(calibration, records, folder)
+    return calibration, records
 
 
 def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
-    """Returns whether the model's answers are used as labels; raises DataError if real labels are needed."""
+    """Returns whether the model's answers replace labels; raises DataError if labels are needed."""
     if not keeps_answers(card.provenance) or data.are_labelled:
         return False
     if job.metric == "harm":
-        where = job.source or "the data"
-        raise DataError(f"{where}: rows without labels; harm is measured by labels, agreement is not")
+        raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
     return True
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
-    """Scales outputs of temperature 1 by temperatures that are fitted on the design rows; large outputs keep 1.
+    """Fits temperatures on the design rows, and returns the outputs scaled by them.
 
-    The last exit of a model that keeps its answers keeps temperature 1, so that its scores do not change.
+    The temperature remains 1 for large outputs, and for the last exit of a model that keeps its answers.
     """
     model.temperatures_E.fill_(1.0)
     if model.task.large:
@@ -155,17 +152,16 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
 
 
 def _calibrate_chain(
-    whole: Recorded, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
+    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Finds thresholds of a chain's ends and ramps together; the models do not change.
+    """Finds thresholds for the ends and ramps of a chain; its models do not change.
 
-    If the job names no ramps, the ends and the few ramps that are worth it get thresholds (`few_ramps`). A second
-    calibration of the same outputs has a few ramps of the last network only. Plans choose one of the calibrations, so
-    all of them together keep the confidence. If words are to be pruned, a further calibration of the pruned chain is
-    made, and returned.
+    If the job names no ramps, the ends and a few useful ramps get thresholds (`few_ramps`), and in a second calibration
+    a few ramps of the last network. With word pruning, a further calibration of the pruned chain is made, and returned.
+    Plans choose one of the calibrations, so the confidence holds for all of them together.
     """
-    job, network, [records] = whole.job, card.chain, whole.views
-    mixed, ensemble = (whole, None) if not job.ensemble else _mixed_where_it_pays(whole, outputs[1], network)
+    job, network, [records] = recorded.job, card.chain, recorded.views
+    mixed, ensemble = _find_useful_ensemble(recorded, outputs[1], network) if job.ensemble else (recorded, None)
     cards = {OWN: mixed.card(mixed.few(network.end_ramps) if job.ramps is None else job.ramps)}
     if _has_reference(job, network):
         last = network.starts[-1]
@@ -180,21 +176,22 @@ def _calibrate_chain(
         save_calibration(each, None if name else mixed.views[0], folder / name)
     if job.prune is None:
         return cards[OWN], mixed.views[0]
-    return _calibrate_pruned(whole, folder, card, data, outputs, progress)
+    return _calibrate_pruned(recorded, folder, card, data, outputs, progress)
 
 
-def _checked(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
-    """Returns the job with ramps as blocks and the number of calibrations; raises DataError for unfit options.
+def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
+    """Returns the job with its ramps as blocks and its number of calibrations.
 
-    A chain uses the temperatures of each model's own calibration, so models without one are refused.
+    Raises DataError for options that the model does not support, and ModelFolderError for a chain with a model that is
+    not calibrated, because chains use the models' temperatures.
     """
     if job.decay is not None:
-        raise DataError(f"thresholds fall along answers of tokens, and {card.name} answers none: leave decay out")
+        raise DataError(f"--decay is only for models that generate tokens, and {card.name} is not one")
     if card.chain.is_one:
         if job.prune is not None:
-            raise DataError(f"words are pruned where inputs go on to another network, and {card.name} is a single one")
+            raise DataError(f"words are pruned before the next network of a chain, and {card.name} is a single one")
         if job.ensemble:
-            raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
+            raise DataError(f"{folder} is a single network: ensembles are for chains")
         check_ramps(job, card.ramps)
         return job
     for member in card.members(folder):
@@ -209,62 +206,65 @@ def _checked(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
 
 
 def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
-    """Returns whether the last network alone gets a calibration too; it is counted before anything runs."""
+    """Returns whether there will be a second calibration, for the last network alone."""
     return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
 
 
-def _mixed_where_it_pays(whole: Recorded, outputs: Mapping[int, Tensor], chain: Chain) -> tuple[Recorded, Ensemble]:
-    """Returns an ensemble, and the rows as each choice of networks answers them, or unmixed if the ensemble is off.
+def _find_useful_ensemble(
+    recorded: CalibrationData, outputs: Mapping[int, Tensor], chain: Chain
+) -> tuple[CalibrationData, Ensemble]:
+    """Returns the data with mixed answers for each set of networks (all first), and the ensemble.
 
-    All networks are the first choice. Weights and gain are found on the design rows, so that the test rows chose
-    nothing. An input is passed on at an end if no exit up to it is sure by likely thresholds. Raises DataError for
-    scores that are shares.
+    The data is returned unchanged if the ensemble is not useful. Weights and gain are found on the design rows alone.
+    An input counts as passed on at an end if no exit up to there passes the likely thresholds. Raises DataError for the
+    policy `share`.
     """
-    [alone], design = whole.views, whole.parts[0]
-    assert whole.task is not None
-    assert whole.labels is not None
-    promised = promised_of(alone, whole.job)
-    likely = likely_thresholds(promised.subset(design), whole.job.guarantee.budget, whole.costs)
+    [alone], design = recorded.views, recorded.parts[0]
+    assert recorded.task is not None
+    assert recorded.labels is not None
+    promised = promised_records(alone, recorded.job)
+    likely = likely_thresholds(promised.subset(design), recorded.job.guarantee.budget, recorded.costs)
     if alone.score == "share":
-        raise DataError("an ensemble's exits leave by entropy or confidence, not by share")
+        raise DataError("ensembles need the policy entropy or confidence, not share")
     sure_NR = alone.sure_NR(likely)
     until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
     goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
-    found = find_ensemble(outputs, chain, whole.labels, goes_on_NE, design)
-    if not found.is_on:
-        return whole, found
-    choices = sorted(subsets(chain), key=len, reverse=True)
+    ensemble = find_ensemble(outputs, chain, recorded.labels, goes_on_NE, design)
+    if not ensemble.is_on:
+        return recorded, ensemble
+    sets = sorted(subsets(chain), key=len, reverse=True)
     views = [
-        records_of_ensemble(outputs, alone, chain, whole.task, whole.labels, found.weights, used) for used in choices
+        ensemble_records(outputs, alone, chain, recorded.task, recorded.labels, ensemble.weights, used) for used in sets
     ]
-    return replace(whole, views=views), found
+    return replace(recorded, views=views), ensemble
 
 
 def _calibrate_pruned(
-    whole: Recorded, folder: Path, chain: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
+    recorded: CalibrationData, folder: Path, chain: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Finds thresholds for pruned texts in later networks, which hold for whole texts (with outputs `run`) too.
+    """Finds thresholds that hold with pruned and with whole texts in later networks.
 
-    Plans may leave out the networks whose words would be pruned.
+    They must hold for both, because plans may leave out networks before which words are pruned. `run`: the outputs on
+    whole texts.
     """
-    job, task, labels, [unpruned], (rows, outputs) = whole.job, whole.task, whole.labels, whole.views, run
+    job, task, labels, [unpruned], (rows, outputs) = recorded.job, recorded.task, recorded.labels, recorded.views, run
     assert job.prune is not None
     assert task is not None
     assert labels is not None
-    pruned, found = run_pruned(
-        folder, chain, data, outputs, share=job.prune, parts=whole.parts, dtype=job.dtype, progress=progress
+    pruned, pruning = run_pruned(
+        folder, chain, data, outputs, share=job.prune, parts=recorded.parts, dtype=job.dtype, progress=progress
     )
-    facts, last = whole.facts | found, max(outputs)
-    made = [(rows, pruned | {last: outputs[last]})]  # the reference's answers are those to whole texts
+    facts, last = recorded.facts | pruning, max(outputs)
+    made = [(rows, pruned | {last: outputs[last]})]  # answers are compared with the reference's on whole texts
     at_end, full = (task.answer(each[last]).numpy() for each in (pruned, outputs))
     records = replace(
-        join_records(made, unpruned.score, task, labels, choice=(whole.parts[0], job.budget), provenance=facts),
+        join_records(made, unpruned.score, task, labels, choice=(recorded.parts[0], job.budget), provenance=facts),
         tokens_N=unpruned.tokens_N,
         end_losses_N=task.loss(at_end, full),
         end_true_losses_N=task.loss(at_end, labels),
     )
-    both = replace(whole, views=[records, unpruned], facts=facts)
-    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else job.ramps, prune=found[PRUNE])
+    both = replace(recorded, views=[records, unpruned], facts=facts)
+    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else job.ramps, prune=pruning[PRUNE])
     save_calibration(card, records, folder / PRUNED)
     return card, records
 
@@ -272,25 +272,26 @@ def _calibrate_pruned(
 def _calibrate_decoder(
     folder: Path, data: LabelledRows, job: CalibrateJob, progress: Progress
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Records the full model's answers to prompts, with the scores of every ramp, and finds thresholds.
+    """Records the full model's answers to prompts with the scores of every ramp, and finds thresholds.
 
-    Prompts are texts, or user messages of a chat, as in the training of the ramps.
+    As in the training of the ramps, prompts are texts or user messages of a chat.
     """
     if job.metric == "harm" or job.ensemble or job.prune is not None:
-        raise DataError("what is promised of a decoder is how far its answers are from the full model's")
+        raise DataError("--metric harm, --ensemble and --prune are not for decoders")
     model = load_model(folder)
     check_ramps(job, model.ramp_indices)
     codec = find_codec(model.info.codec, folder)
     assert isinstance(codec, PromptCodec)
     assert isinstance(model.task, TokenTask)
     learned = model.info.provenance
-    chat, answers = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER
-    facts = facts_of(job) | {"answers": answers, "chat": chat} | ({} if job.decay is None else {DECAY: job.decay})
+    chat, answers = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER_TOKENS
+    decay = {} if job.decay is None else {DECAY: job.decay}
+    facts = calibration_facts(job) | {"answers": answers, "chat": chat} | decay
     prompts = prompts_of(codec, data, model.task, chat=chat)
     score = job.policy or "foreseen"
     policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None, decay=job.decay).settings)
-    asked = GenerationOptions(max_tokens=answers, ends=frozenset(model.task.ends), policy=policy, look=True)
-    records = _records_of_generations(generate(model, prompts, asked, progress), score, model, facts)
+    options = GenerationOptions(max_tokens=answers, ends=frozenset(model.task.ends), policy=policy, look=True)
+    records = _records_of_generations(generate(model, prompts, options, progress), score, model, facts)
     card = card_of_sequences(records, job, facts)
     forget_calibration(folder)
     save_calibration(card, records, folder)
@@ -300,7 +301,7 @@ def _calibrate_decoder(
 def _records_of_generations(
     generations: Sequence[Generated], score: Score, model: EarlyExitModel, facts: dict[str, Any]
 ) -> ExitRecords:
-    """Returns a row for each token that the full model generates greedily, with what every ramp would have said."""
+    """Returns a record for each token that the full model generates greedily, with the answers of every ramp."""
     looks = [look for each in generations for look in each.looks]
     ramps = tuple(block for block in model.ramp_indices if all(block in look for look in looks))
     exits = (*ramps, model.num_blocks - 1)

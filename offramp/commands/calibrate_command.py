@@ -1,4 +1,4 @@
-"""`offramp calibrate`: finds thresholds of a model or of exit records, and prints what they do."""
+"""`offramp calibrate`: finds thresholds for a model or for exit records, and prints their expected effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from offramp.commands.calibrated import keeps_answers, save_calibration
+from offramp.commands.calibration_files import keeps_answers, save_calibration
 from offramp.commands.checkpoint import is_checkpoint
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import command, make_folder, make_table, print_result, warn
@@ -26,19 +26,19 @@ from profiles.scores import SCORES, Score
 
 
 def run(job: CalibrateOptions) -> None:
-    """Calibrates, and prints thresholds, their figures, and reasons against using them."""
+    """Calibrates, and prints thresholds, their expected effect, and warnings."""
     if job.records is not None:
-        found = read_records(job.records, scale=job.scale)
-        if job.policy not in (None, found.score):
-            raise InputError(f"--policy {job.policy}: {job.records} holds scores of {found.score}")
-        card = calibrate_records(found, job)
+        records = read_records(job.records, scale=job.scale)
+        if job.policy not in (None, records.score):
+            raise InputError(f"--policy {job.policy}: {job.records} holds scores of {records.score}")
+        card = calibrate_records(records, job)
         if job.out is not None:
             make_folder(job.out)
-            save_calibration(card, found, job.out)
+            save_calibration(card, records, job.out)
         report = _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
     else:
-        assert job.model is not None, "the job checks it"
-        assert job.data is not None, "the job checks it"
+        assert job.model is not None, "checked by the job"
+        assert job.data is not None, "checked by the job"
         card, report = _calibrate_model(job.model, job.data, job)
     print_result(report, lambda: calibration_tables(card.policy, report), as_json=job.as_json)
     for each in report["warnings"]:
@@ -46,28 +46,24 @@ def run(job: CalibrateOptions) -> None:
 
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    """Calibrates a model. Rows of decoders are prompts without labels; models that keep their answers need none."""
-    # These need torch, as records from elsewhere do not.
-    from offramp.commands.calibrate import calibrate
+    """Calibrates a model. The rows of decoders are prompts; models that keep their answers need no labels either."""
+    from offramp.commands.calibrate import calibrate  # imports torch, which calibrating exit records does not need
     from offramp.commands.recording import record_exits
 
     if is_checkpoint(model):
-        by = command("ramp", model, "--data", data)
+        add_exits = command("ramp", model, "--data", data)
         raise InputError(
-            f"{model} is a checkpoint of transformers, not a model folder; to give it calibrated exits: {by}"
+            f"{model} is a checkpoint of transformers, not a model folder; to add calibrated exits: {add_exits}"
         )
     model_card = read_card(model)
-    task = find_task(model_card.task)
-    labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
-    may_lack_them = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set
-    has_none = may_lack_them and not has_labels(data, label_column=job.label_column, part=job.part)
-    rows, held_out = job.read(data, **({"label_column": None} if has_none else labels)), None
+    task, is_decoder = find_task(model_card.task), model_card.task["name"] == TokenTask.name
+    labels_optional = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set
+    without_labels = labels_optional and not has_labels(data, label_column=job.label_column, part=job.part)
+    rows, held_out = job.read(data, **({"label_column": None} if is_decoder or without_labels else {})), None
     if job.test is not None:
-        held_out = job.read(job.test, part=job.test_part, **labels)
-        if model_card.task["name"] == TokenTask.name:
-            raise InputError(
-                "--test is of rows with labels; of a decoder part of the prompts tests the thresholds already"
-            )
+        if is_decoder:
+            raise InputError("--test is not for decoders, whose thresholds are tested with a part of the prompts")
+        held_out = job.read(job.test, part=job.test_part)
         held_out.targets(task, find_codec(model_card.codec, model))  # refuses labels that the model does not know
     with progress_bars() as progress:
         card, _ = calibrate(model, rows, job, progress=progress)
@@ -76,7 +72,7 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
         if beside:
             report["beside"] = {name: _report(each) for name, each in beside.items()}
         if held_out is not None:
-            found = record_exits(
+            test_records = record_exits(
                 model,
                 held_out,
                 card.policy,
@@ -85,7 +81,7 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
                 dtype=job.dtype,
                 progress=lambda what, done, total: progress(f"test {what}", done, total),
             )
-            report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
+            report["test"] = outcome_figures(test_records.outcome(card.thresholds), task, card.metric)
     reference = None if model_card.chain.is_one else model_card.chain.names[-1]
     report["warnings"] = calibration_warnings(card, beside, model_card.provenance, reference)
     return card, report
@@ -97,12 +93,12 @@ def _report(card: CalibrationCard) -> dict[str, Any]:
 
 
 def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
-    """Returns a table of thresholds and survival by block, one of figures, and one of further calibrations."""
-    beside = [_beside(report["beside"])] if "beside" in report else []
-    return [_by_block(policy, report), _figures(report), *beside]
+    """Returns tables of thresholds and survival by block, of figures, and of alternative calibrations."""
+    alternatives = [_alternatives_table(report["beside"])] if "beside" in report else []
+    return [_blocks_table(policy, report), _figures_table(report), *alternatives]
 
 
-def _beside(reports: Mapping[str, dict[str, Any]]) -> Table:
+def _alternatives_table(reports: Mapping[str, dict[str, Any]]) -> Table:
     """Returns a table of the calibrations that plans may choose instead."""
     table = make_table("in the folder", "ramps after blocks", "mean blocks", "worst of all subsets", title="Besides")
     for name, report in reports.items():
@@ -113,7 +109,7 @@ def _beside(reports: Mapping[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _by_block(policy: Score, report: dict[str, Any]) -> Table:
+def _blocks_table(policy: Score, report: dict[str, Any]) -> Table:
     confidences = report.get("confidences")
     above = [] if confidences is None else ["of values above"]
     table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
@@ -125,7 +121,7 @@ def _by_block(policy: Score, report: dict[str, Any]) -> Table:
 
 
 def leave_text(policy: Score, threshold: float | None) -> str:
-    """Returns a ramp's threshold as text: `never` or `always` if no score passes it, or every one."""
+    """Returns a ramp's threshold as text, or `never` or `always` if no score or every score passes it."""
     if threshold is None:
         return "-"
     rule = SCORES[policy]
@@ -147,7 +143,7 @@ FIGURES = {
     "accuracy": "accuracy",
     "full_accuracy": "accuracy of the full model",
     "mean_blocks": "mean blocks",
-    # What tasks with maps tell beside accuracy, which is a mean over inputs.
+    # Further figures of tasks with maps.
     **{
         f"{of}{figure}": f"{label}{whose}"
         for figure, label in (("pck", "PCK"), ("pixel_accuracy", "pixel accuracy"), ("mean_iou", "mean IoU"))
@@ -157,7 +153,7 @@ FIGURES = {
 """Figures of a report with their titles, in the order of the table."""
 
 
-def _figures(report: dict[str, Any]) -> Table:
+def _figures_table(report: dict[str, Any]) -> Table:
     columns = {name: title for name, title in (("tested", "calibration"), ("test", "test")) if name in report}
     table = make_table("", *columns.values(), title="Expected")
     first = report[next(iter(columns))]

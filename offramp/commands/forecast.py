@@ -1,4 +1,4 @@
-"""`offramp forecast`: forecasts the next window from past windows of a file."""
+"""`offramp forecast`: forecasts the survival and the rate of the next window from past windows."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from profiles.windows import SurvivalHistory
 FloatArray = npt.NDArray[np.float64]
 
 INPUTS = "inputs"
-"""The column with the number of inputs of a window."""
-MOST_INPUTS = 1e15
-"""Larger numbers of inputs are mistakes, and would overflow."""
+"""Name of the column with the number of inputs of a window."""
+MAX_INPUTS = 1e15
+"""Largest allowed number of inputs of a window."""
 
 
 class Window(StrictDocument):
     """A past window."""
 
-    inputs: float = Field(ge=0, le=MOST_INPUTS)
+    inputs: float = Field(ge=0, le=MAX_INPUTS)
     survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
-    """Share of its inputs that reach each block."""
+    """Share of the inputs that reach each block."""
 
 
 def read_series(path: Path) -> SurvivalHistory:
-    """Reads past windows, oldest first, of a .csv or .json file; raises DataError with file, line and what is allowed.
+    """Reads past windows, oldest first, from a .csv or .json file; raises DataError with file and line.
 
-    A CSV has the columns `inputs`, `0`, `1`, ... (one per block); a row without values is a window that nothing is
-    known of, as is one of 0 inputs. JSON has {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}.
+    A CSV file has the columns `inputs`, `0`, `1`, ... (one per block). JSON is of the form
+    {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}. An empty row, null or a window of 0 inputs is unknown.
     """
     if path.suffix not in (".csv", ".json"):
-        raise DataError(f"{path}: a series is a .csv or .json file")
+        raise DataError(f"{path}: it must be a .csv or .json file")
     windows = (
         _read_csv(path)
         if path.suffix == ".csv"
@@ -52,11 +52,11 @@ def read_series(path: Path) -> SurvivalHistory:
     )
     known = [window for window in windows if window is not None]
     if not any(window.inputs for window in known):
-        raise DataError(f"{path}: no window with values and inputs; at least one is needed")
+        raise DataError(f"{path}: at least one window with inputs is needed")
     num_blocks = len(known[0].survival)
     uneven = next((k for k, each in enumerate(windows) if each and len(each.survival) != num_blocks), None)
     if uneven is not None:
-        raise DataError(f"{path}: window {uneven} has another number of blocks than the first, {num_blocks}")
+        raise DataError(f"{path}: window {uneven} must have {num_blocks} blocks, as the first one")
     missing = Window(survival=[1.0] * num_blocks, inputs=0.0)
     try:
         return SurvivalHistory(
@@ -69,7 +69,7 @@ def read_series(path: Path) -> SurvivalHistory:
 
 
 def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
-    """Returns the forecast of the next window as plain JSON data."""
+    """Returns the forecast of the next window as JSON data."""
     return {
         "coverage": forecast.coverage,
         "inputs_to_come": forecast.inputs_to_come,
@@ -91,12 +91,12 @@ def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
 
 
 def window_rates(history: SurvivalHistory, window_s: float) -> FloatArray:
-    """Returns inputs per second (W); NaN for unknown windows."""
+    """Returns the inputs per second of each window (W); NaN for unknown windows."""
     return np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / window_s)
 
 
 def rate_document(forecast: RateForecast) -> dict[str, Any]:
-    """Returns the rate of the next window as plain JSON data; an infinite bound is null."""
+    """Returns the forecast rate of the next window as JSON data; an infinite bound is null."""
     bounds = {"low": float(forecast.low_rps_H[0]), "high": float(forecast.high_rps_H[0])}
     return {
         "rate_rps": float(forecast.rate_rps_H[0]),
@@ -116,7 +116,7 @@ class SeriesDocument(StrictDocument):
 def _read_csv(path: Path) -> list[Window | None]:
     check_file(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")  # with or without the mark that spreadsheets write first
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
     rows = csv.reader(text.splitlines())
@@ -125,7 +125,7 @@ def _read_csv(path: Path) -> list[Window | None]:
         blocks = [name for name in header if name != INPUTS]
         if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
             raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
-        # A blank line is a row without cells.
+        # A blank line has no cells.
         return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
     except csv.Error as error:
         raise DataError(f"{path}:{rows.line_num}: {error}") from error
@@ -134,7 +134,7 @@ def _read_csv(path: Path) -> list[Window | None]:
 def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window | None:
     cells = [cell.strip() for cell in row]
     if len(cells) != len(header):
-        raise DataError(f"{where}: {len(cells)} values; {len(header)} are needed, or none where nothing is known")
+        raise DataError(f"{where}: {len(cells)} values; {len(header)} are needed, or none for an unknown window")
     if not any(cells):
         return None
     at = header.index(INPUTS)
@@ -142,36 +142,35 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
         return Window.model_validate({"inputs": cells[at], "survival": cells[:at] + cells[at + 1 :]}, strict=False)
     except ValidationError as error:
         [first, *_] = error.errors()
-    said = first["msg"]
-    raise DataError(f"{where}: {first['input']!r}: {said[0].lower()}{said[1:]}, or no value where nothing is known")
+    message = first["msg"]
+    raise DataError(f"{where}: {first['input']!r}: {message[0].lower()}{message[1:]} (no values for an unknown window)")
 
 
 def run(job: ForecastJob) -> None:
     """Prints the forecast of the next window."""
     history = read_series(job.series)
-    found, words = forecast_document(forecast_survival(history, coverage=job.coverage)), list[str]()
+    document, lines = forecast_document(forecast_survival(history, coverage=job.coverage)), list[str]()
     if job.window_s is not None:
         rates_W = window_rates(history, job.window_s)
         rate = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
         high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
-        interval = f"{found['coverage']:.0%} interval {rate['low'] or 0:.1f}-{high}"
+        interval = f"{document['coverage']:.0%} interval {rate['low'] or 0:.1f}-{high}"
         method = ": ".join(filter(None, (rate["method"], rate["reason"])))
-        words = [f"rate: {rate['rate_rps']:.1f}/s, {interval} ({method})"]
-        found["rate"] = rate
-    print_result(found, lambda: [forecast_table(found)], words, as_json=job.as_json)
+        lines = [f"rate: {rate['rate_rps']:.1f}/s, {interval} ({method})"]
+        document["rate"] = rate
+    print_result(document, lambda: [forecast_table(document)], lines, as_json=job.as_json)
 
 
 def forecast_table(forecast: dict[str, Any]) -> Table:
-    """Returns a table with a row per block; `forecast` as returned by `forecast_document`.
-
-    A block's ramp is the one before it, which decides which inputs reach it.
-    """
+    """Returns a table with a row per block, which also shows the ramp before it, from the JSON data of a forecast."""
     interval = f"{forecast['coverage']:.0%} interval"
     names = ("block", "survival", interval, "go on at ramp", interval, "method")
-    # What the intervals of survival and of the shares that go on are intervals of.
-    caption = "Intervals are of the level: a window of few inputs scatters around it in addition; jumps are in none."
+    caption = (
+        "Intervals are for the true shares; windows with few inputs vary more. They do not include sudden changes."
+    )
     if forecast["inputs_to_come"] is not None:
-        caption = f"Intervals are of what {forecast['inputs_to_come']:g} inputs will show; jumps are in none."
+        inputs = f"{forecast['inputs_to_come']:g}"
+        caption = f"Intervals are for the shares among {inputs} inputs. They do not include sudden changes."
     table = make_table(*names, title="Next window", caption=caption, narrow=True)
     low, high = forecast["survival_low"], forecast["survival_high"]
     for block, share in enumerate(forecast["survival"]):

@@ -1,4 +1,4 @@
-"""`offramp inject`: makes a model folder with ramps from a foreign model and some of its inputs."""
+"""`offramp inject`: adds ramps to an ONNX file or a torch module, and writes a model folder."""
 
 from __future__ import annotations
 
@@ -30,35 +30,32 @@ from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob, InjectOptions
-from offramp.commands.kinds import codec_for, load_codec
+from offramp.commands.codec_and_task import codec_for, load_codec
+from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions
 from offramp.commands.output import command, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.train import HELD_OUT, in_place_of, outputs_of_features, unlabelled, warnings_on
+from offramp.commands.train import HELD_OUT, outputs_of_features, replacing_model, unlabelled, warnings_on
 from optimizer.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
 from profiles.table import FloatArray
 
 LENGTH = 16
-"""Tokens of the timed inputs: a short text, for which ramps cost most in relation."""
+"""Length of the timed inputs in tokens: short, because ramps cost most relative to short inputs."""
 REPEATS = 15
-
-
 NO_TABLE = 2
-"""Bound of random numbers for an ONNX graph that does not tell the size of its table."""
-Say = Callable[[str], None]
+"""Value of `below` of an integer input whose lookup table is unknown."""
+Notify = Callable[[str], None]
 Cuts = tuple[tuple[str, ...], ...]
-"""Names of the tensors between every two blocks."""
+"""Names of the tensors between each two blocks."""
 Times = Callable[[EarlyExitModel, Path], tuple[FloatArray, FloatArray]]
 
 
 def ramps_worth_their_time(
-    ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, asked: bool, say: Say
+    ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, requested: bool, notify: Notify
 ) -> tuple[int, ...]:
     """Returns the ramps without those that take longer than the blocks up to the next exit.
 
-    `asked`: the caller named them; then one that takes longer is refused. Raises InputError for that, and where none is
-    left.
+    Raises InputError if no ramp remains, or if the user has `requested` a ramp that takes longer.
     """
     kept = worth_their_time(ramp_s.tolist(), block_s.tolist(), ramps)
     slow = [ramp for ramp in ramps if ramp not in kept]
@@ -70,14 +67,15 @@ def ramps_worth_their_time(
         f"the ramp after block {first} takes {ramp_s[ramps.index(first)] * 1e3:.3g} ms, the blocks up to the next exit "
         f"{block_s[first + 1 : following + 1].sum() * 1e3:.3g} ms"
     )
-    if asked or not kept:
-        raise InputError(f"{why}; {'--ramps without it' if kept else '--blocks fewer'}, or a lighter --ramp-style")
-    say(f"no ramps after blocks {', '.join(map(str, slow))}: {why}")
+    if requested or not kept:
+        advice = "leave it out of --ramps" if kept else "lower --blocks"
+        raise InputError(f"{why}; {advice}, or choose a lighter --ramp-style")
+    notify(f"no ramps after blocks {', '.join(map(str, slow))}: {why}")
     return kept
 
 
 def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
-    """Returns the seconds of every block and of every ramp, for one input on one thread."""
+    """Returns the time of each block and of each ramp in seconds, for one input on one thread."""
     length = min(LENGTH, model.max_length)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -88,24 +86,24 @@ def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatAr
         points = time_splits(splits, runner.prepare, clock=MonotonicClock(), rng=rng, repeats=REPEATS)
     finally:
         torch.set_num_threads(threads)
-    # The quickest round of each: what else the machine does only ever adds, and much to calls as short as a ramp.
+    # The fastest round of each, because other work on the machine slows down calls as short as a ramp.
     quickest = [replace(point, seconds=(min(point.seconds),)) for point in points]
     table = latency_tables(quickest, model.num_blocks, model.ramp_indices)[length]
     return table.block_s_NB[:, 0], table.ramp_s_EB[:, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Injected:
+class InjectionResult:
     """The result of an injection."""
 
     model: EarlyExitModel
     rows: int
     """Number of rows that ramps were trained on."""
     right: float | None
-    """Share of these rows that the model answers as labelled; None without labels."""
+    """Share of these rows for which the model's answer is the label; None without labels."""
     held_out: Path | None
     warnings: tuple[str, ...] = ()
-    """Reasons against serving the model or its exits, with what to do."""
+    """Reasons against serving the model or its exits, with advice."""
 
 
 def inject(
@@ -114,32 +112,31 @@ def inject(
     out: Path,
     *,
     progress: Progress = no_progress,
-    say: Say = lambda _: None,
+    notify: Notify = lambda _: None,
     times: Times = time_exits,
-) -> Injected:
-    """Cuts a model, trains ramps on it while it stays as it is, and saves it in place of the folder's model.
+) -> InjectionResult:
+    """Cuts a model into blocks, trains ramps on the frozen model, and saves it in place of the folder's model.
 
-    What is refused leaves the folder as it was. Rows without labels have empty ones. Raises DataError, GraphError,
-    ModelFolderError or InputError for what cannot be used, before anything is trained; `say` hears what was found,
-    `times` says how long blocks and ramps take.
+    `notify` gets messages about the model, and `times` measures blocks and ramps. Raises DataError, GraphError,
+    ModelFolderError or InputError before anything is trained, and then leaves the folder unchanged.
     """
     parts = _divided(job, data)
     foreign = read_model(job, data)
     codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
-    with in_place_of(out) as folder:
-        done = _injected(job, foreign, codec, parts, folder, progress=progress, say=say, times=times)
+    with replacing_model(out) as folder:
+        done = _inject_into(job, foreign, codec, parts, folder, progress=progress, notify=notify, times=times)
     held_out = None if done.held_out is None else out / done.held_out.name
     return replace(done, model=load_model(out), held_out=held_out)
 
 
 def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
-    """Returns the foreign model; raises InputError if it is none."""
-    asked = ForeignOptions(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
-    # Longer texts than it takes could not be timed.
-    return read_foreign(job.backbone, asked, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
+    """Returns the foreign model; raises InputError for a file or function that is not a model."""
+    options = ForeignOptions(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
+    # Inputs for timing must not be longer than the model allows.
+    return read_foreign(job.backbone, options, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
 
 
-def _injected(
+def _inject_into(
     job: InjectJob,
     foreign: ForeignModel,
     codec: NamedSpec,
@@ -147,14 +144,14 @@ def _injected(
     folder: Path,
     *,
     progress: Progress,
-    say: Say,
+    notify: Notify,
     times: Times,
-) -> Injected:
-    """Injects into an empty folder."""
+) -> InjectionResult:
+    """Makes the model in an empty folder."""
     learned, held = parts
     encoder = load_codec(codec, job, folder)
     encoded = learned.encode(encoder)
-    pretrained, cuts = _cut(job, foreign, codec, encoded, folder, say)
+    pretrained, cuts = _cut(job, foreign, codec, encoded, folder, notify)
     assert pretrained.head is not None
     numbers = tuple(map(str, range(pretrained.head.num_outputs)))
     with_ramps = partial(_with_ramps, job, foreign, codec, pretrained)
@@ -162,53 +159,53 @@ def _injected(
     _check_looked_up(job, pretrained.backbone.inputs, encoded)
     check_names(job, learned, numbers)
     untrained = with_ramps(job.ramps, numbers)
-    asked = job.ramps is not None
     block_s, ramp_s = times(untrained, folder)
-    ramps = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, asked=asked, say=say)
+    requested = job.ramps is not None
+    ramps = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, requested=requested, notify=notify)
     unnamed = with_ramps(ramps, numbers)
     features = exit_features(unnamed, encoded, progress=progress)
     answers = _answers(unnamed, features, job)
     names = answer_names(job, learned, answers, numbers)
     labels = {*learned.label_names, *(() if held is None else held.label_names)}
     if unknown := labels - {*names, ""}:
-        say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
+        notify(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
         learned, held = unlabelled(learned), None if held is None else unlabelled(held)
     model = with_ramps(ramps, names, _facts(job, pretrained, cuts, learned))
     targets = learned.labels if learned.are_labelled else [names[k] for k in answers.tolist()]
     before = model.backbone.sha256()
     truth_N = model.task.targets(targets)
     imitate = job.from_answers or not learned.are_labelled
-    options = job.training(TrainOptions(), imitate=imitate, progress=progress)
+    options = job.training_options(TrainOptions(), imitate=imitate, progress=progress)
     train_ramps(model, encoded, truth_N, options, features=features)
     assert model.backbone.sha256() == before
     save_model(model, folder)
     outputs = outputs_of_features(model, features)
     right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
-    return Injected(
+    return InjectionResult(
         model=model,
         rows=len(learned),
         right=sum(right) / len(right) if learned.are_labelled else None,
-        held_out=None if held is None else _written(model, held, encoder, folder, progress),
+        held_out=None if held is None else _write_held_out(model, held, encoder, folder, progress),
         warnings=tuple(warnings_on(outputs, model.task, truth_N, model.info.provenance, block_costs=block_s.tolist())),
     )
 
 
 def _cut(
-    job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say
+    job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, notify: Notify
 ) -> tuple[Pretrained, Cuts]:
-    """Returns the network in blocks and where it is cut, and writes its files; raises GraphError for too few sites."""
-    sites = crossing_sites(job, foreign, codec, say)
-    wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
-    if wanted > len(sites) + 1:
+    """Writes the network in blocks; returns it with its cuts. Raises GraphError for too few sites."""
+    sites = crossing_sites(job, foreign, codec, notify)
+    num_blocks = job.blocks or min(MAX_BLOCKS, len(sites) + 1)
+    if num_blocks > len(sites) + 1:
         raise GraphError(
-            f"--blocks {wanted}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
+            f"--blocks {num_blocks}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
             f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
         )
-    chosen = balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
+    chosen = balanced_cuts([site.seconds_share or 0.0 for site in sites], num_blocks)
     cuts = tuple(sites[k].tensors for k in chosen)
-    say(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    notify(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
-        say("--sets looks for more, where two or three tensors carry everything together")
+        notify("--sets finds more sites, at which two or three tensors together carry all information")
     return foreign.build(cuts, codec, folder, rows), cuts
 
 
@@ -233,59 +230,58 @@ def _with_ramps(
 
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
-    """Returns the rows to train on and those for calibration; raises DataError for too few rows."""
+    """Returns the rows to train on, and the rows for calibration; raises DataError for too few rows."""
     where, promise = job.source or "the data", CalibrateJob()
     least = promise.guarantee.least_inputs
     if len(data) < least:
         raise DataError(
-            f"{where}: {len(data)} rows; at least {least} are needed: fewer show nothing of how often ramps agree with "
-            f"the model; give more rows, and {promise.least_rows} others to calibrate by, which are needed for "
-            f"{promise.in_words}"
+            f"{where}: {len(data)} rows; at least {least} are needed to train ramps, and {promise.min_rows} other rows "
+            f"to calibrate for {promise.guarantee_text}: give more rows"
         )
     if data.are_labelled and len(data.label_names) < 2 and not job.from_answers:
-        raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
+        raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier needs at least two")
     if job.hold_out is None:
         return data, None
     if data.are_objects and IMAGE in data.columns:
         check_folder_names({*(job.names or ()), *data.label_names} - {""})
     learned, held = data.divide(job.hold_out, job.seed)
-    if len(held) < promise.least_rows:
+    if len(held) < promise.min_rows:
         raise DataError(
-            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {promise.least_rows} are needed to "
-            f"calibrate by, for {promise.in_words}: give more rows or a larger share"
+            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {promise.min_rows} are needed to "
+            f"calibrate for {promise.guarantee_text}: give more rows or a larger share"
         )
     return learned, held
 
 
-def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
+def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, notify: Notify) -> tuple[Site, ...]:
     """Returns the sites where the model can be cut; raises GraphError if there is none."""
     sites = foreign.with_answer(codec).sites(sets=job.sets)
     if not sites:
-        hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
-        raise GraphError(
-            f"{job.backbone}: no site: nowhere between its operators one tensor carries everything; {hint}"
-        )
+        tensors = "one to three tensors carry" if job.sets else "one tensor carries"
+        hint = "" if job.sets else "; --sets also cuts where two or three tensors do"
+        raise GraphError(f"{job.backbone}: no site: nowhere between its operators {tensors} all information{hint}")
     refused = foreign.refused([site.tensors for site in sites], codec)
     if not refused:
         return sites
-    lost, why = ", ".join(" and ".join(map(repr, tensors)) for tensors in refused), next(iter(refused.values()))
-    found = tuple(site for site in sites if site.tensors not in refused)
-    if not found:
-        raise GraphError(f"{job.backbone}: no site that can be cut at; not at {lost}: {why}")
-    say(f"no cut at {lost}: {why}")
-    return found
+    names = ", ".join(" and ".join(map(repr, tensors)) for tensors in refused)
+    reason = next(iter(refused.values()))
+    usable = tuple(site for site in sites if site.tensors not in refused)
+    if not usable:
+        raise GraphError(f"{job.backbone}: cannot be cut at any site; not at {names}: {reason}")
+    notify(f"no cut at {names}: {reason}")
+    return usable
 
 
 def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded]) -> None:
-    """Raises InputError for integers beyond the network's lookup table."""
+    """Raises InputError for integers that exceed the network's lookup table."""
     for index, spec in enumerate(inputs):
         rows = spec.below or NO_TABLE
         largest = max(int(each.tensors[index].max(initial=0)) for each in encoded)
         if spec.dtype != "float" and rows > NO_TABLE and largest >= rows:
-            whose = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
+            hint = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
             raise InputError(
-                f"{job.source or 'the data'}: {spec.name!r} goes up to {largest}, and {job.backbone} looks it up in a "
-                f"table of {rows} rows{whose}"
+                f"{job.source or 'the data'}: {spec.name!r} has values up to {largest}, and the lookup table of "
+                f"{job.backbone} has {rows} rows{hint}"
             )
 
 
@@ -296,12 +292,12 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
         finite_N = features[block].flatten(1).isfinite().all(1)
         if not finite_N.all():
             row = int((~finite_N).int().argmax())
-            raise DataError(f"{where}: of row {row + 1} block {block} gives NaN or infinite numbers")
+            raise DataError(f"{where}: row {row + 1} makes NaN or infinite numbers at block {block}")
     with torch.inference_mode():
         outputs_NC = model.head.classify(features[model.num_blocks - 1])
     answers_N: Tensor = outputs_NC.argmax(1)
     if len(set(answers_N.tolist())) < 2:
-        raise DataError(f"{where}: the model answers every row alike; ramps learn from rows of at least two answers")
+        raise DataError(f"{where}: the model gives all rows the same answer; ramps need rows with different answers")
     return answers_N
 
 
@@ -317,8 +313,10 @@ def _facts(job: InjectJob, pretrained: Pretrained, cuts: Cuts, data: LabelledRow
     )
 
 
-def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress) -> Path:
-    """Writes the rows held out, labelled with the model's answers if they have no labels; returns the file."""
+def _write_held_out(
+    model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress
+) -> Path:
+    """Writes the held-out rows, with the model's answers as labels if they have none; returns the file."""
     if not held.are_labelled:
         outputs_NC = exit_outputs(model, held.encode(encoder), progress=progress)[model.num_blocks - 1]
         assert isinstance(model.task, LabelTask)
@@ -328,65 +326,65 @@ def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out
 
 
 KNOWN_MEANS = ((0.485, 0.456, 0.406), (0.4815, 0.4578, 0.4082))
-"""Means of red, green, blue in ImageNet (torchvision) and in CLIP's training data (openai/CLIP, clip.py)."""
+"""Channel means (red, green, blue) of ImageNet (torchvision) and of CLIP's training data (openai/CLIP, clip.py)."""
 
 
 def run(job: InjectOptions) -> None:
-    """Injects, and prints the result and what to do next."""
+    """Adds ramps to a model, and prints the result and the next commands."""
     warn_of_reversed_means(job)
     if job.labels is not None:
         job = job.model_copy(update={"names": read_texts(job.labels)})
     rows = read_rows(job)
     with progress_bars() as progress:
-        done = inject(job, rows, job.out, progress=progress, say=print)
+        done = inject(job, rows, job.out, progress=progress, notify=print)
     source = "the model's own answers" if done.model.info.provenance["imitate"] else "labels"
     print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {job.out}")
     if done.right is not None:
         print(f"the model answers {done.right:.1%} of the rows as they are labelled")
     for each in done.warnings:
         warn(each)
-    kept = "FILE" if done.held_out is None else done.held_out
-    print(f"next: {command('calibrate', job.out, '--data', kept)}, then {command('serve', job.out)}")
+    data = "FILE" if done.held_out is None else done.held_out
+    print(f"next: {command('calibrate', job.out, '--data', data)}, then {command('serve', job.out)}")
 
 
 def read_rows(job: InjectOptions) -> LabelledRows:
-    """Returns rows, with labels if there are any: they also name the model's answers."""
-    without = job.label_column is None and has_labels(job.data, part=job.part)
-    return job.read(job.data, label_column="label" if without else job.label_column)
+    """Returns the rows, with labels if there are any."""
+    by_default = job.label_column is None and has_labels(job.data, part=job.part)
+    return job.read(job.data, label_column="label" if by_default else job.label_column)
 
 
 def warn_of_reversed_means(job: InjectJob) -> None:
-    """Prints a warning if the means of the channels are well-known ones in reverse order."""
+    """Prints a warning if the channel means are well-known ones in reverse order."""
     if job.mean is None:
         return
     in_bgr = job.mean if job.bgr else job.mean[::-1]
     if any(all(abs(a - b) < 1e-3 for a, b in zip(in_bgr, known, strict=True)) for known in KNOWN_MEANS):
         order = "with --bgr the order is blue,green,red" if job.bgr else "without --bgr the order is red,green,blue"
-        given = ",".join(map(str, job.mean))
-        warn(f"--mean {given}: these are well-known means, but reversed; {order}")
+        mean = ",".join(map(str, job.mean))
+        warn(f"--mean {mean}: these are well-known means in reverse order; {order}")
 
 
 def check_names(job: InjectJob, data: LabelledRows, numbers: tuple[str, ...]) -> None:
-    """Raises DataError if ramps are to learn labels that do not fit the model's number of answers."""
+    """Raises DataError if the names or labels do not fit the model's number of answers."""
     where, num_outputs, labels = job.source or "the data", len(numbers), data.label_names
     if job.names is not None:
         if len(job.names) != num_outputs or len(set(job.names)) < num_outputs:
             raise DataError(f"--labels: {len(set(job.names))} different names; the model has {num_outputs} answers")
         unknown = sorted(set(labels) - {*job.names, ""})
         if unknown and not job.from_answers:
-            raise DataError(f"{where}: {unknown[0]!r} is none of the names in --labels")
+            raise DataError(f"{where}: the label {unknown[0]!r} is not in --labels")
     elif not job.from_answers and not set(labels) <= {*numbers, ""} and len(labels) != num_outputs:
         raise DataError(
-            f"{where}: {len(labels)} different labels, and the model has {num_outputs} answers; --labels "
-            "FILE names all of them in the model's order, a line each"
+            f"{where}: {len(labels)} different labels, and the model has {num_outputs} answers; name all of them in "
+            "the order of its outputs with --labels FILE, one per line"
         )
 
 
 def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, numbers: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns names of the answers: as asked for, else the data's labels in the order that fits most answers.
+    """Returns names of the answers: those of the job, else the labels in the order that agrees with most answers.
 
-    `numbers`, 0 to C - 1, where rows have no labels or none but these, and where `check_names` lets other labels pass.
-    Of orders that fit as many, it is the one nearest the alphabet.
+    If the labels cannot be used, the names are `numbers`, 0 to C - 1. Among equally good orders, the alphabetical one
+    is preferred.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -1,4 +1,4 @@
-"""Measures a model on this machine, keeps the profile with the model, and chooses how to serve it here."""
+"""Measures a model on this machine, keeps the profile in the model folder, and chooses how to serve the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from earlyexit.backends import BackendName
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.output import in_own_process
+from offramp.commands.output import run_in_subprocess
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.commands.profile import cpu_name, profile_model
 from offramp.commands.progress import num_cores
@@ -35,53 +35,52 @@ from optimizer.what_if import with_batch_limit
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 KEPT_FILE = "profile.json"
 MOST_S = 20.0
-"""About the processor seconds that measuring takes, without loading the model."""
+"""Approximate limit of the processor time of measuring, without loading the model."""
 BATCHES = (1, 2, 4, 8, 16)
 MOST_REPEATS, WARM_UPS = 5, 3
-"""Measured rounds, and about the number of warm-up rounds."""
+"""Maximum number of measured rounds, and approximate number of warm-up rounds."""
 TYPICAL_TOKENS = 16
-"""Tokens of an input, if there are no exit records to compute the mean from."""
+"""Length of an input in tokens if there are no exit records from which to compute the mean."""
 ASKED = "asked"
 """Key of the `circumstances` in the provenance of a kept profile."""
 
 
-def kept_profile(folder: Path, job: ProfileJob, say: Say) -> LatencyProfile:
-    """Returns the profile that is kept with a model; measures it if there is none for these circumstances.
+def kept_profile(folder: Path, job: ProfileJob, notify: Notify) -> LatencyProfile:
+    """Returns the profile in the model folder; measures it if there is none for these circumstances.
 
-    Batch sizes and repeats are not the job's but what `MOST_S` leaves time for; lengths default to the mean length.
+    Batch sizes and repeats are chosen by `MOST_S`, not by the job. Lengths default to the mean input length.
     """
-    path, asked = folder / KEPT_FILE, circumstances(folder, job)
+    path, current = folder / KEPT_FILE, circumstances(folder, job)
     kept = LatencyProfile.load(path) if path.is_file() else None
     before = {} if kept is None else kept.provenance.get(ASKED, {})
-    changed = [name for name, value in asked.items() if before.get(name) != value]
+    changed = [name for name, value in current.items() if before.get(name) != value]
     if kept is not None and job.lengths not in (None, kept.lengths):
         changed.append("length")
     if kept is not None and not changed:
-        say(f"profile: {path}, of {kept.provenance['created_at']}")
+        notify(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
-    say(f"profile: measuring {folder}, once on this machine; a minute or two")
+    notify(f"profile: measuring {folder}, once on this machine; a minute or two")
     lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
-    profile, took_s = in_own_process(_measured, folder, job.model_copy(update={"lengths": lengths}))
-    profile = replace(profile, provenance={**profile.provenance, ASKED: asked})
+    profile, took_s = run_in_subprocess(_measured, folder, job.model_copy(update={"lengths": lengths}))
+    profile = replace(profile, provenance={**profile.provenance, ASKED: current})
     why = "" if kept is None else f", since {path} was of another {' and '.join(changed)}"
-    said = f"profile: measured in {took_s:.0f} s of processor time{why}"
+    text = f"profile: measured in {took_s:.0f} s of processor time{why}"
     try:
         profile.save(path)
-    except OSError as error:  # serving needs no folder that can be written
-        say(f"{said}; not kept: {path} cannot be written ({error.strerror})")
+    except OSError as error:  # the model folder may be read-only
+        notify(f"{text}; not kept: {path} cannot be written ({error.strerror})")
     else:
-        say(f"{said}; kept in {path}")
+        notify(f"{text}; kept in {path}")
     return profile
 
 
 def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
     """Returns what a kept profile depends on: the machine, and the properties of model and job that change times.
 
-    A model is told apart by its blocks, its ramps and the size of its weights: other values of the same weights change
-    no times.
+    Models with the same blocks, ramps and size of weights have the same times, whatever the values of the weights.
     """
     card = read_card(folder)
     machine = {"processor": cpu_name(), "cores": num_cores()}
@@ -90,32 +89,32 @@ def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
 
 
 class ProcessorClock:
-    """The processor time of this process, which other programs on the machine hardly change."""
+    """A clock of this process's processor time, on which other programs have little influence."""
 
     def now_s(self) -> float:
         return time.process_time()
 
 
 def _measured(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, float]:
-    """Measures as many batch sizes and rounds as there is time for, by what a round of single inputs takes.
+    """Measures as many batch sizes and rounds as `MOST_S` allows, estimated from a round of single inputs.
 
-    Also returns the processor seconds of that, with loading the model.
+    Returns the profile, and the processor time in seconds, loading the model included.
     """
     clock = ProcessorClock()
     began_s = clock.now_s()
-    backend = "torch" if job.backend == "auto" else job.backend  # to choose is left to the sizes that are served
+    backend = "torch" if job.backend == "auto" else job.backend  # the backend is chosen by the second measurement
     single = job.model_copy(update={"batches": BATCHES[:1], "repeats": 1, "backend": backend})
     _, points = profile_model(folder, single, one_of_each=True, clock=clock)
     sizes, repeats = affordable(sum(sum(point.seconds) for point in points))
-    asked = job.model_copy(update={"batches": sizes, "repeats": repeats})
-    profile, _ = profile_model(folder, asked, one_of_each=True, clock=clock)
+    full = job.model_copy(update={"batches": sizes, "repeats": repeats})
+    profile, _ = profile_model(folder, full, one_of_each=True, clock=clock)
     return profile, clock.now_s() - began_s
 
 
 def affordable(round_s: float) -> tuple[tuple[int, ...], int]:
-    """Returns the batch sizes and repeats for `MOST_S`, where a round of single inputs takes so long.
+    """Returns the batch sizes and repeats for `MOST_S`, if a round of single inputs takes `round_s`.
 
-    A batch of n is taken to last (n + 1) / 2 times as long as one input.
+    Assumes that a batch of n takes (n + 1) / 2 times as long as one input.
     """
     for count in range(len(BATCHES), 0, -1):
         all_s = max(1e-6, round_s) * sum((batch + 1) / 2 for batch in BATCHES[:count])
@@ -126,45 +125,44 @@ def affordable(round_s: float) -> tuple[tuple[int, ...], int]:
 
 
 SLACK = 0.5
-"""Of the SLO, what plans for processors leave for queues. E3 has 0.2 (section 4), for bursts; but an input that arrives
-at a busy replica waits for the batch under way, then for its own: both must fit (so Nexus, SOSP'19, takes batches of
-half the SLO). On CPUs, where a batch of eight takes six times as long as one, that is what decides."""
+"""Share of the SLO that plans for processors reserve for queues. An input may wait for a running batch and then for its
+own, so both must fit into the SLO (so in Nexus, SOSP'19, batches take half the SLO). E3 reserves 0.2 (section 4)."""
 SLO_FACTOR = 30.0
-"""The SLO of plans, in times of the full model on one text: batches of 16 take half of it on processors."""
+"""The SLO of plans divided by the full model's time for one text. A batch of 16 takes half of it on processors."""
 INGRESS_PER_S = 1000
-"""About the requests per second that one ingress passes on; replicas beyond that wait (docs/results.md)."""
+"""Approximate number of requests per second that one ingress can handle (docs/results.md)."""
 REPLICA_BYTES = 340e6
 """Resident memory of a process that has imported torch and Ray Serve, without weights."""
 
 
-def choose(folder: Path, document: FolderDocument, say: Say) -> tuple[Plan, BackendName, int]:
-    """Returns the plan with the highest rate here, by the model's profile and exit records, the backend and threads.
+def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan, BackendName, int]:
+    """Returns the plan with the highest rate on this machine, the backend, and the threads of each batch.
 
-    It is reported through `say`. The options of the document hold. Raises ModelFolderError where a model with ramps is
-    not calibrated.
+    Options that the document sets are kept. `notify` gets a description of the choice. Raises ModelFolderError for a
+    model with ramps that is not calibrated.
     """
-    card, asked, model = read_card(folder), document.plan, document.model
-    if "batch" in asked.model_fields_set and asked.batch > BATCHES[-1]:
+    card, options, model = read_card(folder), document.plan, document.model
+    if "batch" in options.model_fields_set and options.batch > BATCHES[-1]:
         raise InputError(
-            f"--batch {asked.batch}: batches of at most {BATCHES[-1]} are measured and planned; give such a batch, or "
-            "a plan that takes any: --plan serial"
+            f"--batch {options.batch}: batches of at most {BATCHES[-1]} are measured and planned; choose one of these, "
+            "or a plan without this limit: --plan serial"
         )
     calibration = read_calibration(folder) if card.ramps else None
     either = "backend" not in model.model_fields_set and model.attention != "apart"
     job = ProfileJob(backend="auto" if either else model.backend, dtype=model.dtype)
-    profile = kept_profile(folder, job, say)
-    batch = asked.batch if "batch" in asked.model_fields_set else BATCHES[-1]
+    profile = kept_profile(folder, job, notify)
+    batch = options.batch if "batch" in options.model_fields_set else BATCHES[-1]
     plan, stock_per_s = _best_plan(folder, profile, calibration, batch)
     rate_per_s = plan.predicted["rate_per_s"]
     workers, threads = _workers(folder, rate_per_s, profile.backend)
-    workers = asked.replicas if "replicas" in asked.model_fields_set else workers
+    workers = options.replicas if "replicas" in options.model_fields_set else workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
-    plan = on_cores(plan, workers, rate_per_s, profile.backend, in_pairs="replicas" not in asked.model_fields_set)
-    say(f"plan: {_in_words(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
-    say(
+    plan = on_cores(plan, workers, rate_per_s, profile.backend, in_pairs="replicas" not in options.model_fields_set)
+    notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
+    notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
         f"{threads} {'thread' if threads == 1 else 'threads'} for each batch by {profile.backend}, "
-        f"{asked.dispatch or plan.dispatch}, for {num_cores()} cores and the free memory; "
+        f"{options.dispatch or plan.dispatch}, for {num_cores()} cores and the free memory; "
         "--plan, --batch, --replicas, --threads, --dispatch and --backend override this"
     )
     return plan, profile.backend, threads
@@ -187,35 +185,35 @@ def _best_plan(
 
 
 def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int, int]:
-    """Returns the number of batches to compute at once and the threads of each, by the rate of one thread.
+    """Returns the number of batches to compute at once and the threads of each; `rate_per_s` is that of one thread.
 
-    Each core gets a batch, unless fewer take all that an ingress passes on. Where memory holds the processes of fewer,
-    each has more threads.
+    Each core gets a batch, unless fewer handle the rate of an ingress. If memory limits the number, each batch gets
+    more threads.
     """
     cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
     fitting = max(1, int(machine_memory()[1] / 2 / each_bytes)) * _batches_of_replica(rate_per_s, backend)
-    wanted = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
-    return (fitting, cores // fitting) if fitting < wanted else (wanted, 1)
+    needed = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
+    return (fitting, cores // fitting) if fitting < needed else (needed, 1)
 
 
 def _fills(rate_per_s: float) -> bool:
-    """Whether requests at this rate of a thread keep the cores busy with one batch and the ingress: see `on_cores`."""
+    """Returns whether one batch at a time and the ingress keep the cores busy (see `on_cores`)."""
     return num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s) < 1.5
 
 
 def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
-    """Small models by torch run one batch at a time in a replica: two threads would wait for Python's lock."""
+    """Returns 1 for small models with torch, whose two threads would wait for Python's GIL, else 2."""
     return 1 if backend == "torch" and _fills(rate_per_s) else 2
 
 
 def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, *, in_pairs: bool = True) -> Plan:
-    """Returns a plan for so many batches at once on this machine's processors, each at `rate_per_s`.
+    """Returns the plan with replicas for `workers` concurrent batches on this machine, each at `rate_per_s`.
 
-    A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. Where that
-    leaves cores for one batch rather than two, a second one takes them from the first and from the ingress: `filling`.
+    A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. If this
+    leaves cores for one batch rather than two, a second batch only starts when it is full (`filling`).
 
-    `in_pairs`: a replica runs two batches at once if it can. Both take from the same queues, which fill sooner than
-    those of two replicas, and weights and libraries are in memory once (experiments/LOG.md has figures).
+    `in_pairs`: a replica runs two batches at once if possible. They share queues, which therefore fill sooner, and the
+    memory for weights and libraries.
     """
     fills = workers > 1 and _fills(rate_per_s)
     in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
@@ -224,7 +222,7 @@ def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, 
     return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits)) if in_pairs else plan
 
 
-def _in_words(plan: Plan) -> str:
+def _plan_text(plan: Plan) -> str:
     splits = (
         f"block {each.first}" if each.end == each.first + 1 else f"blocks {each.first} to {each.end - 1}"
         for each in plan.splits
@@ -237,9 +235,9 @@ def _in_words(plan: Plan) -> str:
 def processor_problem(
     profile: LatencyProfile, survival_N: Sequence[float], ramps: tuple[int, ...], workers: int
 ) -> PlanProblem:
-    """Returns the problem of the highest rate of some processes with measured times, within a second.
+    """Returns the problem of the highest rate of `workers` processes with the times of the profile.
 
-    The survival and the ramps are those of the thresholds that a plan may use.
+    `survival_N` and `ramps` are those of the thresholds that a plan may use.
     """
     [length] = profile.lengths
     return PlanProblem(
@@ -256,7 +254,7 @@ def processor_problem(
 
 
 def stock_s(problem: PlanProblem, batch: int = 1) -> float:
-    """Returns the seconds of the whole model for a batch, on the first accelerator type."""
+    """Returns the time of the full model for a batch on the first accelerator type, in seconds."""
     return float(next(iter(problem.latency.values())).blocks_at(np.array(float(batch))).sum())
 
 
@@ -268,20 +266,20 @@ def with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
 def plan_for(
     problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, records: ExitRecords | None = None
 ) -> Plan:
-    """Returns the strategy's plan, of good plans the one that the records prefer; raises PlanError if there is none."""
+    """Returns the best plan of a strategy, by the exit records if given; raises PlanError if there is none."""
     thresholds = None if policy is None else policy.thresholds
     assert not isinstance(thresholds, float), "a service's policy has a threshold for each ramp"
     recorded = None if records is None or thresholds is None else Recorded(records=records, thresholds=thresholds)
     file = ProblemFile(problem=problem, recorded=recorded)
-    found = answer(file, strategy, solve, compared=())
-    if isinstance(found, NoPlanAnswer):
-        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {found.decision.binding}")
-    plan = plan_of(file, found.planned, policy)
+    result = answer(file, strategy, solve, compared=())
+    if isinstance(result, NoPlanAnswer):
+        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {result.decision.binding}")
+    plan = plan_of(file, result.planned, policy)
     return replace(plan, predicted={name: plan.predicted[name] for name in ("rate_per_s", "latency_s")})
 
 
 def mean_tokens(folder: Path, card: ModelCard) -> int:
-    """Returns the mean tokens of an input, by the exit records of a calibration if there are any."""
+    """Returns the mean number of tokens of an input, by the calibration's exit records if there are any."""
     path = folder / RECORDS_FILE
     tokens_N = ExitRecords.load(path).tokens_N if path.is_file() else None
     mean = TYPICAL_TOKENS if tokens_N is None else round(float(tokens_N.mean()))

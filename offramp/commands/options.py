@@ -1,6 +1,6 @@
-"""The options that several commands share, and those of the commands that plan, simulate, ask and look after services.
+"""Options that several commands share, and options of the commands that plan, simulate, and use or manage services.
 
-Like all models of options they load neither torch nor numpy, for a shell that completes loads them.
+Modules with options import neither torch nor numpy, because shell completion imports them.
 """
 
 from __future__ import annotations
@@ -17,411 +17,415 @@ from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, PlanError
 
 if TYPE_CHECKING:
-    from earlyexit.data import rows as table
+    from earlyexit.data.rows import LabelledRows
 
 
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
-"""As `optimizer.decision.Strategy`, which a shell that completes does not wait for."""
-MOST_INGRESSES = 1000
+"""Equal to `optimizer.decision.Strategy`, whose import would slow down shell completion."""
+MAX_INGRESSES = 1000
 
 
-def _address(url: str) -> str:
+def _check_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets of half an IPv6 address, a port that is no number
+    except ValueError:  # such as an incomplete IPv6 address, or a port that is not a number
         complete = False
     if not complete:
         raise PydanticCustomError("address", "an address like http://127.0.0.1:8000 is needed")
     return url
 
 
-def _in_a_folder(path: Path, info: ValidationInfo) -> Path:
-    """Raises InputError for a file to write whose folder does not exist or is not writable."""
+def _check_output_file(path: Path, info: ValidationInfo) -> Path:
+    """Returns the path; raises InputError if the file cannot be written or its folder does not exist."""
     try:
         if path.is_dir() or not path.parent.is_dir():
-            raise InputError(f"--{info.field_name} {path}; a file in a folder that exists is needed")
+            raise InputError(f"--{info.field_name} {path}: it must be a file in an existing folder")
         writable = os.access(path if path.exists() else path.parent, os.W_OK)
-    except OSError as error:  # a name that is too long, a folder that may not be entered
+    except OSError as error:  # such as a name that is too long
         raise InputError(f"--{info.field_name} {path}: {error.strerror}") from error
     if not writable:
-        raise InputError(f"--{info.field_name} {path}: may not be written")
+        raise InputError(f"--{info.field_name} {path}: no permission to write the file")
     return path
 
 
-Address = Annotated[str, AfterValidator(_address)]
-OutFile = Annotated[Path, AfterValidator(_in_a_folder)]
+Address = Annotated[str, AfterValidator(_check_url)]
+OutFile = Annotated[Path, AfterValidator(_check_output_file)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1, description="Seed of all random numbers.")]
-Split = BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given)
-"""Of options that are numbers separated by commas."""
+Split = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
+"""Splits the value of an option that takes several numbers, separated by commas."""
 Ascending = AfterValidator(lambda numbers: tuple(sorted(set(numbers))))
 Integers = Annotated[tuple[int, ...], Split, Ascending]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), Split, Ascending]
 Numbers = Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Split]
 
 
-def refusal(option: str, error: ErrorDetails) -> InputError:
-    """The error of an option that pydantic refuses, in the words of the command line."""
-    said = error["msg"]
-    return InputError(f"--{option.replace('_', '-')} {error['input']!r}: {said[0].lower()}{said[1:]}")
+def option_error(option: str, error: ErrorDetails) -> InputError:
+    """Returns the error for an option that pydantic refuses, with the option's name and value."""
+    message, value = error["msg"], error["input"]
+    shown = "" if isinstance(value, tuple | list) else f" {value!r}"  # such messages name the wrong item themselves
+    return InputError(f"--{option.replace('_', '-')}{shown}: {message[0].lower()}{message[1:]}")
 
 
 class Job(BaseModel):
-    """What a command does. Its fields are the command's options, except those that are excluded."""
+    """Base of the options of a command: each field is an option, unless it is declared with `exclude`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
-class Printed(Job):
-    """What can be printed in two ways."""
+class JsonOption(Job):
+    """The option `--json`."""
 
     as_json: bool = Field(default=False, alias="json")
     """Print JSON instead of tables."""
 
 
-class KeyFile(Job):
-    """A service that may want a key."""
+class ApiKeyOption(Job):
+    """The option `--api-key-file`."""
 
     api_key_file: Path | None = None
-    """File with the service's API key. None: $OFFRAMP_API_KEY."""
+    """File that holds the service's API key. None: $OFFRAMP_API_KEY."""
 
     @property
     def api_key(self) -> str | None:
-        """The key, if there is one; raises InputError for an unusable file."""
-        from offramp.client.protocol import find_api_key  # which loads a client
+        """The API key, or None; raises InputError for an unusable file."""
+        from offramp.client.protocol import find_api_key  # imports numpy
 
         return find_api_key(self.api_key_file)
 
 
-class Asks(KeyFile):
-    """A service that is asked."""
+class ServerOptions(ApiKeyOption):
+    """The address of a service, and its API key."""
 
     url: Address = "http://127.0.0.1:8000"
-    """Address of a running service."""
+    """Address of the running service."""
 
 
-class Rows(Job):
-    """How a file of texts is read."""
+class RowOptions(Job):
+    """How a data file is read."""
 
     text_column: str = "text"
-    """Column with the text."""
+    """Column that holds the text."""
     pair_column: str | None = None
-    """Column with the second text, where rows are pairs."""
+    """Column that holds the second text, if rows are pairs of texts."""
     part: str | None = Field(default=None, examples=["train", "val", "test"])
-    """Which list of a CLINC150 file, or folder above the labels': train, val, test. None: all."""
+    """Part of the data to read: a list of a CLINC150 file, or a folder above those of the labels (train, val, test).
+    None: all parts."""
 
-    def read(self, path: Path, **options: Any) -> table.LabelledRows:
-        """Returns a file's rows, by these fields and the options of `read_labelled`; raises DataError or InputError."""
+    def read(self, path: Path, **options: Any) -> LabelledRows:
+        """Returns the rows of a file; `options` override fields. Raises DataError or InputError."""
         from earlyexit.data.rows import read_labelled
 
-        return read_labelled(path, **self.model_dump(include=set(LabelledRows.model_fields)) | options)
+        return read_labelled(path, **self.model_dump(include=set(LabelledRowOptions.model_fields)) | options)
 
 
-class LabelledRows(Rows):
-    """How a file of labelled rows is read."""
+class LabelledRowOptions(RowOptions):
+    """How a data file with labels is read."""
 
     label_column: str = "label"
-    """Column with the label."""
+    """Column that holds the label."""
     joints: Path | None = None
-    """For poses: table of the images' joints with the columns image,joint,x,y,visible (.csv)."""
+    """For poses: table of the joints (.csv) with the columns image, joint, x, y, visible."""
     classes: Path | None = None
-    """For segmentation (a folder or .zip with image/ and label/): table with the columns id,name of classes (.csv)."""
+    """For segmentation (a folder or .zip with image/ and label/): table of the classes (.csv) with columns id, name."""
 
 
-class BenchJob(Printed, Asks, LabelledRows):
-    """Load a running service and report rate, latency, goodput, exits and errors."""
+class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
+    """Send a load to a running service, and report rate, latency, goodput, exits and errors."""
 
     data: Path
-    """Labelled rows as for train, or a .txt with one text per line."""
+    """Inputs to send: labelled rows as for `offramp train`, or a .txt file with one text per line."""
     requests: int | None = Field(default=None, ge=1)
-    """Number of requests. None: 1000, without --seconds."""
+    """Number of requests. None: 1000, unless --seconds is given."""
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Open loop: requests per second, which do not wait for answers."""
+    """Open loop: requests per second, sent without waiting for answers. None: 50 for the first probe of --sustained."""
     arrivals: str = Field(default="poisson", examples=["poisson", "constant"])
-    """Arrivals: poisson, constant, or with --seconds a whole load, such as trace:FILE,rate=100."""
+    """Arrival process of an open loop: poisson or constant with --rate, or with --seconds one that includes its rate,
+    such as poisson:100 or trace:FILE,rate=100."""
     seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Duration of a load whose --arrivals says its rate, or of a probe of --sustained."""
+    """Duration of the load, if --arrivals includes the rate, or of each probe of --sustained. None: 10 for probes."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: clients that wait for answers. None: 8, without --rate."""
+    """Closed loop: number of clients, which wait for each answer. None: 8, unless --rate is given."""
     inputs_per_request: int = Field(default=1, ge=1)
     """Inputs per request."""
     slo_ms: float = Field(default=100.0, gt=0, allow_inf_nan=False)
-    """Latency within which an answer counts as goodput."""
+    """Largest latency of an answer that counts as goodput."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Timeout of a request in seconds, retries included."""
     sustained: bool = False
-    """Search the highest Poisson rate with p99 within --slo-ms and at most 1 % lost, from --rate on, in probes of
-    --seconds."""
+    """Search for the highest Poisson rate with p99 within --slo-ms and at most 1 % of the requests failed, starting at
+    --rate, in probes of --seconds."""
     retries: int = Field(default=0, ge=0)
     """How often a failed request is sent again."""
     seed: Seed = 0
 
     @property
     def is_timed(self) -> bool:
-        """Whether `arrivals` and `seconds` say the whole load."""
+        """Whether `arrivals` and `seconds` define the load, without `rate`, `concurrency` or `requests`."""
         return not self.sustained and (":" in self.arrivals or self.seconds is not None)
 
     @model_validator(mode="after")
-    def _agrees(self) -> BenchJob:
+    def _check_combination(self) -> BenchJob:
         if self.sustained and (self.requests, self.concurrency, self.arrivals) != (None, None, "poisson"):
-            raise InputError("--sustained is an open loop of its own: no --requests, --concurrency or --arrivals")
+            raise InputError("--sustained chooses its own loads: leave out --requests, --concurrency and --arrivals")
         if self.rate is not None and self.concurrency is not None:
             raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other: give one of them")
         if self.is_timed and (self.rate, self.concurrency, self.requests) != (None, None, None):
             raise InputError(
-                "--arrivals poisson:100 --seconds 60 is a whole load: no --rate, --concurrency or --requests"
+                "--arrivals and --seconds, such as poisson:100 and 60, define the load: leave out --rate, "
+                "--concurrency and --requests"
             )
         return self
 
 
-class PredictJob(Printed, Asks, Rows):
-    """Ask a running service about inputs: arguments, a file or a pipe. Exit status 1 if one of them failed."""
+class PredictJob(JsonOption, ServerOptions, RowOptions):
+    """Send inputs to a running service, and print the answers. The exit status is 1 if an input failed."""
 
     texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "TEXTS"})
-    """Texts, paths of images, a pair of texts, or - for one text per line from standard input."""
+    """Inputs: texts, paths of images, the two texts of a pair, or - to read one text per line from standard input."""
     data: Path | None = None
-    """Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images (folder or
-    .zip), arrays (.npy, .npz)."""
+    """File with inputs, instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images
+    (folder or .zip), arrays (.npy, .npz)."""
     out: OutFile | None = None
-    """With --data or -: file to write, .jsonl or .csv. None: print."""
+    """With --data or -: file to write, .jsonl or .csv. None: standard output."""
     form: Literal["jsonl", "csv"] | None = Field(default=None, alias="format")
-    """Format of the output: jsonl or csv. None: by the ending of --out, else jsonl."""
+    """Output format: jsonl or csv. None: by the ending of --out, else jsonl."""
     maps: Path | None = None
-    """A folder for class maps, a PNG file for each image. None: none is written."""
+    """Folder for class maps, one PNG file per image. None: none are written."""
     batch: int = Field(default=32, ge=1)
     """With --data or -: inputs per request."""
     concurrency: int = Field(default=8, ge=1)
-    """With --data or -: requests at the same time."""
+    """With --data or -: number of concurrent requests."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Timeout of a request in seconds, retries included."""
     truncate: bool = False
-    """Cut texts that are too long."""
+    """Truncate texts that are longer than the model allows."""
 
 
-class GenerateJob(Asks):
-    """Ask a running service whose model generates, and print the answer as it comes."""
+class GenerateJob(ServerOptions):
+    """Send a prompt to a running service whose model generates, and print the answer as it arrives."""
 
     prompt: str = Field(json_schema_extra={"argument": "PROMPT"})
     """Prompt to answer, or with --raw a text to continue."""
     raw: bool = False
     """Continue the text as it is, without the chat template."""
     max_tokens: int = Field(default=128, ge=1)
-    """Most tokens of the answer."""
+    """Maximum number of tokens of the answer."""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """Temperature of sampling, where 0 always takes the likeliest token."""
+    """Sampling temperature, where 0 always takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Sample from the likeliest tokens whose probabilities reach this sum."""
+    """Sample from the most probable tokens whose probabilities add up to this sum."""
     seed: Seed = 0
     stop: tuple[str, ...] = ()
     """Text that ends the answer (may be repeated)."""
     exits: bool = False
-    """Colour tokens by the block after which they left, with a table at the end."""
+    """Colour each token by the block after which it left, and print a table at the end."""
     timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """Timeout in seconds, for the first text and between two."""
+    """Timeout in seconds until the first text, and between two pieces of text."""
 
 
-class ForecastJob(Printed):
+class ForecastJob(JsonOption):
     """Forecast the next window's survival at every block, with intervals."""
 
     series: Path = Field(json_schema_extra={"argument": "SERIES"})
-    """Past windows, oldest first: .json, or .csv with the columns inputs, 0, 1 and so on."""
+    """File with past windows, oldest first: .json, or .csv with the columns inputs, 0, 1 and so on."""
     coverage: float = 0.8
-    """Probability that a level lies in its interval."""
+    """Probability that a forecast value lies in its interval."""
     window_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Length of a window in seconds, to forecast the rate too. None: no rate."""
+    """Length of a window in seconds, which adds a forecast of the rate. None: no forecast of the rate."""
 
 
-class DoctorJob(Printed):
-    """Check this machine: libraries, cores, GPUs, memory, ports, leftovers of Ray. Exit status 1 if something failed.
+class DoctorJob(JsonOption):
+    """Check this machine: libraries, cores, GPUs, memory, ports, leftovers of Ray.
 
-    Starts nothing, and changes nothing.
+    It starts and changes nothing. The exit status is 1 if a check failed.
     """
 
     targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "MODEL_OR_SERVICE"})
-    """Model folders, checkpoints of transformers and service files to check as well."""
+    """Model folders, checkpoints of transformers and service files to check too."""
     port: list[Annotated[int, Field(ge=1, le=65535)]] | None = None
-    """Port that a service needs (may be repeated). None: 8000."""
+    """Port that must be free for a service (may be repeated). None: 8000."""
 
 
 class DemoJob(Job):
-    """Train ramps, then compare three plans on this machine's processors and on emulated accelerators (minutes)."""
+    """Train a model, and compare three plans on this machine and on emulated accelerators (takes minutes)."""
 
     data: Path | None = None
-    """Your own labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json. None: texts that are made up."""
+    """Your own labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json. None: generated texts."""
     keep: bool = False
-    """Only serve the planned model, until Ctrl-C."""
+    """Serve the trained model until Ctrl-C, without the comparison."""
     out: Path | None = None
     """Folder for model, picture and figures. None: runs/demo."""
     port: int = Field(default=8000, ge=1, le=65535)
     """Port of the service."""
 
 
-class OfOrder(BaseModel):
-    """The order in which inputs of a plan's queues go."""
+class OrderOption(BaseModel):
+    """The option `--order`."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
-    """Order of the waiting inputs: arrival, deadline, shortest, das (or das:0.3, with its eta). None: the plan's order,
-    else deadline."""
+    """Order of queued inputs: arrival, deadline, shortest, or das (das:0.3 sets its eta). None: the plan's order, else
+    deadline."""
 
 
-def order_option(text: str | None) -> OrderSpec | None:
-    """Returns the order that `--order` names; raises InputError."""
+def parse_order(text: str | None) -> OrderSpec | None:
+    """Returns the order that `--order` names, None without the option; raises InputError."""
     try:
         return None if text is None else OrderSpec.parse(text)
     except PlanError as error:
         raise InputError(f"--order: {error}") from error
 
 
-class OfProblem(Job):
-    """A problem file."""
+class ProblemOption(Job):
+    """The argument PROBLEM."""
 
     problem: Path = Field(json_schema_extra={"argument": "PROBLEM"})
-    """Plan problem, YAML or JSON."""
+    """Problem file (YAML or JSON)."""
 
 
-class PlanJob(Printed, OfProblem, OfOrder):
-    """Find the best plan for a problem file: what runs where, at which batch, with which ramps on.
+class PlanJob(JsonOption, ProblemOption, OrderOption):
+    """Find the best plan for a problem file: splits, batch sizes, active ramps, accelerators and replicas.
 
-    Exit status 3: no plan meets the problem; the answer says which limit binds, and which limits can be met.
+    The exit status is 3 if no plan meets the problem. The output then names the binding limit, and possible ones.
     """
 
     strategy: StrategyName = "best"
-    """Strategy: best, or a part of its search space: stock, early-exit, e3, serial, apparate, pame."""
+    """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use."""
     plot: OutFile | None = None
-    """Picture of the plan: .svg, .png or .pdf."""
+    """File for a picture of the plan: .svg, .png or .pdf."""
     out: OutFile | None = None
-    """Plan file for `offramp serve --plan`."""
+    """Plan file to write, for `offramp serve --plan`."""
     threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """For --out: entropy in nats at which inputs leave, at every active ramp."""
+    """With --out: threshold of every active ramp, an entropy in nats."""
     compared: bool = Field(default=True, alias="compare")
-    """Plan the other strategies too, for comparison."""
+    """Plan with the other strategies too, for comparison."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> PlanJob:
+    def _check_combination(self) -> PlanJob:
         if self.threshold is not None and self.out is None:
-            raise InputError("--threshold: only a plan that is written with --out needs one")
+            raise InputError("--threshold goes with --out: it is written into the plan file")
         if self.order is not None and self.out is None:
-            raise InputError("--order: only a plan that is written with --out has one")
+            raise InputError("--order goes with --out: it is written into the plan file")
         return self
 
 
-class WhatIfJob(Printed, OfProblem):
-    """Plan a problem again and again with one number changed; give exactly one of the options."""
+class WhatIfJob(JsonOption, ProblemOption):
+    """Solve a problem for several values of one quantity; give exactly one of the options."""
 
     slo_ms: Numbers | None = None
-    """SLOs in ms, like 25,50,100."""
+    """Latency limits in ms, such as 25,50,100."""
     batch_limit: Integers | None = None
-    """Largest batch sizes, like 1,2,4,8."""
+    """Largest batch sizes, such as 1,2,4,8."""
     budget: Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Split] | None = None
-    """Budgets in USD per hour, like 10,20."""
+    """Budgets in USD per hour, such as 10,20."""
     count: str | None = None
-    """Numbers of one device, like V100=4,8,16."""
+    """Counts of one accelerator type, such as V100=4,8,16."""
     rate: Numbers | None = None
-    """Rates per second, like 1000,2000, at the least cost if the problem asks for no rate."""
+    """Rates per second, such as 1000,2000, with minimal cost as the objective if the problem names no rate."""
 
 
-class SimulateJob(Printed, OfProblem, OfOrder):
-    """Simulate a plan under load: goodput, latency, drops, fill, utilisation and cost.
+class SimulateJob(JsonOption, ProblemOption, OrderOption):
+    """Simulate a plan under load, and report goodput, latency, drops, batch fill, utilisation and cost.
 
-    Exit status 3: no plan meets the problem. 130: interrupted; what was simulated by then is printed.
+    The exit status is 3 if no plan meets the problem, and 130 after an interrupt, which prints the results so far.
     """
 
     arrivals: str
-    """Arrivals: poisson:9000, uniform:9000, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or
+    """Arrival process: poisson:9000, uniform:9000, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or
     times:FILE."""
     plan: Path | None = None
     """Plan file, or the output of `offramp plan --json`. None: the planner's plan."""
     strategy: StrategyName | None = None
-    """Strategy of the planner's plan: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
+    """Search space of the planner: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
     duration_s: float = Field(default=60.0, alias="duration", gt=0, allow_inf_nan=False)
-    """Seconds in which requests arrive."""
+    """Seconds during which requests arrive."""
     warm_up_s: float = Field(default=1.0, alias="warm_up")
-    """Seconds from the start that are not counted."""
+    """Seconds at the start that are not counted."""
     records: Path | None = None
-    """Exit records (.npz, .csv, .tsv). None: inputs leave at random, by the problem's survival."""
+    """Exit records (.npz, .csv, .tsv). None: inputs leave at random, according to the problem's survival."""
     thresholds: str | None = None
-    """With records: one threshold, one per ramp like 0=0.4,3=0.2, or a calibration.json. None: the plan's policy."""
+    """With records: one threshold, one per ramp such as 0=0.4,3=0.2, or a calibration.json. None: the plan's policy."""
     lengths: str | None = None
-    """Tokens of inputs: a file (one number a line, or exit records), or a normal distribution as
+    """Lengths of inputs in tokens: a file (one number per line, or exit records), or a normal distribution as
     mean,variance,low,high. None: the problem's."""
     inputs_per_request: int = Field(default=1, ge=1)
     """Inputs per request."""
-    num_ingresses: int = Field(default=1, ge=1, le=MOST_INGRESSES, alias="ingresses")
+    num_ingresses: int = Field(default=1, ge=1, le=MAX_INGRESSES, alias="ingresses")
     """Replicas of the ingress."""
     overlap_below: int | None = Field(default=None, ge=1)
-    """Start a device's next batch beside a running one of fewer inputs than this. None: as the plan says."""
+    """Start a device's second batch while the running one has fewer inputs than this. None: the plan's value."""
     admission: bool = True
-    """Refuse inputs at once that would be late."""
+    """Refuse inputs on arrival that would be late."""
     seed: Seed = 0
 
     @model_validator(mode="after")
-    def _agrees(self) -> SimulateJob:
+    def _check_combination(self) -> SimulateJob:
         if self.plan is not None and self.strategy is not None:
             raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
         if not 0 <= self.warm_up_s < self.duration_s:
             raise InputError(
-                f"--warm-up {self.warm_up_s:g}; seconds from 0 on are needed, fewer than the {self.duration_s:g} of "
+                f"--warm-up {self.warm_up_s:g}: it must be at least 0 and less than the {self.duration_s:g} s of "
                 "--duration"
             )
         return self
 
 
-def _absolute(at: str) -> str:
+def _check_absolute(at: str) -> str:
     if not PurePosixPath(at).is_absolute():
-        raise InputError(f"--at {at}: an absolute folder of the nodes is needed")
+        raise InputError(f"--at {at}: an absolute path on the nodes is needed")
     return at
 
 
-NodeFolder = Annotated[str, AfterValidator(_absolute)]
+NodeFolder = Annotated[str, AfterValidator(_check_absolute)]
 
 
-class OfService(Job):
-    """A service file."""
+class ServiceFileOptions(Job):
+    """A service file, and the folder of its files on the nodes."""
 
     service: Path = Field(json_schema_extra={"argument": "SERVICE"})
-    """Service file, YAML or JSON."""
+    """Service file (YAML or JSON)."""
     at: NodeFolder | None = None
-    """Folder where all nodes find model/, exit records and state. None: the same paths as here."""
+    """Folder in which all nodes have model/, exit records and state. None: the same paths as on this machine."""
 
 
-class OfCluster(Job):
-    """A Ray cluster."""
+class ClusterOption(Job):
+    """The address of a Ray cluster."""
 
     address: Address = "http://127.0.0.1:8265"
     """Address of Ray's dashboard."""
 
 
-class Waits(Job):
-    """A command that ends when something is done."""
+class WaitOption(Job):
+    """The time limit of a command that waits until its work is done."""
 
     timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """Seconds to wait until it is done."""
+    """Maximum time to wait in seconds."""
 
 
-class RenderJob(OfService):
-    """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
+class RenderJob(ServiceFileOptions):
+    """Turn a service file into a Serve config for `serve deploy`, a KubeRay manifest, or settings."""
 
     kuberay: bool = False
-    """Write a RayService instead of a Serve config."""
+    """Write a RayService manifest instead of a Serve config."""
     image: str = "offramp"
-    """For --kuberay: image with Ray and this repository."""
+    """With --kuberay: image that contains Ray and this repository."""
     claim: str = "offramp"
-    """For --kuberay: volume claim that all pods mount."""
+    """With --kuberay: volume claim that all pods mount."""
     redis: str | None = None
-    """For --kuberay: host:port of a Redis, so that the service outlives Ray's head."""
+    """With --kuberay: host:port of a Redis, so that the service survives the loss of Ray's head."""
     redis_secret: str | None = None
-    """For --redis: the secret of Kubernetes with its `password`. None: none."""
+    """With --redis: Kubernetes secret that holds its `password`."""
     settings: bool = False
-    """Write only the settings, as in a repository's folder."""
+    """Write only the settings, as a folder of the version repository holds them."""
     out: OutFile | None = None
-    """File to write. None: print."""
+    """File to write. None: standard output."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> RenderJob:
+    def _check_combination(self) -> RenderJob:
         if self.kuberay and self.settings:
             raise InputError("--kuberay and --settings exclude each other: give one of them")
         if (self.redis is not None and not self.kuberay) or (self.redis_secret is not None and self.redis is None):
@@ -429,66 +433,66 @@ class RenderJob(OfService):
         return self
 
 
-class DeployJob(Waits, OfCluster, OfService):
-    """Deploy a service to a running Ray cluster, beside its other applications, and wait until it runs."""
+class DeployJob(WaitOption, ClusterOption, ServiceFileOptions):
+    """Deploy a service to a running Ray cluster, next to its other applications, and wait until it runs."""
 
 
-class StatusJob(Printed, KeyFile, OfCluster):
-    """Show what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
+class StatusJob(JsonOption, ApiKeyOption, ClusterOption):
+    """Show a Ray cluster's applications, deployments and replicas, and the service's current plan."""
 
     url: Address | None = None
-    """Address of the service, for its plan. None: Serve's port on the dashboard's machine."""
+    """Address of the service, to read its plan. None: Serve's port on the dashboard's machine."""
 
 
-class DeleteJob(Waits, OfCluster):
-    """Delete one application from a Ray cluster; the others stay."""
+class DeleteJob(WaitOption, ClusterOption):
+    """Delete one application from a Ray cluster, and keep the others."""
 
     name: str = Field(json_schema_extra={"argument": "NAME"})
-    """The application's name."""
+    """Name of the application."""
 
 
-class VersionsJob(Printed, Asks):
-    """List the models and versions of a cluster, and their states."""
+class VersionsJob(JsonOption, ServerOptions):
+    """List the models and versions of a cluster, with their states."""
 
 
-class CanaryJob(Printed, Asks):
-    """Let a version answer a share of the requests, or show how default and canary compare."""
+class CanaryJob(JsonOption, ServerOptions):
+    """Route a share of the requests to a version, or compare the default version with the canary."""
 
     version: str | None = None
-    """Version on trial. None: only report the present canary."""
+    """Version to try. None: only report the current canary."""
     share: float = Field(default=0.0, ge=0, le=1)
     """Share of the requests that this version answers."""
     compare: float = Field(default=0.0, ge=0, le=1)
     """Share of the requests that both versions answer, for comparison."""
     end: bool = False
-    """Send all requests to the default version again."""
+    """Route all requests to the default version again."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> CanaryJob:
+    def _check_combination(self) -> CanaryJob:
         if self.end and self.version is not None:
-            raise InputError("--end ends the canary, --version begins one: give one of them")
+            raise InputError("--end ends the canary, --version starts one: give one of them")
         if self.version is None and (self.share or self.compare):
             raise InputError("--share and --compare need --version")
         return self
 
 
-class OfVersion(Asks):
-    """A version."""
+class VersionOptions(ServerOptions):
+    """The option `--version`, and the service."""
 
     version: str
     """Name of the version."""
 
 
-class PromoteJob(Printed, OfVersion):
-    """Let a version answer all requests that name none."""
+class PromoteJob(JsonOption, VersionOptions):
+    """Make a version the default, which answers all requests that name no version."""
 
 
-class LoadJob(Waits, Asks, OfService):
-    """Start a service file's version beside the others, and wait until it is ready."""
+class LoadJob(WaitOption, ServerOptions, ServiceFileOptions):
+    """Start the version of a service file next to the others, and wait until it is ready."""
 
 
-class UnloadJob(Waits, OfVersion):
-    """End a version that no request is sent to, and wait until it is gone."""
+class UnloadJob(WaitOption, VersionOptions):
+    """Stop a version that receives no requests, and wait until it is gone."""
 
     model: str = Field(json_schema_extra={"argument": "MODEL"})
-    """The model's name."""
+    """Name of the model."""

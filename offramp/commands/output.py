@@ -1,4 +1,4 @@
-"""Prints results of commands, checks options that several of them share, and runs functions in other processes."""
+"""Helpers of several commands: tables, messages, output folders, and functions that run in a process of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # option of prctl(2)
 def make_table(
     *columns: Column | str, rows: Iterable[Iterable[str]] = (), narrow: bool = False, **options: Any
 ) -> Table:
-    """Returns a table of `rich`; a narrow one has only a line below its head, for many columns in 80 characters."""
+    """Returns a table of `rich`. With `narrow`, it has no borders, so that many columns fit into 80 characters."""
     from rich import box
     from rich.table import Table
 
@@ -38,57 +38,57 @@ def make_table(
 
 
 def show(*tables: Table) -> None:
-    """Prints tables, as wide as the terminal."""
+    """Prints tables in the width of the terminal."""
     from rich.console import Console
 
     Console().print(*tables)
 
 
 def print_result(
-    document: Any, tables: Callable[[], Iterable[Table]], words: Iterable[str] = (), *, as_json: bool
+    document: Any, make_tables: Callable[[], Iterable[Table]], lines: Iterable[str] = (), *, as_json: bool
 ) -> None:
-    """Prints a result as one line of JSON, or as tables, which are built only then, and lines of words below them."""
+    """Prints a result as one line of JSON, or as tables with lines of text below them."""
     if as_json:
         print(json.dumps(document))
-    else:
-        if found := [*tables()]:  # no plan has none
-            show(*found)
-        for line in words:
-            print(line)
+        return
+    if tables := [*make_tables()]:
+        show(*tables)
+    for line in lines:
+        print(line)
 
 
-def warn(words: str) -> None:
+def warn(message: str) -> None:
     """Prints a warning on stderr."""
-    print(f"warning: {words}", file=sys.stderr)
+    print(f"warning: {message}", file=sys.stderr)
 
 
-def command(*words: object) -> str:
-    """Returns a command of ours as a shell takes it: `offramp` and the words, quoted."""
-    return shlex.join(["offramp", *map(str, words)])
+def command(*arguments: object) -> str:
+    """Returns an `offramp` command with these arguments, quoted for a shell."""
+    return shlex.join(["offramp", *map(str, arguments)])
 
 
 def percent(share: float) -> str:
-    """Returns a share in percent, with four digits."""
+    """Returns a share in percent, with four significant digits."""
     return f"{100 * share:.4g} %"
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns milliseconds with two digits; `endless` for infinity."""
+    """Returns milliseconds with two decimals; `endless` for infinity."""
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
 
 
 def make_folder(out: Path) -> None:
-    """Makes a folder and its parents; raises InputError."""
+    """Creates a folder and its parents; raises InputError if that fails."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
-def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
-    """Runs a function in a process that ends with it: torch, a model or the planner would stay in this one's memory.
+def run_in_subprocess(work: Callable[..., Result], *arguments: object) -> Result:
+    """Runs a function in a process of its own, so that torch or the planner does not stay in memory afterwards.
 
-    That process ends with this one, too. Raises what the function raises, if it is an OfframpError.
+    If this process ends, the other one ends too. Raises the OfframpError that the function raises.
     """
     from multiprocessing import get_context
 
@@ -99,7 +99,7 @@ def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
     sending.close()
     try:
         result, error = receiving.recv()
-    except EOFError:  # it has printed why
+    except EOFError:  # the process has printed the reason
         process.join()
         raise OfframpError(f"a process of this command ended with status {process.exitcode}") from None
     except KeyboardInterrupt:
@@ -113,9 +113,9 @@ def in_own_process(work: Callable[..., Result], *arguments: object) -> Result:
 
 
 def _send(sending: Connection, work: Callable[..., Result], arguments: tuple[object, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what the function has started
-    if sys.platform == "linux":  # SIGTERM, too, if the other process is killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the cleanup of the function
+    if sys.platform == "linux":  # the kernel sends SIGTERM if the parent process is killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         result: Result | None = work(*arguments)

@@ -1,4 +1,4 @@
-"""`offramp plan` and `offramp what-if`: asks the planner, and writes its answer as JSON or as a plan file."""
+"""`offramp plan` and `offramp what-if`: runs the planner, and returns its result as JSON data or as a plan."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ NO_PLAN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan, and what to say of it beside."""
+    """A plan with its explanation."""
 
     problem: PlanProblem
     planned: Planned
     comparisons: tuple[Comparison, ...]
     rescoring: Rescoring | None = None
-    """The plan scored by exit records or known batches; None without them."""
+    """The plan's scores by exit records or recorded batches; None without them."""
     calibration: Path | None = None
-    """The calibration that it uses, if the problem's file names a model's folder."""
+    """The calibration that the plan uses, if the problem file names a model folder."""
 
     @property
     def binds(self) -> tuple[Bottleneck, ...]:
-        """What keeps the plan from being better."""
+        """The limits that keep the plan from being better."""
         return tuple(bottlenecks(self.problem, self.planned.stages, self.planned.figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoPlanAnswer:
-    """The answer that there is no plan, and why."""
+    """The result that no plan exists, with the reason."""
 
     problem: PlanProblem
     decision: NoPlan
@@ -61,12 +61,10 @@ class NoPlanAnswer:
 def answer(
     file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
 ) -> PlanAnswer | NoPlanAnswer:
-    """Asks for a plan and for those of other strategies, and explains it.
+    """Plans with a strategy and with others for comparison (`compared`; None: all that fit the problem).
 
-    `compared`: by default all that make sense for the problem.
-
-    Comparisons are by the planner's own view, nested survival, of every strategy: what exit records prefer, and what
-    they say of it, stands apart in `rescoring`. Of the plans compared, the records may prefer one to that of `best`.
+    Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
+    records, and the plan is the candidate that they prefer. Plans of the compared strategies are candidates for `best`.
     """
     problem = file.problem
     compared = strategies_for(problem) if compared is None else compared
@@ -75,7 +73,7 @@ def answer(
     if isinstance(decision, NoPlan):
         decision = replace(decision, more=more_devices(problem, strategy))
         return NoPlanAnswer(problem=problem, decision=decision, comparisons=compare(problem, decisions))
-    if strategy == "best":  # by the records, a part of the space may hold the better plan
+    if strategy == "best":  # exit records may prefer the plan of another strategy
         others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
         decision = replace(decision, candidates=(*decision.candidates, *others))
     rescoring = _rescoring(file, decision)
@@ -93,32 +91,34 @@ def answer(
 def best_answer(
     files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
 ) -> tuple[ProblemFile, PlanAnswer | NoPlanAnswer]:
-    """Returns the best plan of a problem with several calibrations, the first of equal ones, and its file.
+    """Returns the best plan over several calibrations, and its problem file; the first of equally good ones.
 
-    Where none has a plan: why the first has none.
+    If no calibration has a plan, returns the reason of the first one.
     """
     answers = [(file, answer(file, strategy, solve, compared=compared)) for file in files]
-    found = [(file, each) for file, each in answers if isinstance(each, PlanAnswer)]
-    if not found:
+    plans = [(file, each) for file, each in answers if isinstance(each, PlanAnswer)]
+    if not plans:
         return answers[0]
-    promises = [predictions(each.problem, each.planned.figures) for _, each in found]
-    return found[most_worth(found[0][1].problem.objective, promises)]
+    promises = [predictions(each.problem, each.planned.figures) for _, each in plans]
+    return plans[best_index(plans[0][1].problem.objective, promises)]
 
 
-def most_worth(objective: Objective, promises: Sequence[Mapping[str, float]]) -> int:
-    """Returns the index of the plan that is best by the objective, the first of equal ones (`promised`)."""
-    rate = isinstance(objective, MaximizeRate)
-    name = "rate_per_s" if rate else "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s"
+def best_index(objective: Objective, promises: Sequence[Mapping[str, float]]) -> int:
+    """Returns the index of the plan that is best by the objective, or of the first of equally good ones."""
+    if isinstance(objective, MaximizeRate):
+        name, sign = "rate_per_s", -1
+    else:
+        name, sign = "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s", 1
     best = 0
     for index, promise in enumerate(promises[1:], start=1):
-        value, than = promise[name], promises[best][name]
-        if value > than * (1 + TOLERANCE) if rate else value < than * (1 - TOLERANCE):
+        cost, lowest = sign * promise[name], sign * promises[best][name]
+        if cost < lowest - TOLERANCE * abs(lowest):
             best = index
     return best
 
 
 def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
-    """Returns the answer as plain JSON data: first the plan, then its explanation."""
+    """Returns the answer as JSON data: first the plan, then its explanation."""
     if isinstance(answer, NoPlanAnswer):
         return {
             "no_plan": _no_plan_document(answer.decision) | {"message": answer.message},
@@ -165,10 +165,10 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
 
 
 def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:
-    """Returns the plan for `offramp serve`: the stages with the exit policy.
+    """Returns the plan for `offramp serve`, with an exit policy.
 
-    That rule comes from the problem's exit records, or is `threshold`, an entropy in nats for all ramps. Raises
-    InputError where both or neither say it, PlanError for devices that nothing can serve on.
+    Thresholds are those of the problem's exit records, or `threshold`, an entropy in nats, for all ramps. Raises
+    InputError if both or neither are given, and PlanError for an unknown device.
     """
     for stage in planned.stages:
         find_device(stage.device)
@@ -178,7 +178,7 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
 
 
 def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> Plan:
-    """Returns the planner's plan with an exit policy; no words are pruned."""
+    """Returns the planner's plan with an exit policy, without word pruning."""
     return Plan(
         stages=planned.stages,
         shares=planned.figures.shares,
@@ -190,15 +190,15 @@ def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> P
 
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
-    """Yields every strategy's decision at each value of an axis, as they are found."""
-    for value, other in zip(axis.values, variants(problem, axis), strict=True):  # checked before the first is solved
-        yield value, {each: solve(other, each) for each in strategies_for(other)}
+    """Yields each value of an axis with the decisions of all strategies."""
+    for value, variant in zip(axis.values, variants(problem, axis), strict=True):
+        yield value, {strategy: solve(variant, strategy) for strategy in strategies_for(variant)}
 
 
 def what_if_document(
     problem: PlanProblem, axis: Axis, value: float, decisions: Mapping[Strategy, Decision]
 ) -> dict[str, Any]:
-    """Returns one value of an axis as plain JSON data."""
+    """Returns the result for one value of an axis as JSON data."""
     device = {} if axis.device is None else {"device": axis.device}
     strategies = {name: _decision(problem, each) for name, each in decisions.items()}
     return {**device, axis.name: value, "strategies": strategies}
@@ -219,13 +219,13 @@ def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
 def _policy(file: ProblemFile, ramps: tuple[int, ...], threshold: float | None) -> PolicySpec:
     recorded = file.policy(ramps)
     if recorded is not None and threshold is not None:
-        raise InputError("--threshold: the problem's exit records have thresholds already")
+        raise InputError("--threshold: the problem's exit records already define thresholds")
     if recorded is not None:
         return recorded
     if threshold is None:
         raise InputError(
-            f"--out: ramps {list(ramps)} are active and nothing says when to leave there; give --threshold, "
-            "or survival from exit records in the problem"
+            f"--out: ramps {list(ramps)} are active and have no thresholds; give --threshold, or survival from exit "
+            "records in the problem"
         )
     return PolicySpec(name="entropy", thresholds=threshold)
 
@@ -254,8 +254,8 @@ def _baselines(problem: PlanProblem, comparisons: tuple[Comparison, ...]) -> dic
 
 def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any]:
     shown = rescoring.chosen or rescoring.candidates[0]
-    is_sought = isinstance(problem.objective, MinimizeLatency)
-    mean = {"mean_latency_s": shown.joint.mean_latency_s} if is_sought else {}
+    is_objective = isinstance(problem.objective, MinimizeLatency)
+    mean = {"mean_latency_s": shown.joint.mean_latency_s} if is_objective else {}
     return {
         "rate_per_s": shown.joint.rate_per_s,
         "latency_s": shown.joint.latency_s,

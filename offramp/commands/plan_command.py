@@ -1,4 +1,4 @@
-"""`offramp plan` and `offramp what-if` as tables, with times in milliseconds."""
+"""`offramp plan` and `offramp what-if`: prints plans as JSON or as tables, with times in milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import AfterAnswer
-from offramp.commands.options import PlanJob, WhatIfJob, order_option
+from offramp.commands.options import PlanJob, WhatIfJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, show
 from offramp.commands.plan import (
     NO_PLAN,
@@ -40,8 +40,8 @@ from optimizer.what_if import Axis, AxisName, with_batch_limit
 
 
 def run(job: PlanJob) -> None:
-    """Plans, writes the asked files, and prints the plan."""
-    order = order_option(job.order)
+    """Plans, writes the requested files, and prints the plan."""
+    order = parse_order(job.order)
     if job.plot is not None:
         check_picture(job.plot)
     files = read_problems(job.problem)
@@ -49,34 +49,34 @@ def run(job: PlanJob) -> None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     if order is not None:
         files = tuple(replace(file, order=order) for file in files)
-    file, found = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
-    if isinstance(found, NoPlanAnswer):
+    file, result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
+    if isinstance(result, NoPlanAnswer):
         if not job.as_json:
-            print(found.message, file=sys.stderr)
-        print_result(answer_document(found), lambda: no_plan_tables(found), as_json=job.as_json)
+            print(result.message, file=sys.stderr)
+        print_result(answer_document(result), lambda: no_plan_tables(result), as_json=job.as_json)
         raise typer.Exit(NO_PLAN)
     if job.out is not None:
-        write_plan(serving_plan(file, found.planned, job.threshold), job.out)
+        write_plan(serving_plan(file, result.planned, job.threshold), job.out)
     if job.plot is not None:
-        draw_plan(found.planned, job.plot)
-    print_result(answer_document(found), lambda: plan_tables(found), as_json=job.as_json)
+        draw_plan(result.planned, job.plot)
+    print_result(answer_document(result), lambda: plan_tables(result), as_json=job.as_json)
 
 
 def run_what_if(job: WhatIfJob) -> None:
-    """Plans each value, and prints the results."""
-    given = {name: value for name, value in job if name not in ("problem", "as_json")}
-    named = {name: value for name, value in given.items() if value is not None}
-    if len(named) != 1:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in named or given)
-        raise InputError(f"give exactly one of the options that change a number, not {len(named)}: {options}")
-    axis = _counts(job.count) if job.count is not None else _axis(*named.popitem())
-    asked = read_problem(job.problem).problem
-    rows = what_if(asked, axis, solve)
+    """Plans for each value, and prints the results."""
+    options = {name: value for name, value in job if name not in ("problem", "as_json")}
+    axes = {name: value for name, value in options.items() if value is not None}
+    if len(axes) != 1:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in axes or options)
+        raise InputError(f"give exactly one of the options with values, not {len(axes)}: {names}")
+    axis = _counts(job.count) if job.count is not None else _axis(*axes.popitem())
+    problem = read_problem(job.problem).problem
+    rows = what_if(problem, axis, solve)
     if job.as_json:
-        for each, decisions in rows:
-            print(json.dumps(what_if_document(asked, axis, each, decisions)), flush=True)
+        for value, decisions in rows:
+            print(json.dumps(what_if_document(problem, axis, value, decisions)), flush=True)
         return
-    show(what_if_table(asked, axis, list(rows)))
+    show(what_if_table(problem, axis, list(rows)))
 
 
 def _axis(name: str, values: tuple[float, ...]) -> Axis:
@@ -88,25 +88,24 @@ def _counts(text: str) -> Axis:
     try:
         return Axis(name="count", values=tuple(sorted({int(each) for each in counts.split(",")})), device=device)
     except ValueError as error:
-        raise InputError(f"--count {text!r}; a device and its numbers are needed, like V100=4,8,16") from error
+        raise InputError(f"--count {text!r}: it must be an accelerator type and counts, such as V100=4,8,16") from error
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
-    """Returns the table of a plan for generation."""
-    said, generation = sequence_figures(problem, stages, **step_figures(figures)), generation_of(problem)
+    """Returns a table of the figures of a model that generates."""
+    predicted, generation = sequence_figures(problem, stages, **step_figures(figures)), generation_of(problem)
+    mean_ms, most_ms = milliseconds(predicted.token_s), milliseconds(predicted.most_token_s)
     table = make_table("", "value", title="Generation")
-    table.add_row("tokens", f"{said.tokens_per_s:.1f}/s, of {said.sequences_per_s:.2f} sequences/s")
-    table.add_row(
-        "time per token", f"{milliseconds(said.token_s)} ms on average, {milliseconds(said.most_token_s)} at worst"
-    )
+    table.add_row("tokens", f"{predicted.tokens_per_s:.1f}/s, of {predicted.sequences_per_s:.2f} sequences/s")
+    table.add_row("time per token", f"{mean_ms} ms on average, {most_ms} at worst")
     limit_s = None if generation.ttft_s is None else generation.ttft_s * (1 - problem.slo.slack)
     allowed = "" if limit_s is None else f" of {milliseconds(limit_s)} ms allowed"
-    table.add_row("first token", f"{milliseconds(said.ttft_s)} ms at worst{allowed}")
+    table.add_row("first token", f"{milliseconds(predicted.ttft_s)} ms at worst{allowed}")
     at_most = "" if generation.most_running is None else f", {generation.most_running} run at a time"
-    table.add_row("sequences", f"{said.running} keep all batches full{at_most}")
-    table.add_row("prompts", f"{said.prompt_share:.1%} of the accelerators' time")
-    table.add_row("skipped tokens", f"{said.filled:.2f} per survivor are filled in by {generation.fill}")
-    for index, each in enumerate(said.pages or ()):
+    table.add_row("sequences", f"{predicted.running} keep all batches full{at_most}")
+    table.add_row("prompts", f"{predicted.prompt_share:.1%} of the accelerators' time")
+    table.add_row("skipped tokens", f"{predicted.filled:.2f} per survivor are filled in by {generation.fill}")
+    for index, each in enumerate(predicted.pages or ()):
         table.add_row(f"pages, stage {index}", f"{each.needed} needed of {each.pages} per replica")
     return table
 
@@ -117,7 +116,7 @@ AXES: Mapping[str, AxisName] = {
     "budget": "usd_per_hour",
     "rate": "rate_per_s",
 }
-"""By the option that changes it."""
+"""Names of the axes, by option."""
 AXIS_TITLES = {
     "slo_s": "SLO ms",
     "batch_limit": "batch limit",
@@ -125,13 +124,13 @@ AXIS_TITLES = {
     "rate_per_s": "rate /s",
     "count": "count",
 }
-SOUGHT: dict[type[Objective], tuple[str, int]] = {
+OBJECTIVE_CELLS: dict[type[Objective], tuple[str, int]] = {
     MaximizeRate: ("/s", 0),
     MinimizeCost: ("USD/h", 2),
     MinimizeLatency: ("mean ms", 3),
 }
-"""Unit of what is sought, and its place among a decision's cells."""
-AFTER_WORDS: dict[AfterAnswer, str] = {
+"""Unit of each objective, and the index of its cell in `_decision_cells`."""
+AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
     "stop": "stop: they make room",
     "stay": "run on to the end: every answer is checked",
 }
@@ -147,7 +146,7 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
     if answer.comparisons:
         table = comparison_table(answer.problem, answer.comparisons)
         if answer.rescoring is not None:
-            table.caption = "Survival nested in all of them: the planner's own choice of each strategy"
+            table.caption = "All figures are for nested survival, without the exit records"
         tables.append(table)
     return tables
 
@@ -170,11 +169,11 @@ def no_plan_tables(answer: NoPlanAnswer) -> list[Table]:
 
 
 def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:
-    """Returns a row per value: the best plan's figures, and the objective of every other strategy."""
+    """Returns a table with a row per value: figures of the best plan, and the objective of every other strategy."""
     if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
-        problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # at a rate, cost is sought
+        problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
-    unit, place = SOUGHT[type(problem.objective)]
+    unit, cell = OBJECTIVE_CELLS[type(problem.objective)]
     others = [strategy for strategy in strategies_for(problem) if strategy != "best"]
     first, *further = _decision_names(problem)
     names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
@@ -182,11 +181,11 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
     for value, decisions in rows:
         shown = value * 1e3 if axis.name == "slo_s" else value
         best = _decision_cells(problem, decisions["best"])
-        sought = (
-            "-" if isinstance(decisions[each], NoPlan) else _decision_cells(problem, decisions[each])[place]
+        objectives = (
+            "-" if isinstance(decisions[each], NoPlan) else _decision_cells(problem, decisions[each])[cell]
             for each in others
         )
-        table.add_row(f"{shown:g}", *best, *sought)
+        table.add_row(f"{shown:g}", *best, *objectives)
     return table
 
 
@@ -202,17 +201,21 @@ def _stages(answer: PlanAnswer) -> Table:
     for each in planned.figures.splits:
         stage, bounds = planned.stages[each.stage_index], planned.figures.stages[each.stage_index]
         split = each.split
-        own = each.stage_index not in shown  # a stage's own cells stand on the row of its first split
+        is_first = each.stage_index not in shown  # cells of the stage are only in the row of its first split
         shown.add(each.stage_index)
         table.add_row(
-            f"{each.stage_index}: {stage.replicas} x {stage.device}" if own else "",
+            f"{each.stage_index}: {stage.replicas} x {stage.device}" if is_first else "",
             f"{split.first}-{split.end - 1}",
             str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
             _ranges(split.ramps) or "-",
             milliseconds(each.seconds),
             milliseconds(each.wait_s),
             f"{each.fill:.0%}",
-            *((_rate(bounds.rate_per_s), milliseconds(bounds.hop_s) if bounds.hop_s else "-") if own else ("", "")),
+            *(
+                (_rate(bounds.rate_per_s), milliseconds(bounds.hop_s) if bounds.hop_s else "-")
+                if is_first
+                else ("", "")
+            ),
         )
     return table
 
@@ -222,12 +225,12 @@ def _figures(answer: PlanAnswer) -> Table:
     table = make_table("", "value", title="Predicted")
     table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
     if problem.required_per_s is not None:
-        table.add_row("rate asked for", f"{_rate(figures.served_per_s)}/s")
+        table.add_row("requested rate", f"{_rate(figures.served_per_s)}/s")
     if isinstance(problem.objective, MinimizeLatency):
         allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
         table.add_row("mean answer time", f"{milliseconds(figures.mean_latency_s)} ms")
         table.add_row("ramps", f"{figures.ramp_overhead:.2%} of the blocks' time{allowed}")
-        table.add_row("answered inputs", AFTER_WORDS[planned.stages[0].splits[0].after_answer])
+        table.add_row("answered inputs", AFTER_ANSWER_TEXTS[planned.stages[0].splits[0].after_answer])
     limit = milliseconds(problem.slo.limit_s)
     table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed")
     table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
@@ -251,7 +254,7 @@ def _figures(answer: PlanAnswer) -> Table:
 
 
 def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
-    """Returns both views of the chosen plan, side by side."""
+    """Returns a table of the plan's figures with nested survival and with the exit records."""
     shown = rescoring.chosen or rescoring.candidates[0]
     nested, joint = shown.nested, shown.joint
     table = make_table("", "nested", "joint", title="By the exit records")
@@ -268,7 +271,7 @@ def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
 
 
 def _decision_names(problem: PlanProblem) -> tuple[str, ...]:
-    """Returns titles of a decision's cells; problems that seek early answers have two more."""
+    """Returns the titles of `_decision_cells`."""
     names = ("rate /s", "latency ms", "USD/h")
     return (*names, "mean ms", "answered") if isinstance(problem.objective, MinimizeLatency) else names
 
@@ -288,7 +291,7 @@ def _rate(per_s: float) -> str:
 
 
 def _ranges(ramps: Sequence[int]) -> str:
-    """Returns ramps in few characters: 0-2, 5, 7."""
+    """Returns ramps as ranges, such as 0-2, 5, 7."""
     starts = [ramp for ramp in ramps if ramp - 1 not in ramps]
     ends = [ramp for ramp in ramps if ramp + 1 not in ramps]
     return ", ".join(f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))

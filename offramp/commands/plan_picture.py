@@ -21,16 +21,16 @@ FUSED, SHRINKING, RAMP = "#3b6ea5", "#c05640", "#555555"
 
 
 def check_picture(path: Path) -> None:
-    """Raises InputError for an unknown ending, or without matplotlib, before anything is planned."""
+    """Raises InputError for an unknown ending, or if matplotlib is missing."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"--plot {path}; allowed endings: {', '.join(ENDINGS)}")
     load_pyplot()
 
 
 def draw_plan(planned: Planned, path: Path) -> None:
-    """Draws a plan in the format of the path's ending; raises InputError as `check_picture`, or if it cannot write.
+    """Draws a plan in the format of the path's ending. The same plan gives the same file.
 
-    The same plan gives the same file.
+    Raises the errors of `check_picture`, and InputError if the file cannot be written.
     """
     check_picture(path)
     pyplot = load_pyplot()
@@ -53,7 +53,7 @@ def draw_plan(planned: Planned, path: Path) -> None:
 
 
 def load_pyplot() -> Any:
-    """Returns pyplot without a display; raises InputError that says how to install it."""
+    """Returns pyplot, set to draw without a display; raises InputError if matplotlib is missing."""
     try:
         import matplotlib
     except ImportError as error:
@@ -65,7 +65,7 @@ def load_pyplot() -> Any:
 
 
 def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
-    """Draws every stage as a coloured band over its blocks."""
+    """Draws each stage as a coloured band over its blocks."""
     for index, stage in enumerate(stages):
         color = BANDS[index % len(BANDS)]
         for first, end in stage.ranges:
@@ -73,7 +73,7 @@ def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
 
 
 def _draw_devices(axes: Axes, planned: Planned) -> None:
-    """Draws one bar per split, a row per stage, and active ramps as dashed lines."""
+    """Draws a bar per split, in a row per stage, and active ramps as dashed lines."""
     if len(planned.figures.shares) == 1:
         draw_bands(axes, planned.stages)
     for index, stage in enumerate(planned.stages):
@@ -91,7 +91,7 @@ def _draw_devices(axes: Axes, planned: Planned) -> None:
 
 
 def _counted(split: Split) -> int:
-    """Returns a split's batch limit: its token budget if it has one, else its inputs."""
+    """Returns a split's token budget if it has one, else its batch size."""
     return split.tokens or split.batch
 
 
@@ -118,16 +118,16 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
 
 
 def _draw_chains(axes: Axes, planned: Planned) -> None:
-    """Draws a line for each of several chains."""
+    """Draws the batch at every block, with a line per chain."""
     figures, first = planned.figures, 0
     for chain, stages in enumerate(chains_of(planned.stages, planned.stages[-1].end)):
-        here = range(first, first + len(stages))
-        splits = [each for each in figures.splits if each.stage_index in here]
+        stage_range = range(first, first + len(stages))
+        splits = [each for each in figures.splits if each.stage_index in stage_range]
         blocks = [block for each in splits for block in range(each.split.first, each.split.end)]
         batches = [batch for each in splits for batch in each.batch_at_block]
-        label = f"{figures.shares[chain]:.0%} by stages {here.start} to {here.stop - 1}"
+        label = f"{figures.shares[chain]:.0%} by stages {stage_range.start} to {stage_range.stop - 1}"
         axes.step(blocks, batches, where="mid", marker="o", label=label)
         axes.set_xticks(blocks)
-        first = here.stop
+        first = stage_range.stop
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", fontsize=9)

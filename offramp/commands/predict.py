@@ -1,16 +1,18 @@
-"""Predicts any number of inputs with concurrent requests; answers are in order, and few inputs are in memory.
+"""`offramp predict`: predicts any number of inputs with concurrent requests, and writes the answers in order.
 
-What is wrong with one input is said in its row; what is wrong with the service ends the run, once every row before it
-is written.
+An error of one input is written into its row. An error of the service ends the run, after all earlier rows are written.
+Only the inputs of running requests are in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import csv
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -38,56 +40,48 @@ from offramp.client.client import AsyncClient, Client
 from offramp.client.protocol import Prediction
 from offramp.commands.options import PredictJob
 from offramp.commands.progress import progress_bars
-from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
+from offramp.load.data_stream import ARRAYS, InputRow, id_columns_of, stream_inputs, stream_lines
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
-"""Prefix of PNG files in base64, without the last characters, which depend on the content."""
-
-
-def is_png(value: object) -> bool:
-    """Returns whether a value of an answer is a PNG file in base64."""
-    return isinstance(value, str) and value.startswith(PNG)
-
-
+"""The first characters of every PNG file in base64."""
 Format = Literal["jsonl", "csv"]
 ENDINGS: Mapping[str, Format] = {".csv": "csv", ".jsonl": "jsonl"}
-ERROR = "error"
 WAITING = 2
-"""Requests that may wait for their turn, per concurrent one, so that a slow request does not stop the others."""
-OF_ONE_INPUT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
-"""Errors of a request that one of its inputs may have caused; so may a 400, an InputError of no subclass."""
-OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
-"""Errors after the client's retries; the next inputs may succeed."""
+"""Unwritten requests per concurrent request, so that a slow request does not hold up the others."""
+INPUT_ERRORS = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
+"""Errors of a request that one of its inputs can cause. So can a 400, which is an InputError of no subclass."""
+TEMPORARY_ERRORS = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
+"""Errors that remain after the client's retries, although later inputs may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An input and its result: exactly one of `prediction` and `error` is set."""
 
-    shown: Mapping[str, object]
-    """What identifies the input."""
+    id_columns: Mapping[str, object]
+    """The columns that identify the input."""
     prediction: Prediction | None = None
     error: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Returns the row for JSON, with lists instead of arrays."""
+        """Returns the row as JSON data, with lists instead of arrays."""
         if self.prediction is None:
-            return {**self.shown, "error": self.error}
-        said = self.prediction.said.items()
-        lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in said}
-        return {**self.shown, **lists, "exit": self.prediction.exit}
+            return {**self.id_columns, "error": self.error}
+        values = self.prediction.task_values.items()
+        lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
+        return {**self.id_columns, **lists, "exit": self.prediction.exit}
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of written rows."""
+    """Statistics of the written rows."""
 
     rows: int = 0
     failed: int = 0
     seconds: float = 0.0
     exits: Counter[int] = field(default_factory=Counter)
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         exits = ", ".join(f"{block}: {count}" for block, count in sorted(self.exits.items())) or "none"
         rows_per_s = self.rows / self.seconds if self.seconds > 0 else 0.0
         return (
@@ -97,7 +91,7 @@ class Tally:
 
 
 async def predict_all(
-    inputs: Iterator[Given],
+    inputs: Iterator[InputRow],
     client: AsyncClient,
     job: PredictJob,
     write: Callable[[Row], object],
@@ -105,9 +99,9 @@ async def predict_all(
     clock: Clock,
     on_rows: Callable[[int], object],
 ) -> Tally:
-    """Predicts every input, and `write`s the rows in order; `on_rows` gets the number of written rows.
+    """Predicts every input and passes the rows to `write`, in order. `on_rows` gets the number of written rows.
 
-    Raises what ended the run before the last input: DataError of the inputs, or an error of the service as a whole.
+    Raises the error that ended the run early: DataError for the inputs, or an error of the service.
     """
     tally, started_s = Tally(), clock.now_s()
     async for rows in _answered(inputs, client, job):
@@ -122,102 +116,117 @@ async def predict_all(
     return tally
 
 
-async def _answered(inputs: Iterator[Given], client: AsyncClient, job: PredictJob) -> AsyncIterator[list[Row]]:
-    """Yields the rows of each request in order, while others are running."""
-    asked: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
+async def _answered(inputs: Iterator[InputRow], client: AsyncClient, job: PredictJob) -> AsyncIterator[list[Row]]:
+    """Yields the rows of each request, in order, while later requests are running."""
+    requests: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
     room = asyncio.Semaphore(WAITING * job.concurrency)
-    reading = asyncio.create_task(_read(inputs, client, job, asked, room))
+    reader = asyncio.create_task(_read(inputs, client, job, requests, room))
     try:
-        while (request := await asked.get()) is not None:
+        while (request := await requests.get()) is not None:
             yield await request
             room.release()
-        await reading
+        await reader
     finally:
-        left = [each for _ in range(asked.qsize()) if (each := asked.get_nowait()) is not None]
-        reading.cancel()
-        for task in left:
+        unwritten = [each for _ in range(requests.qsize()) if (each := requests.get_nowait()) is not None]
+        reader.cancel()
+        for task in unwritten:
             task.cancel()
-        await asyncio.gather(reading, *left, return_exceptions=True)  # what else went wrong is the same thing again
+        await asyncio.gather(reader, *unwritten, return_exceptions=True)  # only the first error is raised
 
 
 async def _read(
-    inputs: Iterator[Given],
+    inputs: Iterator[InputRow],
     client: AsyncClient,
     job: PredictJob,
-    asked: asyncio.Queue[asyncio.Task[list[Row]] | None],
+    requests: asyncio.Queue[asyncio.Task[list[Row]] | None],
     room: asyncio.Semaphore,
 ) -> None:
     """Starts a request for each batch of inputs when there is room; puts None at the end or after an error."""
-    under_way = asyncio.Semaphore(job.concurrency)
+    running = asyncio.Semaphore(job.concurrency)
 
-    async def request(batch: Sequence[Given]) -> list[Row]:
-        async with under_way:
+    async def request(batch: Sequence[InputRow]) -> list[Row]:
+        async with running:
             return await _rows(batch, client, job)
 
     try:
-        # In a thread: a pipe may be silent for long, and answers are to come out meanwhile.
-        while batch := await asyncio.to_thread(lambda: list(islice(inputs, job.batch))):
+        while batch := await _in_daemon_thread(lambda: list(islice(inputs, job.batch))):
             await room.acquire()
-            asked.put_nowait(asyncio.create_task(request(batch)))
+            requests.put_nowait(asyncio.create_task(request(batch)))
     finally:
-        asked.put_nowait(None)
+        requests.put_nowait(None)
 
 
-async def _rows(batch: Sequence[Given], client: AsyncClient, job: PredictJob) -> list[Row]:
-    """Returns the rows of some inputs; halves them if one may have failed the request of all."""
+def _in_daemon_thread(read: Callable[[], list[InputRow]]) -> asyncio.Future[list[InputRow]]:
+    """Reads in a thread, so that answers are written while a pipe is silent.
+
+    The command ends without the thread: with `asyncio.to_thread`, Ctrl-C would have no effect until the pipe has data.
+    """
+    future = concurrent.futures.Future[list[InputRow]]()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(read())
+        except BaseException as error:  # raised again where the future is awaited
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+async def _rows(batch: Sequence[InputRow], client: AsyncClient, job: PredictJob) -> list[Row]:
+    """Returns the rows of a batch. If one input may have failed the request, retries each half of the batch."""
     try:
         inputs = [each.value for each in batch]
         predictions = await client.predict_many(inputs, truncate=job.truncate, in_words=True)
     except OfframpError as error:
-        if _may_be_one_inputs(error) and len(batch) > 1:
+        by_one_input = isinstance(error, INPUT_ERRORS) or type(error) is InputError
+        if by_one_input and len(batch) > 1:
             middle = len(batch) // 2
             return [*await _rows(batch[:middle], client, job), *await _rows(batch[middle:], client, job)]
-        if not (_may_be_one_inputs(error) or isinstance(error, OF_THE_MOMENT)):
+        if not (by_one_input or isinstance(error, TEMPORARY_ERRORS)):
             raise
-        return [Row(shown=each.shown, error=f"{error.kind}: {error}") for each in batch]
-    return [Row(shown=each.shown, prediction=found) for each, found in zip(batch, predictions, strict=True)]
+        return [Row(id_columns=each.id_columns, error=f"{error.kind}: {error}") for each in batch]
+    pairs = zip(batch, predictions, strict=True)
+    return [Row(id_columns=each.id_columns, prediction=prediction) for each, prediction in pairs]
 
 
-def _may_be_one_inputs(error: OfframpError) -> bool:
-    return isinstance(error, OF_ONE_INPUT) or type(error) is InputError
-
-
-def format_of(out: Path | None, asked: Format | None) -> Format:
+def format_of(out: Path | None, requested: Format | None) -> Format:
     """Returns the format by `--format` or the file's ending; raises InputError if they disagree."""
-    named = None if out is None else ENDINGS.get(out.suffix)
-    if named is not None and asked is not None and named != asked:
-        raise InputError(f"--format {asked}: the ending of --out {out} says {named}")
-    return named or asked or "jsonl"
+    by_ending = None if out is None else ENDINGS.get(out.suffix)
+    if by_ending is not None and requested is not None and by_ending != requested:
+        raise InputError(f"--format {requested} contradicts the ending of --out {out}")
+    return by_ending or requested or "jsonl"
 
 
 @contextmanager
 def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterator[Callable[[Row], None]]:
-    """Yields a function that writes a row to a file or stdout; `columns` of CSV, without that of errors.
+    """Yields a function that writes a row to a file or to stdout. `columns` are those of CSV, except `error`.
 
-    What answers hold beside them has no place in a table: at the end a line on stderr names it.
+    CSV leaves out all other values of the answers. A line on stderr names them at the end.
     """
     left_out: dict[str, None] = {}
     with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", newline="") as file:
         yield _writer(file, form, columns, left_out)
         file.flush()
     if left_out:
-        sys.stderr.write(f"no columns of CSV, so left out: {', '.join(left_out)}; --format jsonl has them\n")
+        sys.stderr.write(f"left out of the CSV file: {', '.join(left_out)}; --format jsonl includes them\n")
 
 
-def map_folder(folder: Path | None, wanted: Mapping[str, str], inputs: Iterable[Path]) -> Path | None:
-    """Makes the folder for class maps, if one is asked for.
+def map_folder(folder: Path | None, model_inputs: Mapping[str, str], paths: Iterable[Path]) -> Path | None:
+    """Creates the folder for class maps, if there is one; `paths` are those of the inputs.
 
-    Raises InputError if that fails, for inputs without names, and for a folder that is or holds one of the inputs.
+    Raises InputError if that fails, for inputs other than image files, and for a folder that contains an input.
     """
     if folder is None:
         return None
-    if wanted != IMAGES:
-        raise InputError("--maps: class maps are answers to images, and the model takes other inputs")
-    for path in inputs:
+    if model_inputs != IMAGES:
+        raise InputError("--maps: only models for images answer class maps, and this model takes other inputs")
+    for path in paths:
         if path.suffix in ARRAYS:
-            raise InputError(f"--maps: class maps are named after images; {path} holds rows: give a folder or a .zip")
+            raise InputError(f"--maps: class maps are named after image files; {path} has none: give a folder or .zip")
         if path.resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"--maps {folder}: {path} lies there, an input: class maps need another folder")
+            raise InputError(f"--maps {folder}: the folder contains the input {path}; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -226,147 +235,149 @@ def map_folder(folder: Path | None, wanted: Mapping[str, str], inputs: Iterable[
 
 
 def with_pictures(row: Row, folder: Path | None) -> Row:
-    """Writes the pictures of an answer, and returns the row with their paths instead."""
+    """Writes the PNG files of an answer, and returns the row with their paths instead."""
     if folder is None or row.prediction is None:
         return row
-    stem = Path(str(row.shown["image"])).stem
-    said = vars(row.prediction).items()
-    put = {name: _picture(folder, stem, value) if is_png(value) else value for name, value in said}
-    return replace(row, prediction=Prediction(**put))
+    stem = Path(str(row.id_columns["image"])).stem
+    values = vars(row.prediction).items()
+    written = {name: _write_png(folder, stem, value) if is_png(value) else value for name, value in values}
+    return replace(row, prediction=Prediction(**written))
 
 
-def _picture(folder: Path, stem: str, content: str) -> str:
-    """Writes a picture under the first unused name, since images of several folders may have one name."""
+def is_png(value: object) -> bool:
+    """Returns whether a value of an answer is a PNG file in base64."""
+    return isinstance(value, str) and value.startswith(PNG)
+
+
+def _write_png(folder: Path, stem: str, content: str) -> str:
+    """Writes a PNG file under the first unused name, because images of several folders may have the same name."""
     for number in count(1):
         path = folder / (f"{stem}.png" if number == 1 else f"{stem}-{number}.png")
         with suppress(FileExistsError), path.open("xb") as file:
             file.write(base64.b64decode(content))
             return str(path)
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[str, None]) -> Callable[[Row], None]:
     if form == "jsonl":
         return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
-    names = (*columns, ERROR)
+    names = (*columns, "error")
     table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
     table.writeheader()
 
     def write(row: Row) -> None:
         cells = row.to_json()
         left_out.update(dict.fromkeys(name for name in cells if name not in names))
-        table.writerow(  # lists and objects as JSON, which other programs read
-            {
-                name: json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
-                for name, value in cells.items()
-            }
-        )
+        for name, value in cells.items():
+            if isinstance(value, list | dict):
+                cells[name] = json.dumps(value, ensure_ascii=False)
+        table.writerow(cells)
 
     return write
 
 
-STDIN = "-"
 IMAGES = {"image": "BYTES"}
-"""Inputs of a model of images, with their datatype."""
+"""Name and datatype of the input of a model for images."""
 
 
 def run(job: PredictJob) -> None:
     """Predicts, and prints or writes the answers; raises OfframpError if an input failed."""
-    given = list(job.texts)
-    piped = given == [STDIN] or (not given and job.data is None and not sys.stdin.isatty())
-    if (job.data is not None) + (bool(given) and not piped) + piped != 1:
-        raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
+    arguments = list(job.texts)
+    piped = arguments == ["-"] or (not arguments and job.data is None and not sys.stdin.isatty())
+    if (job.data is not None) + (bool(arguments) and not piped) + piped != 1:
+        raise InputError("give one of these: inputs as arguments, --data PATH, or - for standard input")
     if job.data is not None and job.out is not None and job.out.resolve() == job.data.resolve():
-        raise InputError(f"--out {job.out} is the file of --data, which would be lost; name another")
-    if given and not piped:
+        raise InputError(f"--out {job.out} is the file of --data, which would be overwritten; choose another file")
+    if arguments and not piped:
         if {"out", "form", "batch", "concurrency"} & job.model_fields_set:
             raise InputError("--out, --format, --batch and --concurrency go with --data or -, not with arguments")
-        _predict_few(given, job)
+        _predict_few(arguments, job)
         return
     tally = _predict_many(job, format_of(job.out, job.form))
-    print(tally.in_words(), file=sys.stderr)
+    print(tally.summary(), file=sys.stderr)
     if tally.failed:
-        raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
+        raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; see the column `error` of their rows")
 
 
-def _predict_few(given: Sequence[str], job: PredictJob) -> None:
+def _predict_few(arguments: Sequence[str], job: PredictJob) -> None:
     with Client(job.url, job.timeout_s, api_key=job.api_key) as client:
-        wanted = _wanted(client.metadata())
-        inputs = _arguments(given, wanted)
-        maps = map_folder(job.maps, wanted, map(Path, given))
+        model_inputs = _input_datatypes(client.metadata())
+        inputs = _inputs_of_arguments(arguments, model_inputs)
+        maps = map_folder(job.maps, model_inputs, map(Path, arguments))
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
-    for one, found in zip(inputs, predictions, strict=True):
-        row = with_pictures(Row(shown=one.shown, prediction=found), maps)
-        shown = " | ".join(map(str, row.shown.values()))
-        print(json.dumps(row.to_json()) if job.as_json else f"{_told(row)}  {shown}")
+    for each, prediction in zip(inputs, predictions, strict=True):
+        row = with_pictures(Row(id_columns=each.id_columns, prediction=prediction), maps)
+        name = " | ".join(map(str, row.id_columns.values()))
+        print(json.dumps(row.to_json()) if job.as_json else f"{_summary_line(row)}  {name}")
 
 
-def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
-    """Returns texts, paths of images, or the texts of one pair; raises InputError."""
-    if wanted == IMAGES:
-        missing = next((path for path in given if not Path(path).exists()), None)
+def _inputs_of_arguments(arguments: Sequence[str], model_inputs: Mapping[str, str]) -> list[InputRow]:
+    """Returns the arguments as inputs: texts, paths of images, or the texts of one pair; raises InputError."""
+    if model_inputs == IMAGES:
+        missing = next((path for path in arguments if not Path(path).exists()), None)
         if missing is not None:
             raise InputError(f"the model takes images, and there is no file {missing!r}: give the paths of image files")
-        return [Given({"image": path}, Path(path)) for path in given]
-    names = _texts_of(wanted)
+        return [InputRow({"image": path}, Path(path)) for path in arguments]
+    names = _text_names(model_inputs)
     if len(names) == 1:
-        return [Given({names[0]: text}, text) for text in given]
-    if len(given) == len(names) == 2:
-        return [Given(dict(zip(names, given, strict=True)), (given[0], given[1]))]
-    raise InputError(f"the model takes {' and '.join(names)}: give one of each, or many with --data")
+        return [InputRow({names[0]: text}, text) for text in arguments]
+    if len(arguments) == len(names) == 2:
+        return [InputRow(dict(zip(names, arguments, strict=True)), (arguments[0], arguments[1]))]
+    raise InputError(f"the model takes {' and '.join(names)}: give one of each, or many rows with --data")
 
 
-def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the names of inputs that are texts; raises InputError for arrays."""
-    if set(wanted.values()) != {"BYTES"}:
-        raise InputError(f"the model takes {' and '.join(wanted)}, arrays: give a .npy or .npz file with --data")
-    return tuple(wanted)
+def _text_names(model_inputs: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the names of the model's inputs, which must be texts; raises InputError for arrays."""
+    if set(model_inputs.values()) != {"BYTES"}:
+        raise InputError(f"the model takes {' and '.join(model_inputs)}, arrays: give a .npy or .npz file with --data")
+    return tuple(model_inputs)
 
 
-def _told(row: Row) -> str:
-    assert row.prediction is not None, "where one of few inputs fails the command does"
-    found = row.prediction
-    values = ", ".join(_in_words(value) for name, value in found.said.items() if name != "score")
-    score = f"score {found.score:.3f}, " if "score" in found.said else ""
-    return f"{values}  ({score}left after block {found.exit})"
+def _summary_line(row: Row) -> str:
+    prediction = row.prediction
+    assert prediction is not None, "if one of few inputs fails, the command fails"
+    values = ", ".join(_short_text(value) for name, value in prediction.task_values.items() if name != "score")
+    score = f"score {prediction.score:.3f}, " if "score" in prediction.task_values else ""
+    return f"{values}  ({score}left after block {prediction.exit})"
 
 
-def _in_words(value: Any) -> str:
-    """Returns a value in few words, for a line of the terminal."""
+def _short_text(value: Any) -> str:
+    """Returns a value as a short text for a line of the terminal."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if is_png(value):
         return f"a PNG file of {len(value) * 3 // 4} bytes"
-    if isinstance(value, list):  # of classes, each with its share, or of joints with their places
-        return ", ".join(map(_in_words, value))
+    if isinstance(value, list):  # classes with their shares, or joints with their positions
+        return ", ".join(map(_short_text, value))
     if isinstance(value, dict) and "share" in value:
         return f"{value['name']} {value['share']:.1%}"
     if isinstance(value, dict):
-        return " ".join(map(_in_words, value.values()))
+        return " ".join(map(_short_text, value.values()))
     return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else str(value)
 
 
-def _inputs(job: PredictJob, wanted: Mapping[str, str]) -> Iterator[Given]:
-    names = tuple(wanted)
+def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> Iterator[InputRow]:
+    names = tuple(model_inputs)
     if job.data is None:
-        if len(_texts_of(wanted)) > 1 or wanted == IMAGES:
-            raise InputError(f"the model takes {' and '.join(names)}: standard input holds texts; give --data")
-        return (Given({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
-    if is_images(job.data) != (wanted == IMAGES) and job.data.suffix not in ARRAYS:
+        if len(_text_names(model_inputs)) > 1 or model_inputs == IMAGES:
+            raise InputError(f"the model takes {' and '.join(names)}, not single texts: give --data")
+        return (InputRow({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
+    if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
     columns = (job.text_column, *(job.pair_column if job.pair_column is not None else name for name in names[1:]))
     return stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
 
 
 def _predict_many(job: PredictJob, form: Format) -> Tally:
-    async def ask() -> Tally:
+    async def predict() -> Tally:
         async with AsyncClient(job.url, job.timeout_s, api_key=job.api_key) as client:
             metadata = await client.metadata()
-            wanted = _wanted(metadata)
-            inputs = _inputs(job, wanted)
-            maps = map_folder(job.maps, wanted, [] if job.data is None else [job.data])
-            shown = (*shown_columns(job.data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
-            with row_writer(job.out, form, shown) as write, progress_bars() as progress:
+            model_inputs = _input_datatypes(metadata)
+            inputs = _inputs(job, model_inputs)
+            maps = map_folder(job.maps, model_inputs, [] if job.data is None else [job.data])
+            columns = (*id_columns_of(job.data, tuple(model_inputs)), *(each["name"] for each in metadata["outputs"]))
+            with row_writer(job.out, form, columns) as write, progress_bars() as progress:
                 return await predict_all(
                     inputs,
                     client,
@@ -376,9 +387,9 @@ def _predict_many(job: PredictJob, form: Format) -> Tally:
                     on_rows=lambda done: progress("inputs", done, 0),
                 )
 
-    return asyncio.run(ask())
+    return asyncio.run(predict())
 
 
-def _wanted(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the datatypes of a model's inputs, by name."""
+def _input_datatypes(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the datatypes of the model's inputs, by name."""
     return {each["name"]: each["datatype"] for each in metadata["inputs"]}

@@ -1,4 +1,4 @@
-"""`offramp profile`: measures the seconds of every block and ramp of a model on this machine."""
+"""`offramp profile`: measures the execution time of every block and ramp of a model on this machine."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
-"""Name of a block's weights in a model's file."""
+"""Names of a block's weights in a weights file."""
 
 
 def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | None:
-    """Returns the seconds of every block at the largest batch and the length nearest to the inputs' mean.
+    """Returns the seconds of each block at the largest batch and the length nearest to the inputs' mean length.
 
-    None where no profile is given. Raises DataError for one of another model.
+    Returns None without a profile. Raises DataError for a profile of another model.
     """
     if latency is None:
         return None
@@ -53,33 +53,35 @@ def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | 
 
 
 def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
-    """Returns the sizes of the blocks, as costs if none were measured; None if a network does not tell them."""
+    """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
     sizes = [block_sizes(member) for member in card.members(folder)]
-    told = all(len(each) == length for each, length in zip(sizes, card.chain.lengths, strict=True))
-    return [of_block for each in sizes for of_block in each.values()] if told else None
+    if any(len(each) != length for each, length in zip(sizes, card.chain.lengths, strict=True)):
+        return None
+    return [num_parameters for each in sizes for num_parameters in each.values()]
 
 
 def block_sizes(folder: Path) -> dict[int, float]:
-    """Returns the number of parameters of each block, in ascending order, by the names of the weights."""
+    """Returns the number of parameters of each block, in ascending order of the blocks."""
     from safetensors import safe_open
 
     sizes: dict[int, float] = {}
     with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
-        for name in file.keys():  # noqa: SIM118 - no mapping
-            if found := OF_BLOCK.match(name):
-                sizes[int(found[1])] = sizes.get(int(found[1]), 0.0) + prod(file.get_slice(name).get_shape())
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            if match := OF_BLOCK.match(name):
+                block = int(match[1])
+                sizes[block] = sizes.get(block, 0.0) + prod(file.get_slice(name).get_shape())
     return dict(sorted(sizes.items()))
 
 
 USUAL_LENGTHS = (16, 32, 64)
 STEPS_AND_PROMPTS = (1, 16)
-"""Default lengths for decoders: a step of each sequence, and prompts of so many tokens times the batch."""
+"""Default lengths for decoders: a decode step of each sequence, and prompts of 16 x batch tokens."""
 FURTHER = 7
-"""A batch of steps is timed again after this many times more tokens of context."""
+"""Decode steps are also timed with this many times more context tokens."""
 
 
 def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
-    """Returns the splits to time for a profile; raises InputError for lengths that the model does not take."""
+    """Returns the splits to time for a profile; raises InputError for lengths that the model does not support."""
     from earlyexit.network.chain_network import keeps_sequences
 
     keeps = keeps_sequences(model)
@@ -89,23 +91,23 @@ def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
     further = 0
     if keeps:
         _check_sequences(job, model, lengths)
-        # Tokens of context beyond those that steps are timed after, so far away that what they cost can be told.
-        further = max(0, min(FURTHER * job.steps_after, model.max_length - 1 - job.steps_after))
+        # Additional context tokens, enough to measure the cost of context.
+        further = max(0, min(FURTHER * job.context_tokens, model.max_length - 1 - job.context_tokens))
     elif job.context is not None:
-        raise InputError("context is of decoders, whose steps read the keys and values of what came before")
+        raise InputError("--context is only for decoders, whose steps read the keys and values of earlier tokens")
     return profile_splits(model.num_blocks, model.ramp_indices, job.batches, lengths, model.chain.starts, further)
 
 
 def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int]) -> None:
-    """Raises InputError if prompts, or steps after the context, are longer than the model's sequences."""
+    """Raises InputError if prompts, or the context of steps, are longer than the model allows."""
     prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
     if prompt > model.max_length:
         raise InputError(
             f"batch {job.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
             f"most {model.max_length}"
         )
-    if job.steps_after >= model.max_length:
-        raise InputError(f"a step after {job.steps_after} tokens; the model takes at most {model.max_length}")
+    if job.context_tokens >= model.max_length:
+        raise InputError(f"a step after {job.context_tokens} tokens; the model takes at most {model.max_length}")
 
 
 def profile_model(
@@ -116,11 +118,11 @@ def profile_model(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> tuple[LatencyProfile, tuple[Point, ...]]:
-    """Measures a model on this machine, on device and backend like a replica.
+    """Measures a model on this machine, with the device and the backend of a replica.
 
-    `one_of_each`: of inner blocks that are built alike, only the first is measured, and the others get its times.
-    The points are what the profile was computed from. Torch's threads are set for as long. Raises InputError where the
-    device, the backend or a length is not to be had.
+    Returns the profile and the measured points. `one_of_each`: inner blocks with the same structure are measured only
+    once. Changes torch's number of threads during the measurement. Raises InputError for an unavailable device or
+    backend, or an impossible length.
     """
     import torch
 
@@ -128,7 +130,7 @@ def profile_model(
 
     torch_device = find_device(job.device).torch_device
     if torch_device == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {job.device!r} needs CUDA, and torch finds none here")
+        raise InputError(f"device {job.device!r} needs CUDA, which torch does not find on this machine")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
@@ -161,21 +163,21 @@ def profile_model(
 
 
 def same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> dict[TimedSplit, TimedSplit]:
-    """Returns, for each split, the first one that differs from it only in which block of the same kind it runs."""
+    """Maps each split to the first one with the same times, which runs a block of the same kind."""
     first: dict[Hashable, TimedSplit] = {}
 
-    def alike(timed: TimedSplit) -> Hashable:
+    def kind(timed: TimedSplit) -> Hashable:
         split = timed.split
         blocks = kinds_N[split.first] if split.end == split.first + 1 else (split.first, split.end)
         return blocks, split.batch, bool(split.ramps), timed.length, timed.further
 
-    return {timed: first.setdefault(alike(timed), timed) for timed in splits}
+    return {timed: first.setdefault(kind(timed), timed) for timed in splits}
 
 
 def _block_kinds(model: AnyNetwork) -> list[Hashable]:
-    """Returns one kind per block: the same for inner blocks of equal modules and equal tensors around them.
+    """Returns the kind of each block, which is the same for inner blocks with equal modules, inputs and outputs.
 
-    The first block and the last are of their own kinds: they also embed, and end the model.
+    The first and the last block have their own kinds, because they also embed the input and end the model.
     """
     from torch import nn
 
@@ -188,22 +190,22 @@ def _block_kinds(model: AnyNetwork) -> list[Hashable]:
 
 
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
-    """Allocates memory for a decoder, and returns its tokens of context; None for other models."""
+    """Allocates the KV cache of a decoder, and returns its number of context tokens; None for other models."""
     from earlyexit.families.seq2seq import Seq2SeqBackbone
     from earlyexit.network.chain_network import keeps_sequences, open_memory
 
     if not keeps_sequences(model):
         return None
     if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
-        raise InputError("an encoder-decoder is not profiled yet: what a source costs has no row of its own")
-    open_memory(model, room_for(splits_of(job, model), job.steps_after), "compute", 0)
-    return job.steps_after
+        raise InputError("encoder-decoders cannot be profiled yet, because profiles have no cost of the source text")
+    open_memory(model, room_for(splits_of(job, model), job.context_tokens), "compute", 0)
+    return job.context_tokens
 
 
 def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
-    """Returns what is shown of a profile: full model, mean block and mean ramp for each length and batch size.
+    """Returns a summary of a profile: times of the full model, a mean block and a mean ramp for each length and batch.
 
-    `spread` is the median of `Point.spread`: above a few percent, something else used the machine.
+    `spread` is the median of `Point.spread`. Above a few percent, other programs used the machine.
     """
     return {
         "model": profile.model,
@@ -250,28 +252,28 @@ def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], con
 
 
 def cpu_name() -> str:
-    """Returns the processor's name by the kernel, or else by the platform."""
+    """Returns the name of the processor."""
     return first_processor().get("model name") or platform.processor() or platform.machine()
 
 
 NOISY = 0.05
-"""Above this spread, another program probably used the machine."""
+"""Spread above which other programs probably used the machine."""
 
 
 def run(job: ProfileOptions) -> None:
-    """Measure, write the profile, and print what it says."""
+    """Measures a model, writes the profile, and prints a summary."""
     with progress_bars() as progress:
-        measured, points = profile_model(job.model, job, progress=progress)
-    measured.save(job.out)
+        profile, points = profile_model(job.model, job, progress=progress)
+    profile.save(job.out)
     if job.jsonl is not None:
         job.jsonl.write_text("".join(f"{json.dumps(each.to_json())}\n" for each in points), encoding="utf-8")
-    figures = profile_figures(measured)
-    words = (noise_text(figures), f"latency profile: {job.out}")
-    print_result(figures, lambda: [profile_table(figures)], words, as_json=job.as_json)
+    figures = profile_figures(profile)
+    lines = (noise_text(figures), f"latency profile: {job.out}")
+    print_result(figures, lambda: [profile_table(figures)], lines, as_json=job.as_json)
 
 
 def profile_table(figures: dict[str, Any]) -> Table:
-    """One row per length and batch size; `figures` as `profile_figures` gives them."""
+    """Returns a table with a row per length and batch size, from the result of `profile_figures`."""
     title = f"{figures['model']} on {figures['device']} ({figures['device_name']}), {figures['backend']}"
     rows = (
         (
@@ -288,10 +290,10 @@ def profile_table(figures: dict[str, Any]) -> Table:
 
 
 def noise_text(figures: dict[str, Any]) -> str:
-    """Returns one line on how noisy the machine was, and a warning if it was too noisy."""
+    """Returns a line about the noise of the measurement, with a warning if it is too large."""
     text = f"spread {figures['spread']:.1%}, {figures['outliers']} outliers in {figures['timings']} timings"
     if figures["spread"] <= NOISY:
         return text
     return (
-        f"{text}\nwarning: a spread above {NOISY:.0%}: something else used the machine; measure again when it is idle"
+        f"{text}\nwarning: a spread above {NOISY:.0%}: other programs used the machine; measure again when it is idle"
     )

@@ -1,4 +1,4 @@
-"""Long work shows bars on a terminal, and one line per step where there is none."""
+"""Progress of long work (bars on a terminal, lines elsewhere), and facts about this machine for provenance."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LIBRARIES = ("offramp", "torch", "transformers", "tokenizers", "numpy", "ray", "
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """Date, machine, versions and commit, and whatever facts the caller adds (seed, data, options)."""
+    """Returns date, machine, library versions and commit, with the facts that the caller adds (seed, data, options)."""
     return {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in LIBRARIES if (found := installed_version(name))},
+        "versions": {name: number for name in LIBRARIES if (number := installed_version(name))},
         "commit": _commit(),
         **facts,
     }
@@ -52,7 +52,7 @@ def num_cores() -> int:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -60,7 +60,7 @@ def installed_version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit; None for an installed package or where there is no git."""
+    """Returns the commit of the checkout; None for an installed package, or without git."""
     here = Path(__file__).resolve().parent.parent
     try:
         done = subprocess.run(
@@ -72,54 +72,55 @@ def _commit() -> str | None:
 
 
 FIRST_LINE = 1000
+"""Count at which work of unknown length prints its first line of progress."""
 
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """A callback (what, done, total) that draws on stderr; of a total of 0, which is unknown, a count and its rate."""
+    """Yields a callback (step, done, total) that shows progress on stderr. A total of 0 means that it is unknown."""
     if not sys.stderr.isatty():
         yield _lines()
         return
     with _bars(BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TimeRemainingColumn()) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total or None)
-            bars.update(tasks[what], completed=done)
+        def report(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=total or None)
+            bars.update(tasks[step], completed=done)
 
         yield report
 
 
 @contextmanager
-def progress_share(what: str) -> Iterator[Callable[[float], None]]:
-    """A callback (share that is done) that draws on stderr where that is a terminal."""
+def progress_share(step: str) -> Iterator[Callable[[float], None]]:
+    """Yields a callback that takes the share done so far. The bar is drawn only if stderr is a terminal."""
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with _bars(*columns, transient=True, disable=not sys.stderr.isatty()) as bars:
-        task = bars.add_task(what, total=1.0)
+        task = bars.add_task(step, total=1.0)
         yield lambda share: bars.update(task, completed=share)
 
 
 def _bars(*columns: ProgressColumn, **options: Any) -> Progress:
-    """Bars on stderr, each behind its description."""
+    """Returns progress bars on stderr, each with its description."""
     return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), **options)
 
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> str:
-        """Per second since the beginning."""
+        """Returns the mean rate per second since the start."""
         return f"{task.completed / task.elapsed:.1f}/s" if task.elapsed else ""
 
 
 def _lines() -> Report:
-    """A line at every tenth of the way; of an unknown total whenever twice as much is done, a thousand at first."""
-    told: dict[str, int] = {}
+    """Returns a callback that prints a line for each tenth of the total, or each time that the count has doubled."""
+    printed: dict[str, int] = {}
 
-    def report(what: str, done: int, total: int) -> None:
+    def report(step: str, done: int, total: int) -> None:
         level = done * 10 // total if total else (done // FIRST_LINE).bit_length() - 1
-        if level > told.get(what, -1):
-            told[what] = level
-            of_all = f" / {total}" if total else ""
-            print(f"{what:<10} {done:>8}{of_all}", file=sys.stderr, flush=True)
+        if level > printed.get(step, -1):
+            printed[step] = level
+            of_total = f" / {total}" if total else ""
+            print(f"{step:<10} {done:>8}{of_total}", file=sys.stderr, flush=True)
 
     return report

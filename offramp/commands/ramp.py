@@ -1,4 +1,4 @@
-"""`offramp ramp`: fine-tuned classifiers of `transformers` get ramps, calibrated on a log."""
+"""`offramp ramp`: adds calibrated ramps to a fine-tuned classifier of `transformers`, with texts of a log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrate import calibrate
-from offramp.commands.checkpoint import checkpoint_labels, name_of
-from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, what_to_do
+from offramp.commands.checkpoint import checkpoint_labels, model_name_for
+from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, few_rows_advice
 from offramp.commands.machine import KEPT_FILE, kept_profile
 from offramp.commands.output import command, percent, warn
 from offramp.commands.progress import progress_bars
@@ -26,20 +26,20 @@ from profiles.latency import LatencyProfile
 
 
 def run(job: RampJob) -> None:
-    """Train ramps that imitate the checkpoint, calibrate them on other rows, and print what they save."""
+    """Trains ramps that imitate the checkpoint, calibrates them on other rows, and prints the time that they save."""
     labels = checkpoint_labels(job.folder)
-    out, source = job.out or Path("runs") / name_of(job.folder), str(job.data)
+    out, source = job.out or Path("runs") / model_name_for(job.folder), str(job.data)
     promise = CalibrateJob(
         budget=job.budget, confidence=job.confidence, seed=job.seed, source=source, latency=out / KEPT_FILE
     )
     rows = read_log(job, labels)
     learned, held = _divided(rows, promise)
-    training = TrainJob(backbone=str(job.folder), name=name_of(out), imitate=True, seed=job.seed, source=source)
+    training = TrainJob(backbone=str(job.folder), name=model_name_for(out), imitate=True, seed=job.seed, source=source)
     with progress_bars() as progress:
         train(training, unlabelled(learned), out, progress=progress)
         lengths = [each.length for each in held.encode(find_codec(read_card(out).codec, out))]
         measured = ProfileJob(backend="auto", lengths=(max(1, round(np.mean(lengths))),))
-        profile = kept_profile(out, measured, lambda said: print(said, file=sys.stderr))
+        profile = kept_profile(out, measured, lambda message: print(message, file=sys.stderr))
         card, _ = calibrate(out, held, promise, progress=progress)
     saved = saved_share(card, profile)
     if job.as_json:
@@ -62,42 +62,42 @@ def run(job: RampJob) -> None:
 
 
 def read_log(job: RampJob, labels: tuple[str, ...]) -> LabelledRows:
-    """Returns the log's rows, with labels if all rows have one of the checkpoint's."""
+    """Returns the rows of the log, with labels if each row has one of the checkpoint's labels."""
     column = "label" if job.label_column is None and has_labels(job.data, part=job.part) else job.label_column
-    may_lack = job.data.suffix in TABLES and column is not None  # elsewhere all rows have a label, or none
-    rows = job.read(job.data, label_column=None if may_lack else column)
-    if may_lack:
+    may_lack_some = job.data.suffix in TABLES and column is not None  # other formats have labels for all rows or none
+    rows = job.read(job.data, label_column=None if may_lack_some else column)
+    if may_lack_some:
         rows = rows.with_labels(label for _, _, label in stream_table(job.data, (job.text_column,), column))
     if not rows.are_labelled:
         return rows
-    lacking = sum(not label.strip() for label in rows.labels)
-    strange = sorted({*rows.labels} - {*labels})
-    if not lacking and not strange:
+    missing = sum(not label.strip() for label in rows.labels)
+    unknown = sorted({*rows.labels} - {*labels})
+    if not missing and not unknown:
         return rows
-    why = f"{lacking} of {len(rows)} rows have none" if lacking else f"{strange[0]!r} is none of the checkpoint's"
-    warn(f"{job.data}: labels are not looked at: {why}")
+    reason = f"{missing} of {len(rows)} rows have none" if missing else f"{unknown[0]!r} is none of the checkpoint's"
+    warn(f"{job.data}: labels are ignored: {reason}")
     return unlabelled(rows)
 
 
 def _divided(rows: LabelledRows, promise: CalibrateJob) -> tuple[LabelledRows, LabelledRows]:
-    """Returns the rows to train on and the rows to calibrate on, half of all or what the promise needs, if more.
+    """Returns the rows to train on and the rows to calibrate on, which are half of all, or more if necessary.
 
-    Raises DataError where there are too few for both.
+    Raises DataError for too few rows.
     """
-    tested, learned = promise.least_rows, promise.guarantee.least_inputs
-    if len(rows) < tested + learned:
-        advice = what_to_do(promise, len(rows), lambda each: each.least_rows + each.guarantee.least_inputs)
+    num_calibration, num_training = promise.min_rows, promise.guarantee.least_inputs
+    if len(rows) < num_calibration + num_training:
+        advice = few_rows_advice(promise, len(rows), lambda each: each.min_rows + each.guarantee.least_inputs)
         raise DataError(
-            f"{promise.source}: {len(rows)} rows; {tested} rows are needed for {promise.in_words}, and {learned} "
-            f"others to train ramps on; {advice}"
+            f"{promise.source}: {len(rows)} rows; {num_calibration} rows are needed for {promise.guarantee_text}, and "
+            f"{num_training} others to train ramps; {advice}"
         )
     order = np.random.default_rng(promise.seed).permutation(len(rows))
-    at = min(len(rows) // 2, len(rows) - tested)
-    return rows.select(sorted(order[:at].tolist())), rows.select(sorted(order[at:].tolist()))
+    split = min(len(rows) // 2, len(rows) - num_calibration)
+    return rows.select(sorted(order[:split].tolist())), rows.select(sorted(order[split:].tolist()))
 
 
 def saved_share(card: CalibrationCard, profile: LatencyProfile) -> float:
-    """Returns the share of the full model's time that exits save, ramps included, at the largest measured batch."""
+    """Returns the share of the full model's time that exits save at the largest measured batch, ramps included."""
     table = profile.tables[profile.lengths[0]]
     block_s, ramp_s = table.block_s_NB[:, -1], dict(zip(profile.ramps, table.ramp_s_EB[:, -1], strict=True))
     survival = card.tested["survival"]

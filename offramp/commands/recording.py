@@ -1,6 +1,6 @@
-"""Makes exit records of labelled rows that a model runs here.
+"""Runs a model on labelled rows, and makes exit records of its outputs.
 
-Large outputs are judged batch by batch, so only a few numbers per input and exit are kept.
+Large outputs are processed batch by batch, so that only a few numbers per input and exit remain in memory.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from profiles.records import ExitRecords
 from profiles.scores import BoolArray, Score
 
 SERVED = "likelihood"
-"""Rule whose weights are served; the weights of the other rules are only reported."""
+"""Rule whose weights are used for serving; the weights of other rules are only reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """Weights of an ensemble, found on the design rows."""
+    """An ensemble of a chain's networks, fitted on the design rows."""
 
     weights: Mapping[int, float]
-    """Weights by end block of a network, as policies take them."""
+    """Weights of the networks, by their end blocks."""
     by_rule: Mapping[str, Mapping[int, float]]
     """Weights of every rule."""
     gain: Gain | None
-    """Gain on the rows that go on at every end, with weights fitted without the row; None without such rows."""
+    """Leave-one-out gain on the rows that no network but the last answers; None without such rows."""
 
     @property
     def is_on(self) -> bool:
-        """Whether mixing is worth it, because its gain is significant."""
+        """Whether the gain is significant, so that answers are mixed."""
         return self.gain is not None and self.gain.is_sure
 
     def document(self) -> dict[str, Any]:
-        """Returns it as plain data."""
+        """Returns the ensemble as JSON data."""
         return {
             "on": self.is_on,
             "weights": {rule: dict(weights) for rule, weights in self.by_rule.items()},
@@ -76,18 +76,15 @@ class Ensemble:
 def find_ensemble(
     outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
 ) -> Ensemble:
-    """Returns an ensemble fitted on some rows of a chain's temperature-scaled outputs (N, C), by block.
+    """Returns an ensemble that is fitted on `rows` of a chain's temperature-scaled outputs (N, C), by block.
 
-    `goes_on_NE`: which rows go on at every end of a network that is not the last.
+    `goes_on_NE`: whether each row goes on at the end of each network but the last.
     """
-    said = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
+    shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
     truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
-    by_rule = {name: fit_weights(said, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
-    return Ensemble(
-        weights=by_rule[SERVED],
-        by_rule=by_rule,
-        gain=held_out_gain(said, truth, goes_on, chain.end_ramps, RULES[SERVED]),
-    )
+    by_rule = {name: fit_weights(shares, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
+    gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
+    return Ensemble(weights=by_rule[SERVED], by_rule=by_rule, gain=gain)
 
 
 def mixed_outputs(
@@ -97,27 +94,25 @@ def mixed_outputs(
     weights: Mapping[int, float],
     used: Collection[int] | None = None,
 ) -> dict[int, Tensor]:
-    """Returns the mixed outputs (N, C) of every exit, by block, with those of the networks before it.
+    """Returns the outputs (N, C) of every exit by block, mixed with those of earlier networks.
 
-    They equal what is served, also in rounding. `used`: the networks that a plan uses; None for all. Others add
-    nothing, and their own outputs are not changed.
+    They equal the served ones, rounding included. `used`: the networks that a plan uses, None for all. Other networks
+    contribute nothing, and their own outputs are unchanged.
     """
-    some = next(iter(outputs.values()))
-    state_BS = torch.zeros(len(some), task.num_outputs, dtype=STATE_DTYPE)
-    found = dict(outputs)
+    state_BS = torch.zeros(len(next(iter(outputs.values()))), task.num_outputs, dtype=STATE_DTYPE)
+    result = dict(outputs)
     for block in sorted(outputs):
-        network = chain.network_of(block)
-        if used is not None and network not in used:
+        if used is not None and chain.network_of(block) not in used:
             continue
-        found[block] = mixed(Opinion(task, outputs[block]), state_BS).outputs_BC
+        result[block] = mixed(Opinion(task, outputs[block]), state_BS).outputs_BC
         if block in weights:
-            state_BS = weighted_state(found[block], weights[block])
-    return found
+            state_BS = weighted_state(result[block], weights[block])
+    return result
 
 
 Confidences = Mapping[int, float]
 Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
-"""Rows, and the temperature-scaled outputs of each exit for them, by block."""
+"""Row indices, and the temperature-scaled outputs of each exit for these rows, by block."""
 
 
 def record_exits(
@@ -130,31 +125,31 @@ def record_exits(
     dtype: FloatName = "float32",
     progress: Progress = no_progress,
 ) -> ExitRecords:
-    """Returns exit records of labelled rows under a calibrated model; `confidences` are for shares.
+    """Runs a calibrated model on labelled rows and returns exit records. Networks of a chain run on every row.
 
-    Every network of a chain runs in full on every row; `weights` are those of its ensemble.
+    `confidences`: for the policy `share`. `weights`: those of a chain's ensemble.
     """
     card = read_card(folder)
     task = find_task(card.task)
     truth_N = data.targets(task, find_codec(card.codec, folder))
-    outputs, tokens_N = outputs_of(folder, card, data, dtype, progress)
+    outputs, tokens_N = compute_outputs(folder, card, data, dtype, progress)
     if weights is None:
         records = join_records(outputs, policy, task, truth_N, confidences=confidences)
     else:
         [whole] = outputs
         records = join_records([whole], policy, task, truth_N, confidences=confidences)
-        records = records_of_ensemble(whole[1], records, card.chain, task, truth_N, weights)
+        records = ensemble_records(whole[1], records, card.chain, task, truth_N, weights)
     return replace(records, tokens_N=tokens_N)
 
 
-def outputs_of(
+def compute_outputs(
     folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress, *, fitted: bool = True
 ) -> tuple[Iterable[Outputs], IntArray | None]:
-    """Returns every exit's outputs of the rows, and the tokens of every row in the first network.
+    """Returns the outputs of every exit for the rows, and the number of tokens of each row in the first network.
 
-    Each exit's outputs are at its own model's temperature, or at 1 if not `fitted`. One network of a chain at a time is
-    in memory. Large outputs of a single model come a batch at a time. Raises ModelFolderError for models that are no
-    longer those of the chain, or have other ramps.
+    Outputs are scaled by the fitted temperatures, or by 1 if not `fitted`. Only one network of a chain is in memory at
+    a time. Large outputs of a single model are computed batch by batch. Raises ModelFolderError if the models of a
+    chain have changed.
     """
     chain, tokens_N = card.chain, None
     outputs: dict[int, Tensor] = {}
@@ -164,25 +159,25 @@ def outputs_of(
             model.temperatures_E.fill_(1.0)
         if model.ramp_indices != tuple(chain.ramps_of(network)):
             raise ModelFolderError(
-                f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
-                f"{list(chain.ramps_of(network))}; `offramp chain` makes the chain anew"
+                f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, but had "
+                f"{list(chain.ramps_of(network))} when the chain was made; make it again with `offramp chain`"
             )
         encoded = data.encode(find_codec(model.info.codec, member))
         if network == 0 and model.max_length > 1:
             tokens_N = np.array([each.length for each in encoded], dtype=np.int64)
         if chain.is_one and model.task.large:
             return outputs_by_batch(model, encoded, progress=progress), tokens_N
-        told = progress if chain.is_one else _told_of(progress, chain.names[network])
+        report = progress if chain.is_one else _named_progress(progress, chain.names[network])
         first = chain.starts[network]
-        outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=told).items()}
+        outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=report).items()}
     return [(range(len(data)), outputs)], tokens_N
 
 
-def _told_of(progress: Progress, name: str) -> Progress:
-    return lambda what, done, total: progress(f"{what} {name}", done, total)
+def _named_progress(progress: Progress, name: str) -> Progress:
+    return lambda step, done, total: progress(f"{step} {name}", done, total)
 
 
-def records_of_ensemble(
+def ensemble_records(
     outputs: Mapping[int, Tensor],
     alone: ExitRecords,
     chain: Chain,
@@ -191,39 +186,42 @@ def records_of_ensemble(
     weights: Mapping[int, float],
     used: Sequence[int] | None = None,
 ) -> ExitRecords:
-    """Returns records of a chain's exits whose outputs are mixed with those of earlier networks (`mixed_outputs`).
+    """Returns exit records with mixed outputs (`mixed_outputs`).
 
-    `alone`: records of the same rows and outputs without mixing. Losses are against the last network's own answer, so
-    the end has a loss where the mixture differs from it.
+    `alone`: the records without mixing. Losses compare with the last network's own answers, so the end can have a loss.
     """
-    found = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
-    answers_NE, full_N = found.answers(), alone.answers()[:, -1]
+    mixture = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
+    answers_NE, full_N = mixture.answers(), alone.answers()[:, -1]
     losses_NE = np.stack([task.loss(answers_NE[:, column], full_N) for column in range(answers_NE.shape[1])], axis=1)
-    assert found.true_losses_NE is not None
+    assert mixture.true_losses_NE is not None
     assert alone.true_losses_NE is not None
     return replace(
         alone,
-        scores_NR=found.scores_NR,
+        scores_NR=mixture.scores_NR,
         losses_NR=losses_NE[:, :-1],
         end_losses_N=losses_NE[:, -1],
-        end_true_losses_N=found.true_losses_NE[:, -1],
+        end_true_losses_N=mixture.true_losses_NE[:, -1],
         answers_NE=np.column_stack([answers_NE[:, :-1], full_N]),
-        true_losses_NE=np.column_stack([found.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
+        true_losses_NE=np.column_stack([mixture.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
         provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},
     )
 
 
-def score_of(task: Task, asked: Score | None) -> Score:
-    """Returns the score for a task: the asked one, or its default. Raises DataError for one that it does not have."""
-    labels = isinstance(task, LabelTask)
-    if asked in ("foreseen", "similar"):
-        raise DataError(f"{asked} is of models that generate tokens, not of the task {task.name}; confidence is of any")
-    if asked == "entropy" and not labels:
-        raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
-    if asked == "share" and not task.num_principal_values:
-        raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
-    counted = task.large and task.num_principal_values
-    return asked or ("entropy" if labels else "share" if counted else "confidence")
+def choose_score(task: Task, requested: Score | None) -> Score:
+    """Returns the requested score, or the task's default; raises DataError for a score that the task does not have."""
+    is_label = isinstance(task, LabelTask)
+    if requested in ("foreseen", "similar"):
+        raise DataError(
+            f"{requested} is only for models that generate tokens, not for the task {task.name}; "
+            "confidence is for all tasks"
+        )
+    if requested == "entropy" and not is_label:
+        raise DataError(f"entropy is only for labels, not for the task {task.name}; confidence is for all tasks")
+    if requested == "share" and not task.num_principal_values:
+        raise DataError(f"share is not for the task {task.name}, which has no maps; confidence is for all tasks")
+    if requested is not None:
+        return requested
+    return "entropy" if is_label else "share" if task.large and task.num_principal_values else "confidence"
 
 
 def join_records(
@@ -236,20 +234,19 @@ def join_records(
     choice: tuple[IntArray, float] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
-    """Returns exit records of all rows, in order, from temperature-scaled outputs that come in parts.
+    """Returns exit records of all rows, in order, from temperature-scaled outputs of parts of the rows.
 
-    The last block of the outputs is the full model. `choice`, for shares: rows and a budget, for which each ramp gets
-    the best of a hundred confidences; it is found by counts of principal values, so nothing runs twice. Raises
-    PlanError for shares with neither `confidences` nor `choice`.
+    The last block of the outputs is the full model. The policy `share` needs `confidences`, or with `choice` rows and a
+    budget, for which each ramp gets the best of a hundred confidences. Raises PlanError without both.
     """
     choice = choice if policy == "share" else None
     rows: list[int] = []
     records, shares = [], []
-    for some, outputs in parts:
+    for part_rows, outputs in parts:
         opinions = {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
-        rows += some
+        rows += part_rows
         known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
-        records.append(_records_of(opinions, policy, task, truth_N[list(some)], known))
+        records.append(_records_of(opinions, policy, task, truth_N[list(part_rows)], known))
         if choice is not None:  # the share of principal values above each level, for every ramp
             (*ramps, _), levels_L = opinions.values(), torch.from_numpy(LEVELS)
             of_ramps = [shares_above(each.principal_values, levels_L).cpu().numpy() for each in ramps]
@@ -317,18 +314,17 @@ def run_pruned(
     dtype: FloatName,
     progress: Progress,
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
-    """Prunes a share of the words at every crossing, by alphas of the design rows, and runs the networks after it.
+    """Runs a chain with word pruning: each network passes its texts on without a share of the words.
 
-    Returns all exits' outputs by the chain's block, and the facts for the provenance of what is found with them: alpha
-    by end ramp, the share of all words that the last network does not see, of every network the share of an input's
-    tokens that is left there, and of every network but the last how many times as long it takes to tell what attention
-    its tokens receive. `whole`: every exit's outputs on whole texts, of which those of the first network are used; its
-    words can be pruned (`check_prunable`). Raises DataError for a share that no alpha cuts.
+    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts, of which those of the first
+    network are used. Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share
+    of all words that the last network does not get, the share of an input's tokens that each network gets, and the
+    factor by which measuring attention slows down each network but the last. Raises DataError for an impossible share.
     """
     chain = card.chain
     codec = find_codec(card.codec, folder)
     assert isinstance(codec, ChainCodec)
-    rows = given = data.rows(codec)
+    rows = whole_rows = data.rows(codec)
     kept, measuring = [1.0], list[float]()
     outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
     prune: dict[int, float] = {}
@@ -336,11 +332,11 @@ def run_pruned(
         model = load_model(member, dtype=getattr(torch, dtype))
         encoded = codec.of(network).encode(rows, truncate=True)
         if network:
-            whole_encoded = codec.of(network).encode(given, truncate=True)
+            whole_encoded = codec.of(network).encode(whole_rows, truncate=True)
             kept.append(sum(each.length for each in encoded) / sum(each.length for each in whole_encoded))
             first = chain.starts[network]
-            found = exit_outputs(model, encoded, progress=progress)
-            outputs |= {first + block: each for block, each in found.items()}
+            exits = exit_outputs(model, encoded, progress=progress)
+            outputs |= {first + block: each for block, each in exits.items()}
         if network < len(chain.lengths) - 1:
             importance = importance_of(model, encoded, progress=progress)
             measuring.append(times_measured(model, encoded))
@@ -351,5 +347,5 @@ def run_pruned(
                 codec.pruned_for(network + 1, network, row, own, alpha).row
                 for row, own in zip(rows, importance, strict=True)
             ]
-    words_cut = 1 - num_words(rows) / num_words(given)
+    words_cut = 1 - num_words(rows) / num_words(whole_rows)
     return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}

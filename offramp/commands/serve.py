@@ -1,4 +1,4 @@
-"""`offramp serve`: serves a model's folder, or a service file, on this machine."""
+"""`offramp serve`: serves a model folder, a checkpoint or a service file on this machine."""
 
 from __future__ import annotations
 
@@ -14,83 +14,103 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from deployments.keys import AccessSettings, read_keys
 from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
-from offramp.commands.checkpoint import model_folder_of
-from offramp.commands.options import order_option
-from offramp.commands.output import command, in_own_process
-from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
+from offramp.commands.checkpoint import model_folder_for
+from offramp.commands.options import parse_order
+from offramp.commands.output import command, run_in_subprocess
+from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
 from offramp.spec.documents import FolderDocument, IngressDocument
 from offramp.spec.jobs import ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
-"""Example arguments of `offramp predict`, by codec."""
+"""Example arguments of `offramp predict`, by the kind of input."""
 
 
 def run(job: ServeJob) -> None:
     """Serves until Ctrl-C or SIGTERM."""
-    if find_spec("ray") is None:  # said before a model is looked at
+    if find_spec("ray") is None:  # reported before the model is read
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
-    settings, ingress = in_own_process(_asked, job)
-    _serve_until_stopped(settings, ingress, metrics_port=job.metrics_port, restart=job.restart)
+    settings, ingress = run_in_subprocess(_settings_of, job)
+    _serve_until_stopped(settings, _local_cluster(ingress, job.metrics_port), restart=job.restart)
 
 
-def _asked(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
-    """Returns what is served; planning loads 100 MB that serving does not need."""
+def _settings_of(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
+    """Returns the settings of the service, and where it listens.
+
+    It runs in a process of its own, since planning loads 100 MB of modules that serving does not need.
+    """
     if job.model.is_file():
         from offramp.spec.file import read_service
+        from offramp.spec.model import read_document
 
-        found = read_service(job.model)
-        return found.settings, found.ingress.model_copy(update=job.ports)
-    document, folder = job.document, model_folder_of(job.model)
+        document = read_document(job.model)[0]
+        ingress = document.ingress.model_copy(update=job.ports)
+        _check_keys_and_ports(document.access, job.model.parent, _local_cluster(ingress, job.metrics_port))
+        return read_service(job.model).settings, ingress
+    options, folder = job.document, model_folder_for(job.model)
+    _check_keys_and_ports(options.access, Path(), _local_cluster(options.ingress, job.metrics_port))
     if folder != job.model:
         exits = command("ramp", job.model, "--data", "LOG")
         print(f"{job.model} is served as it is, without exits; for exits: {exits}")
-    return folder_settings(document, folder, partial(print, flush=True)), document.ingress
+    return folder_settings(options, folder, partial(print, flush=True)), options.ingress
 
 
-def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str], None]) -> ServeSettings:
-    """Returns settings to serve a model's folder with these options; others are chosen for this machine."""
-    asked, model, card = document.plan, document.model, read_card(folder)
+def _local_cluster(ingress: IngressDocument, metrics_port: int | None) -> LocalCluster:
+    listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
+    return LocalCluster(**listening, metrics_port=metrics_port)
+
+
+def _check_keys_and_ports(access: AccessSettings | None, base: Path, cluster: LocalCluster) -> None:
+    """Raises InputError for unusable API keys, and OfframpError for taken ports, before a model is measured."""
+    if (access := with_environment_keys(access)) is not None:
+        keys_file = None if access.keys_file is None else str(base / access.keys_file)
+        read_keys(access.model_copy(update={"keys_file": keys_file}))
+    await_ports([(cluster.host, port) for port in (cluster.port, cluster.grpc_port) if port is not None])
+    if cluster.metrics_port is not None:
+        await_ports([(cluster.ray_address or cluster.host, cluster.metrics_port)])
+
+
+def folder_settings(document: FolderDocument, folder: Path, notify: Callable[[str], None]) -> ServeSettings:
+    """Returns the settings to serve a model folder. Options that are not set are chosen for this machine."""
+    options, model, card = document.plan, document.model, read_card(folder)
     fields: dict[str, Any] = {"folder": str(folder)}
-    if asked.plan is None and asked.device == "cpu" and card.chain.is_one and not card.generates:
-        from offramp.commands.machine import choose  # which needs the planner
+    if options.plan is None and options.device == "cpu" and card.chain.is_one and not card.generates:
+        from offramp.commands.machine import choose  # imports the planner
 
-        plan, fields["backend"], fields["threads_per_replica"] = choose(folder, document, say)
+        plan, fields["backend"], fields["threads_per_replica"] = choose(folder, document, notify)
     else:
-        given = asked.model_dump(exclude={"plan", "order", "dispatch"}, exclude_unset=True)
-        plan = resolve_plan(asked.plan or "serial", folder, **given)
-    if asked.dispatch is not None:
-        plan = replace(plan, dispatch=asked.dispatch)
-    if (order := order_option(asked.order)) is not None:
+        given = options.model_dump(exclude={"plan", "order", "dispatch"}, exclude_unset=True)
+        plan = resolve_plan(options.plan or "serial", folder, **given)
+    if options.dispatch is not None:
+        plan = replace(plan, dispatch=options.dispatch)
+    if (order := parse_order(options.order)) is not None:
         plan = replace(plan, order=order)
     return application_settings(document.model_copy(update={"model": model.model_copy(update=fields)}), plan)
 
 
-def _serve_until_stopped(
-    settings: ServeSettings, ingress: IngressDocument, *, metrics_port: int | None, restart: bool
-) -> None:
-    """Serve on this machine until Ctrl-C or SIGTERM.
+def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, restart: bool) -> None:
+    """Serves on this machine until Ctrl-C or SIGTERM.
 
     The process ends, or restarts itself, when Ray's head is lost.
     """
-    stopping: list[int] = []  # for an interrupt may be lost where Python can raise nothing, as in a destructor
+    stopping: list[int] = []  # an interrupt can be lost where Python cannot raise, such as in a destructor
 
-    def stop(number: int, _: FrameType | None) -> None:  # later ones are ignored, since the end takes seconds
+    def stop(number: int, _: FrameType | None) -> None:  # ignores further signals, because stopping takes seconds
         if not stopping:
             stopping.append(number)
             raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    environment = dict(os.environ)  # before Ray, and its switches, are put into it
-    settings = with_environment(settings)
-    listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
-    cluster = LocalCluster(**listening, metrics_port=metrics_port)
+    environment = dict(os.environ)  # a copy, taken before Ray's variables are added
+    settings = settings.model_copy(update={"access": with_environment_keys(settings.access)})
     try:
-        with serving(settings, cluster, lambda lost: _leave(lost, environment if restart else None)) as url:
+        with serving(settings, cluster, lambda lost: _exit_or_restart(lost, environment if restart else None)) as url:
             card = read_card(Path(settings.model))
             print(f"serving {card.name} at {url}   API: {url}/docs")
             print(f"live page at {url}/dashboard   metrics at {url}/metrics")
@@ -111,16 +131,16 @@ def _serve_until_stopped(
 
 
 def example_of(card: ModelCard) -> str:
-    """Returns a command that asks a model, without the service's address."""
+    """Returns a command that sends an input to the model, without the service's address."""
     if card.generates:
         return "offramp generate 'Why is the sky blue?'"
     return f"offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')}"
 
 
-def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
-    """Ends at once, since Ray would wait for its head; with an environment, runs the same command again."""
-    with contextlib.suppress(OSError):  # the reader of a pipe may be gone
-        print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
+def _exit_or_restart(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
+    """Ends the process at once, because Ray would wait for its head. With an environment, runs the command again."""
+    with contextlib.suppress(OSError):  # the reader of stderr may have closed it
+        print(f"offramp: {lost}{'' if environment is None else '; restarting'}", file=sys.stderr, flush=True)
         sys.stdout.flush()
     if environment is None:
         os._exit(lost.exit_status)

@@ -1,4 +1,4 @@
-"""A service file on a Ray cluster: `offramp render`, `deploy`, `status` and `delete`."""
+"""`offramp render`, `deploy`, `status` and `delete`: services on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cluster.render import (
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.local_ray.cluster import HAPROXY
 from offramp.client.protocol import key_header
-from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
+from offramp.commands.options import DeleteJob, DeployJob, RenderJob, ServiceFileOptions, StatusJob
 from offramp.commands.output import make_table, print_result
 from offramp.spec.deploying import applications_document, open_dashboard
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 def render(job: RenderJob) -> None:
-    """Prints or writes the file."""
-    found = _read(job)
+    """Prints or writes the config, the manifest or the settings of a service."""
+    service = _read(job)
     if job.settings:
-        text = found.moved_to(job.at).settings.model_dump_json(indent=2) + "\n"
+        text = service.moved_to(job.at).settings.model_dump_json(indent=2) + "\n"
     elif job.kuberay:
-        text = to_yaml(_manifest(found, job))
+        text = to_yaml(_manifest(service, job))
     else:
-        text = to_yaml(_config(found.moved_to(job.at)))
+        text = to_yaml(_config(service.moved_to(job.at)))
     if job.out is None:
         print(text, end="")
     else:
@@ -52,17 +52,17 @@ def render(job: RenderJob) -> None:
 
 def deploy(job: DeployJob) -> None:
     """Adds the service to the applications of the cluster, and waits until it runs."""
-    found = _read(job).moved_to(job.at)
+    service = _read(job).moved_to(job.at)
     with open_dashboard(job.address) as dashboard:
-        serve = dashboard.serve()
-        check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
-        dashboard.put(with_application(serve, _config(found)))
-        dashboard.wait_until_running(found.name, job.timeout_s, partial(print, file=sys.stderr, flush=True))
-        print(f"{found.name} runs; offramp status --address {job.address}")
+        applications = dashboard.serve()
+        check_devices(service.inventory.counts, dashboard.inventory(), claimed(applications, service.name))
+        dashboard.put(with_application(applications, _config(service)))
+        dashboard.wait_until_running(service.name, job.timeout_s, partial(print, file=sys.stderr, flush=True))
+        print(f"{service.name} runs; see: offramp status --address {job.address}")
 
 
 def status(job: StatusJob) -> None:
-    """Prints the applications, and the plan in force if the service reports it."""
+    """Prints the applications, and the current plan if the service reports it."""
     with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
     headers = key_header(job.api_key)
@@ -72,27 +72,27 @@ def status(job: StatusJob) -> None:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname  # IPv6
         url = f"{parts.scheme}://{host}:{(serve.get('http_options') or {}).get('port', 8000)}"
     plan = _plan_of(url, headers) if serve["applications"] else None
-    found = {"applications": applications_document(serve), "plan": plan}
-    print_result(found, lambda: status_tables(found), as_json=job.as_json)
+    document = {"applications": applications_document(serve), "plan": plan}
+    print_result(document, lambda: status_tables(document), as_json=job.as_json)
 
 
 def delete(job: DeleteJob) -> None:
-    """Removes the application, and waits until it is gone."""
+    """Removes an application, and waits until it is gone."""
     with open_dashboard(job.address) as dashboard:
         dashboard.put(without_application(dashboard.serve(), job.name))
         dashboard.wait_until_gone(job.name, job.timeout_s)
     print(f"{job.name} is gone")
 
 
-def _read(job: OfService) -> Service:
-    from offramp.spec.file import read_service  # which loads the planner: `status` and `delete` do without
+def _read(job: ServiceFileOptions) -> Service:
+    from offramp.spec.file import read_service  # imports the planner, which `status` and `delete` do not need
 
     return read_service(job.service)
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
     return serve_config(
-        json.loads(service.settings.model_dump_json()),  # as Serve gives it back: JSON has string keys only
+        json.loads(service.settings.model_dump_json()),  # with string keys only, as Serve returns it
         name=service.name,
         environment=_environment(service),
         host=host or service.ingress.host,
@@ -103,12 +103,12 @@ def _config(service: Service, *, host: str | None = None, proxy_location: ProxyL
 
 
 def _environment(service: Service) -> dict[str, str]:
-    asked = service.ingress.grpc_port is not None
-    return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
+    has_grpc = service.ingress.grpc_port is not None
+    return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if has_grpc else {})
 
 
 def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
-    """Returns KubeRay's manifest; there a service listens on every address of its pods."""
+    """Returns a KubeRay manifest, with which the service listens on all addresses of its pods."""
     mount = job.at or MOUNT
     service = service.moved_to(mount)
     kubernetes = Kubernetes(
@@ -124,20 +124,18 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
 
 
 def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
-    """Returns the service's plan; None, with a line on stderr, if it reports none."""
+    """Returns the service's plan. If it reports none, prints the reason on stderr and returns None."""
     try:
-        response = httpx.get(f"{url}/plan", headers=headers, timeout=10.0)
-        response.raise_for_status()
-        found: dict[str, Any] = response.json()
+        plan: dict[str, Any] = httpx.get(f"{url}/plan", headers=headers, timeout=10.0).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         print(f"no plan: {url}/plan: {error}", file=sys.stderr)
         return None
-    return found
+    return plan
 
 
-def status_tables(found: Mapping[str, Any]) -> list[Table]:
-    """Returns tables of applications with their deployments, and of the plan in force if there is one."""
-    applications, plan = found["applications"], found["plan"]
+def status_tables(document: Mapping[str, Any]) -> list[Table]:
+    """Returns tables of the applications with their deployments, and of the current plan if there is one."""
+    applications, plan = document["applications"], document["plan"]
     table = make_table(
         "application", "deployment", "status", "replicas", title=None if applications else "Nothing is served"
     )
@@ -147,19 +145,19 @@ def status_tables(found: Mapping[str, Any]) -> list[Table]:
             name = f"{deployment['name']} (emulated)" if deployment["emulated"] else deployment["name"]
             replicas = f"{deployment['replicas']} of {deployment['wanted']}"
             table.add_row("", name, deployment["status"], replicas)
-    tables, within = [table], plan
-    while isinstance(within, Mapping) and "chains" not in within:  # another server may listen there
-        within = within.get("plan")
-    if isinstance(within, Mapping) and within["chains"]:
+    tables, inner = [table], plan
+    while isinstance(inner, Mapping) and "chains" not in inner:  # the answer may be another server's
+        inner = inner.get("plan")
+    if isinstance(inner, Mapping) and inner["chains"]:
         title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
         hops = plan.get("hops")
         if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
             title += "; hidden states between stages in float16"
-        tables.append(_plan(list(within["chains"]), title))
+        tables.append(_plan_table(list(inner["chains"]), title))
     return tables
 
 
-def _plan(chains: list[dict[str, Any]], title: str) -> Table:
+def _plan_table(chains: list[dict[str, Any]], title: str) -> Table:
     several = len(chains) > 1
     names = ("chain", "share") if several else ()
     table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps\nafter", title=title)

@@ -1,4 +1,4 @@
-"""`offramp simulate`: plays arrivals against a plan, and prints the result as JSON or as tables."""
+"""`offramp simulate`: simulates a plan under load, and prints the result as JSON or as tables."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulated:
+class SimulationResult:
     """The result of a simulation."""
 
     document: dict[str, Any]
-    """The result as plain JSON data."""
+    """The result as JSON data."""
     tables: tuple[Table, ...]
     interrupted: bool
     notes: tuple[str, ...] = ()
-    """Further notes, a sentence each."""
+    """Notes on the result, one sentence each."""
 
 
-def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | None:
-    """Runs a simulation. If it is interrupted (Ctrl-C), returns what there is; None if nothing after the warm-up."""
+def run_simulation(simulation: Simulation, progress: Progress | None = None) -> SimulationResult | None:
+    """Runs a simulation. After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up."""
     if simulation.scenario.sequences is not None:
-        found = generate(simulation.scenario, progress=progress)
-        return _simulated_sequences(simulation, found) if found.said_K.any() else None
+        played = generate(simulation.scenario, progress=progress)
+        return _simulated_sequences(simulation, played) if played.said_K.any() else None
     outcome = simulate(simulation.scenario, progress=progress)
-    figures = figures_so_far(outcome) if outcome.interrupted else outcome.figures()
+    figures = partial_figures(outcome) if outcome.interrupted else outcome.figures()
     return None if figures is None else _simulated(simulation, figures)
 
 
-def _simulated(simulation: Simulation, figures: Figures) -> Simulated:
-    networks, does_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
+def _simulated(simulation: Simulation, figures: Figures) -> SimulationResult:
+    networks, capacity_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
     title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
     document = {
         **figures.document(),
@@ -74,56 +74,56 @@ def _simulated(simulation: Simulation, figures: Figures) -> Simulated:
         _exits_table(simulation, figures),
     )
     notes = (
-        f"{figures.offered_per_s:.1f} inputs/s are offered, more than the {does_per_s:.1f}/s that the plan does: what "
-        "is above is dropped or late",
+        f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {capacity_per_s:.1f}/s: some inputs are "
+        "dropped or late",
     )
-    return Simulated(
+    return SimulationResult(
         document={"simulated": document},
         tables=tables,
         interrupted=figures.interrupted,
-        notes=notes if figures.offered_per_s > does_per_s else (),
+        notes=notes if figures.offered_per_s > capacity_per_s else (),
     )
 
 
-def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simulated:
+def _simulated_sequences(simulation: Simulation, played: PlayedSequences) -> SimulationResult:
     expected = sequence_figures(
         simulation.scenario.problem, simulation.played.plan.stages, **step_figures(simulation.predicted)
     )
-    figures, exits = _sequence_figures(simulation.scenario, found), dict(found.exits)
-    by_text = {str(block): tokens for block, tokens in exits.items()}
-    document = {"predicted_sequences": asdict(expected), "simulated": figures | {"exits": by_text}}
-    tables = _sequence_tables(expected, figures, exits, interrupted=found.interrupted)
-    return Simulated(document=document, tables=tables, interrupted=found.interrupted)
+    figures, exits = _sequence_figures(simulation.scenario, played), dict(played.exits)
+    exits_document = {str(block): tokens for block, tokens in exits.items()}
+    document = {"predicted_sequences": asdict(expected), "simulated": figures | {"exits": exits_document}}
+    tables = _sequence_tables(expected, figures, exits, interrupted=played.interrupted)
+    return SimulationResult(document=document, tables=tables, interrupted=played.interrupted)
 
 
-def _sequence_figures(scenario: Scenario, found: PlayedSequences) -> dict[str, Any]:
-    """Returns figures of the sequences that arrived after the warm-up; None for seconds that are unknown."""
+def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, Any]:
+    """Returns figures of the sequences that arrived after the warm-up. Unknown times are None."""
     lengths, generation = scenario.sequences, scenario.problem.generation
     assert lengths is not None
     assert generation is not None
     counted_K = scenario.arrivals_s >= scenario.warm_up_s
-    whole_K = counted_K & (found.said_K == np.resize(lengths.answer_K, len(counted_K)))
+    whole_K = counted_K & (played.said_K == np.resize(lengths.answer_K, len(counted_K)))
     ttft_slo_s = math.inf if generation.ttft_s is None else generation.ttft_s
-    # A sequence of one token alone has no time per token: NaN.
-    in_slo_K = whole_K & (found.ttft_s_K <= ttft_slo_s) & ~(found.tpot_s_K > scenario.problem.slo.latency_s)
-    seconds = found.ended_s - scenario.warm_up_s  # until the last of all tokens
-    times_K = {"ttft": found.ttft_s_K[counted_K], "tpot": found.tpot_s_K[counted_K]}
+    # The time per token of a sequence with a single token is NaN.
+    in_slo_K = whole_K & (played.ttft_s_K <= ttft_slo_s) & ~(played.tpot_s_K > scenario.problem.slo.latency_s)
+    seconds = played.ended_s - scenario.warm_up_s  # until the last token of all sequences
+    times_K = {"ttft": played.ttft_s_K[counted_K], "tpot": played.tpot_s_K[counted_K]}
     return {
         "sequences": int(counted_K.sum()),
         "whole": int(whole_K.sum()),
         "in_slo": int(in_slo_K.sum()),
-        "refused": int((counted_K & (found.said_K == 0)).sum()),
+        "refused": int((counted_K & (played.said_K == 0)).sum()),
         "seconds": seconds,
-        "tokens_per_s": float(found.said_K[counted_K].sum()) / seconds,
+        "tokens_per_s": float(played.said_K[counted_K].sum()) / seconds,
         "goodput_per_s": float(in_slo_K.sum()) / seconds,
         **{f"{name}_p{share}_s": percentile(of_K, share) for name, of_K in times_K.items() for share in (50, 99)},
     }
 
 
-def figures_so_far(outcome: Outcome) -> Figures | None:
+def partial_figures(outcome: Outcome) -> Figures | None:
     """Returns figures of an interrupted simulation, until the last request with a known outcome; None without any.
 
-    Requests that were under way then are counted as unanswered, those that had not arrived are left out.
+    Earlier requests without an outcome count as unanswered, and later ones are left out.
     """
     known_N = np.flatnonzero((outcome.exit_N >= 0) | (outcome.drop_N != DROPS.index("unanswered")))
     if not len(known_N):
@@ -132,7 +132,7 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
     if until_s <= outcome.warm_up_s:
         return None
     figures = outcome.figures_between(outcome.warm_up_s, until_s)
-    share = until_s / outcome.ended_s  # the plan stays, so replicas were held all the time
+    share = until_s / outcome.ended_s  # replicas are constant, because the plan is
     slots = tuple(
         replace(each, replica_s=each.replica_s * share, utilisation=min(1.0, each.utilisation / share))
         for each in figures.slots
@@ -140,15 +140,15 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
     return replace(figures, slots=slots)
 
 
-def document_of(simulation: Simulation, simulated: Simulated) -> dict[str, Any]:
-    """Returns everything as plain JSON data; equal jobs give equal bytes on one machine and commit."""
+def result_document(simulation: Simulation, simulated: SimulationResult) -> dict[str, Any]:
+    """Returns job and result as JSON data. Equal jobs give equal bytes on the same machine and commit."""
     job, scenario, played, predicted = simulation.job, simulation.scenario, simulation.played, simulation.predicted
     plan = plan_document(played.plan) | ({} if played.policy is not None else {"policy": None})
     return {
         "schema_version": SCHEMA_VERSION,
         "interrupted": simulated.interrupted,
         "problem": str(job.problem),
-        "plan": {"from": played.words, **plan},
+        "plan": {"from": played.source, **plan},
         "arrivals": {
             "spec": job.arrivals,
             "requests": len(scenario.arrivals_s),
@@ -177,7 +177,7 @@ def document_of(simulation: Simulation, simulated: Simulated) -> dict[str, Any]:
 
 
 def predicted_exits(simulation: Simulation) -> dict[int, float]:
-    """Returns the shares of inputs that leave after each active ramp and the last block, by the problem's survival."""
+    """Returns the share of inputs that leave after each active ramp and the last block, by the problem's survival."""
     problem, plan = simulation.scenario.problem, simulation.played.plan
     reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
     last = problem.num_blocks - 1
@@ -185,9 +185,9 @@ def predicted_exits(simulation: Simulation) -> dict[int, float]:
 
 
 def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str, Any]]:
-    """Returns, for each network of a chain, how many answered inputs reached it and how many answers it gave.
+    """Returns for each network of a chain how many answered inputs reached it, and how many it answered.
 
-    `used`: whether the plan uses it. Empty where there is one network.
+    `used`: whether the plan uses it. Empty for a single network.
     """
     plan, exits = simulation.played.plan, figures.exits
     return [
@@ -207,7 +207,7 @@ INTERRUPTED = 130
 
 
 def run(job: SimulateJob) -> None:
-    """Simulates, and prints the result, or what there is of it after an interrupt."""
+    """Simulates, and prints the result, or after an interrupt the result so far."""
     simulated = None
     try:
         simulation = prepare(job)
@@ -215,15 +215,15 @@ def run(job: SimulateJob) -> None:
             print(simulation.message, file=sys.stderr)
             raise typer.Exit(NO_PLAN)
         with progress_share("simulate") as progress:
-            simulated = play(simulation, progress)
+            simulated = run_simulation(simulation, progress)
     except KeyboardInterrupt:
-        pass  # before there are figures
+        pass  # interrupted before the simulation
     if simulated is None:
-        print("interrupted before there was anything to print", file=sys.stderr)
+        print("interrupted before there was a result", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
     assert isinstance(simulation, Simulation)
     notes, tables = (*simulation.notes, *simulated.notes), simulated.tables
-    print_result(document_of(simulation, simulated), lambda: tables, notes, as_json=job.as_json)
+    print_result(result_document(simulation, simulated), lambda: tables, notes, as_json=job.as_json)
     if simulated.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -231,26 +231,26 @@ def run(job: SimulateJob) -> None:
 def _splits_table(simulation: Simulation, figures: Figures) -> Table:
     table = make_table(
         *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
-        title=f"Plan ({simulation.played.words})",
+        title=f"Plan ({simulation.played.source})",
         narrow=True,
     )
     ran = {(each.first, each.end): each for each in figures.splits}
     planned = {(each.split.first, each.split.end): each for each in simulation.predicted.splits}
     for index, (stage, slot) in enumerate(zip(simulation.played.plan.stages, figures.slots, strict=True)):
         for split in stage.splits:
-            own = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
+            stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
             key = (split.first, split.end)
-            did = ("0", "-", "-")
+            batch_cells = ("0", "-", "-")
             if key in ran:
                 use = ran[key]
-                of_tokens = None if use.lengths is None else use.lengths.fill
-                fill = use.fill if of_tokens is None else of_tokens  # by the token budget, if there is one
-                did = (f"{use.batches}", f"{fill:.0%}", milliseconds(use.busy_s / use.batches))
+                token_fill = None if use.lengths is None else use.lengths.fill
+                fill = use.fill if token_fill is None else token_fill  # of the token budget, if there is one
+                batch_cells = (f"{use.batches}", f"{fill:.0%}", milliseconds(use.busy_s / use.batches))
             table.add_row(
-                *(own if split is stage.splits[0] else ("", "")),
+                *(stage_cells if split is stage.splits[0] else ("", "")),
                 f"{split.first}-{split.end - 1}",
                 str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
-                *did,
+                *batch_cells,
                 milliseconds(planned[key].seconds),
             )
     return table
@@ -259,7 +259,7 @@ def _splits_table(simulation: Simulation, figures: Figures) -> Table:
 def _sequence_tables(
     expected: SequenceFigures, figures: Mapping[str, Any], exits: Mapping[int, int], *, interrupted: bool
 ) -> tuple[Table, ...]:
-    """Returns tables of sequences beside the cost model's figures, and of tokens by exit."""
+    """Returns a table of figures of sequences, planned and simulated, and a table of tokens by exit."""
     sequences = figures["sequences"]
     title = f"Simulated, {figures['seconds']:.4g} s, {sequences} sequences" + (", INTERRUPTED" if interrupted else "")
     rows = (
@@ -284,7 +284,7 @@ def _shown(seconds: float | None) -> str:
 
 
 def _lengths_table(figures: Figures) -> list[Table]:
-    """Returns a table of batches with inputs of several lengths; none if all inputs cost the same."""
+    """Returns a table of batches if inputs have different lengths."""
     uses = [use for use in figures.splits if use.lengths is not None]
     if not uses:
         return []
@@ -323,7 +323,7 @@ def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, 
 
 
 def _networks_table(networks: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Returns a table of the answers by network of a chain; none for a single network."""
+    """Returns a table of the answers of each network, if there are several."""
     rows = (
         (
             str(number),

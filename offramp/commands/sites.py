@@ -1,4 +1,4 @@
-"""`offramp sites`: where ramps can go in an ONNX file or a torch module."""
+"""`offramp sites`: lists the points of an ONNX file or a torch module at which ramps can be added."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from offramp.commands.output import make_table, print_result
 
 
 def run(job: SitesJob) -> None:
-    """Print the sites, in the order in which inputs pass them; in JSON a set's `tensor` is a list.
+    """Prints the sites in the order in which inputs pass them. In JSON, the `tensor` of a set is a list.
 
-    Raises InputError for what is no model, or cannot be cut, and where no site is found.
+    Raises InputError for a file that is not a model, and GraphError for a model without sites.
     """
     model = read_foreign(job.model, ForeignOptions(), open_size=job.open_size)
     if job.outputs:
@@ -26,10 +26,10 @@ def run(job: SitesJob) -> None:
     try:
         sites = model.sites(sets=job.sets, measure=job.measure)
     except GraphError as error:
-        raise GraphError(f"{error}; --no-measure lists sites without times") from error
+        raise GraphError(f"{error}; with --no-measure, sites are listed without times") from error
     if not sites:
         raise GraphError(f"{job.model} has no site: {_why(model.flow, job)}")
-    found = {
+    document = {
         "nodes": len(model.flow.live),
         "sites": [
             {
@@ -41,20 +41,20 @@ def run(job: SitesJob) -> None:
             for site in sites
         ],
     }
-    print_result(found, lambda: [_table(job.model, model.flow, sites)], as_json=job.as_json)
+    print_result(document, lambda: [_table(job.model, model.flow, sites)], as_json=job.as_json)
 
 
 def _why(flow: Dataflow, job: SitesJob) -> str:
-    works = sum(each.kind == "work" for each in flow.live)
-    if works < 2:
-        return f"{works} of its {len(flow.live)} operators work on what inputs hold, and a site has work on both sides"
-    around = f"nothing between its first work and its last carries all that {', '.join(flow.outputs)} depend on"
-    one = ", --output takes one output alone" if len(flow.outputs) > 1 else ""
-    return around if job.sets else f"{around}; --sets looks for sets of tensors{one}"
+    num_working = sum(each.kind == "work" for each in flow.live)
+    if num_working < 2:
+        return f"{num_working} of its {len(flow.live)} operators compute with the inputs, and a site is between two"
+    reason = f"no single tensor between its operators carries all information for {', '.join(flow.outputs)}"
+    one_output = ", and --output chooses a single output" if len(flow.outputs) > 1 else ""
+    return reason if job.sets else f"{reason}; --sets looks for sets of tensors{one_output}"
 
 
 def _table(model: str, flow: Dataflow, sites: Sequence[Site]) -> Table:
-    """One row per site, in their order."""
+    """Returns a table with a row per site."""
     title = f"{Path(model).name}: {len(sites)} sites among {len(flow.live)} operators"
     numbers = [Column(name, justify="right") for name in ("#", "time passed", "kB per input")]
     names = [Column(name, overflow="fold") for name in ("tensor", "after")]

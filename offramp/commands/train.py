@@ -33,25 +33,23 @@ from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
-from offramp.commands.calibrated import forget_calibration
+from offramp.commands.calibration_files import forget_calibration
+from offramp.commands.codec_and_task import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob, TrainOptions
-from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.output import make_folder, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.recording import records_from_outputs, score_of
+from offramp.commands.recording import choose_score, records_from_outputs
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
 HELD_OUT = "held_out"
-"""Name, without ending, of the file with rows that are kept from training."""
+"""Name, without ending, of the file with the rows that are held out of training."""
 SAVED = "training.pt"
-"""File in the model's folder with the state of a joint training that is not finished."""
-
-
-STYLES = ("adapted", "normed")
-FEW = 4
-"""Default number of a decoder's ramps: each costs memory in training, and time for every token."""
-LONGEST = 128
-"""Most tokens of a text that ramps learn from."""
+"""File in the model folder with the state of an unfinished joint training."""
+DECODER_STYLES = ("adapted", "normed")
+NUM_DECODER_RAMPS = 4
+"""Default number of a decoder's ramps, each of which takes memory in training and time for every token."""
+MAX_PROMPT_TOKENS = 128
+"""Maximum number of tokens of a text in the training of a decoder's ramps."""
 
 
 def train(
@@ -63,13 +61,12 @@ def train(
     progress: Progress = no_progress,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> EarlyExitModel:
-    """Trains a model and saves it, in place of a model that the folder holds.
+    """Trains a model and saves it, which replaces a model in the folder.
 
-    `on_warning` is called where the model or its exits are of little use on the rows held out, or without them on
-    the rows that ramps on a frozen backbone learned from. Raises DataError, ModelFolderError or InputError for what
-    cannot be used, before anything is trained.
+    `on_warning` is called if the model or its exits are of little use on the rows held out, or without them on the
+    rows on which ramps were trained. Raises DataError, ModelFolderError or InputError before anything is trained.
     """
-    with in_place_of(out) as folder:
+    with replacing_model(out) as folder:
         if job.task == TOKEN:
             return train_tokens(job, data, folder, progress)
         model, features, targets = _train(job, data, folder, progress, saved=out / SAVED)
@@ -81,11 +78,11 @@ def train(
 def _train(
     job: TrainJob, data: LabelledRows, folder: Path, progress: Progress, *, saved: Path
 ) -> tuple[EarlyExitModel, dict[int, Tensor] | None, ValueArray]:
-    """Returns the model, the exits' features if the backbone was frozen, and the targets of training.
+    """Trains and saves a model; returns it, the exits' features if the backbone was frozen, and the targets.
 
-    `saved`: where a joint training keeps its state until it is finished.
+    `saved`: file for the state of an unfinished joint training.
     """
-    model, options = _untrained(job, data, progress)
+    model, options = _build_model(job, data, progress)
     codec = load_codec(model.info.codec, job, folder)
     targets = data.targets(model.task, codec) if data.are_labelled else None
     if targets is not None:
@@ -94,10 +91,10 @@ def _train(
     check_inputs(model, encoded[0])
     features = None
     if isinstance(options, JointOptions):
-        assert targets is not None, "a joint training imitates no checkpoint's head"
+        assert targets is not None, "joint training needs labels"
         train_jointly(model, encoded, targets, replace(options, saved=saved))
     else:
-        features = exit_features(_computing(model, job), encoded, progress=progress)
+        features = exit_features(_in_dtype(model, job), encoded, progress=progress)
         if targets is None:
             last = model.num_blocks - 1
             targets = outputs_of_features(model, {last: features[last]})[last].argmax(1).numpy()
@@ -136,20 +133,20 @@ def warnings_on(
     *,
     block_costs: Sequence[float] | None,
 ) -> list[str]:
-    """Returns reasons against serving a trained model, from its outputs (N, C) by block, with what to do.
+    """Returns reasons against serving a trained model, with advice, from its outputs (N, C) by block.
 
-    The saving of exits is estimated with thresholds that these rows choose.
+    The work that exits save is estimated with thresholds that fit these rows.
     """
     if not len(truth_N):
         return []
     if any(bool(each.isnan().any()) for each in outputs.values()):
-        return ["the model's outputs are not numbers: its training diverged; train again with a lower --learning-rate"]
+        return ["the model's outputs are NaN, because training diverged: train again with a lower --learning-rate"]
     if task.large:
         return []
-    records = records_from_outputs(outputs, score_of(task, None), task, truth_N)
+    records = records_from_outputs(outputs, choose_score(task, None), task, truth_N)
     try:
         outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
-    except DataError:  # too few rows to estimate anything
+    except DataError:  # too few rows for an estimate
         saved = None
     else:
         saved = 1 - work_share(outcome.survival, block_costs)
@@ -157,7 +154,7 @@ def warnings_on(
 
 
 def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], batch: int = 256) -> dict[int, Tensor]:
-    """Returns every exit's outputs (N, C) by block, computed from what `exit_features` returns."""
+    """Returns the outputs (N, C) of every exit by block, computed from the result of `exit_features`."""
     with torch.inference_mode():
         return {
             block: torch.cat(
@@ -167,8 +164,8 @@ def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], b
         }
 
 
-def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
-    """Returns the model in the type for features; raises ModelFolderError if it cannot run in that type."""
+def _in_dtype(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
+    """Returns the model in the data type of the job; raises ModelFolderError if it cannot run in that type."""
     if job.dtype == "float32":
         return model
     if model.backbone.float32_only:
@@ -176,12 +173,12 @@ def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
     return deepcopy(model).to(getattr(torch, job.dtype))
 
 
-def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, RampTraining]:
-    """Returns the model before training, with random weights by the seed, and the options of training."""
+def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, RampTraining]:
+    """Returns the model before training, with new weights drawn by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         by_data = job.task in BY_DATA and data.are_labelled
-        early = task_for(job, data, ()) if by_data else None  # refused before a network is loaded
+        early = task_for(job, data, ()) if by_data else None  # checks the labels before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         backbone, ramps = pretrained.backbone, job.ramp_options
         facts: dict[str, Any]
@@ -189,26 +186,24 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
         if job.task == TOKEN:
             task: Task = _token_task(job, backbone)
             style = "adapted" if ramps.style == RampOptions().style else ramps.style
-            if style not in STYLES:
-                raise InputError(
-                    f"--ramp-style {style}: a decoder's ramps are {' or '.join(STYLES)}, which share its head"
-                )
-            ramps = replace(ramps, style=style, pooling="last", at=ramps.at or spread(backbone.num_blocks))
-            options = job.training(TOKEN_OPTIONS, progress=progress)
+            if style not in DECODER_STYLES:
+                raise InputError(f"--ramp-style {style}: the ramps of a decoder must be {' or '.join(DECODER_STYLES)}")
+            ramps = replace(ramps, style=style, pooling="last", at=ramps.at or default_ramps(backbone.num_blocks))
+            options = job.training_options(TOKEN_OPTIONS, progress=progress)
             codec = {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
             facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
         else:
             if data.are_labelled:
                 task = early or task_for(job, data, backbone.inputs)
             elif job.imitate and not job.joint and pretrained.head and pretrained.label_names:
-                task = LabelTask(pretrained.label_names)  # of the checkpoint's own classifier, which ramps imitate
+                task = LabelTask(pretrained.label_names)  # ramps imitate the checkpoint's own classifier
             else:
                 source = job.source or "the data"
-                raise DataError(f"{source}: rows without labels; only ramps of a classifier learn without any")
+                raise DataError(f"{source}: rows without labels; only ramps that imitate a classifier need none")
             options = _options(job, task, pretrained, progress)
             if job.codec is None and pretrained.codec is not None:
                 codec = pretrained.codec
-            else:  # as asked for, else by the network and the data
+            else:
                 codec = codec_for(job, backbone.inputs, data, longest=backbone.max_length)
             dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
             trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
@@ -222,72 +217,73 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
 
 def train_tokens(job: TrainJob, data: LabelledRows, folder: Path, progress: Progress) -> EarlyExitModel:
     """Trains a decoder's ramps and saves the model; raises what `train` raises."""
-    model, options = _untrained(job, data, progress)
+    model, options = _build_model(job, data, progress)
     model.requires_grad_(False)
     codec, task = load_codec(model.info.codec, job, folder), model.task
     assert isinstance(codec, PromptCodec)
     assert isinstance(task, TokenTask)
     texts = prompts_of(codec, data, task, chat=job.chat)
-    given = [1] * len(texts)
+    prompt_lengths = [1] * len(texts)
     if job.answers is not None:
-        asked = GenerationOptions(max_tokens=job.answers, ends=frozenset(task.ends))
-        found = generate(model, texts, asked, progress)
-        texts, given = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
-    train_token_ramps(model, token_states(model, texts, given, options), options)
+        answers = generate(model, texts, GenerationOptions(max_tokens=job.answers, ends=frozenset(task.ends)), progress)
+        texts, prompt_lengths = [tuple(each.tokens) for each in answers], [len(each.prompt) for each in answers]
+    train_token_ramps(model, token_states(model, texts, prompt_lengths, options), options)
     save_model(model, folder)
     return model
 
 
 def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:
-    """Returns tokens of every row's text, at most `LONGEST`; for a chat as a user message in the chat template.
+    """Returns the tokens of each row's text, at most `MAX_PROMPT_TOKENS`, or with `chat` of a user message.
 
-    An encoder-decoder's end in the token that answers start with. Raises InputError where a model that has no template
-    is to chat.
+    Those of an encoder-decoder end with the token that starts answers. Raises InputError if there is no chat template.
     """
     start = () if task.start is None else (task.start,)
     if not chat:
-        return [codec.tokens(text)[:LONGEST] + start for text in data.texts]
+        return [codec.tokens(text)[:MAX_PROMPT_TOKENS] + start for text in data.texts]
     return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
 
 
 def _token_task(job: TrainJob, backbone: Backbone) -> TokenTask:
     if not isinstance(backbone, DecoderBackbone):
-        raise ModelFolderError(f"{job.backbone} is no decoder: --task token is of models that generate")
+        raise ModelFolderError(f"{job.backbone} is not a decoder: --task token is for models that generate")
     if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
-        raise InputError("an encoder-decoder's ramps learn of its own answers: say of how many tokens by --answers")
+        raise InputError("the ramps of an encoder-decoder train on its own answers: set their length with --answers")
     return TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
 
 
-def spread(num_blocks: int) -> tuple[int, ...]:
-    """Returns a few blocks that divide a model evenly."""
-    places = (round(num_blocks * k / (FEW + 1)) - 1 for k in range(1, FEW + 1))
-    return tuple(sorted({place for place in places if 0 <= place < num_blocks - 1}))
+def default_ramps(num_blocks: int) -> tuple[int, ...]:
+    """Returns the default ramps of a decoder, which divide its blocks evenly."""
+    blocks = (round(num_blocks * k / (NUM_DECODER_RAMPS + 1)) - 1 for k in range(1, NUM_DECODER_RAMPS + 1))
+    return tuple(sorted({block for block in blocks if 0 <= block < num_blocks - 1}))
 
 
-def head_in_words(model: EarlyExitModel) -> str:
-    """Returns where the full model's head comes from, and whether the backbone was trained with it."""
+def describe_head(model: EarlyExitModel) -> str:
+    """Returns a text on how the full model's head and the backbone were trained."""
     facts = model.info.provenance
     if facts.get("head") != "checkpoint":
-        backbone = "with its backbone" if facts.get("joint") else "its backbone as it came (--joint trains that too)"
+        backbone = "with its backbone" if facts.get("joint") else "its backbone unchanged (--joint trains it too)"
         return f"trained on these rows, {backbone}"
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
 def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:
-    """Returns the options of training: as asked for, else what suits the kind of training."""
+    """Returns the options of training: the job's, and the defaults for this kind of training."""
     options: RampTraining = RampTraining()
     if job.joint:
-        of_images = JOINT_IMAGES if pretrained.head is None else JOINT_FINE
-        of_labels = of_images if takes_images(pretrained.backbone.inputs) else JOINT_OPTIONS
-        joint = JOINT_MAPS if task.large else of_labels
+        if task.large:
+            joint = JOINT_MAPS
+        elif takes_images(pretrained.backbone.inputs):
+            joint = JOINT_IMAGES if pretrained.head is None else JOINT_FINE
+        else:
+            joint = JOINT_OPTIONS
         options = replace(joint, augmentation=job.augmentation, patience=job.patience)
-    return job.training(options, imitate=job.imitate, progress=progress)
+    return job.training_options(options, imitate=job.imitate, progress=progress)
 
 
-def take_over(checkpoint: Path, labels: tuple[str, ...], folder: Path) -> None:
-    """Saves a checkpoint's classifier as a model without ramps."""
+def save_classifier(checkpoint: Path, labels: tuple[str, ...], folder: Path) -> None:
+    """Saves a checkpoint's classifier as a model folder without ramps."""
     pretrained, family = load_pretrained(str(checkpoint))
-    found = add_ramps(
+    model = add_ramps(
         pretrained,
         name=folder.name,
         family=family,
@@ -296,57 +292,53 @@ def take_over(checkpoint: Path, labels: tuple[str, ...], folder: Path) -> None:
         ramps=RampOptions(at=()),
         provenance=provenance(backbone=str(checkpoint)),
     )
-    with in_place_of(folder) as made:
+    with replacing_model(folder) as made:
         copy_tokenizer(str(checkpoint), made)
-        save_model(found, made)
+        save_model(model, made)
 
 
 @contextmanager
-def in_place_of(out: Path) -> Iterator[Path]:
-    """Yields a folder to make a model in, whose files replace those in `out` unless an error is raised.
+def replacing_model(out: Path) -> Iterator[Path]:
+    """Yields a temporary folder for a model. Its files then replace the model in `out`, unless an error is raised.
 
-    The calibration of the model before goes then, too; an error leaves no new folder that is empty. Raises InputError
-    where `out` cannot be a folder, and for a checkpoint's own folder, whose weights would be overwritten.
+    The calibration of the old model is deleted. After an error, `out` is removed if it is new and empty. Raises
+    InputError if `out` cannot be a folder, or is a checkpoint's folder.
     """
     if (out / "config.json").is_file() and not (out / CARD_FILE).is_file():
-        raise InputError(
-            f"{out} is a checkpoint of transformers, which would be overwritten; name another folder by --out"
-        )
-    new = not out.exists()
+        raise InputError(f"{out} is a checkpoint of transformers, which would be overwritten; choose another --out")
+    is_new = not out.exists()
     make_folder(out)
     try:
         with TemporaryDirectory(dir=out, prefix=".made-") as made:
             yield Path(made)
             forget_calibration(out)
-            for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # which says what is new
+            for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # the card last
                 path.replace(out / path.name)
     except BaseException:
-        if new and not any(out.iterdir()):
+        if is_new and not any(out.iterdir()):
             out.rmdir()
         raise
 
 
 def run(job: TrainOptions) -> None:
-    """Trains, and prints the result."""
+    """Trains a model, and prints the result."""
     rows = job.read(job.data, label_column=None if job.task == TOKEN else job.label_column)
     held = None
     if job.hold_out is not None:
         if rows.part_names:
-            raise InputError(
-                "--hold-out writes rows and their labels; of images with joints or maps --part names a part"
-            )
+            raise InputError("--hold-out is not for images with joints or maps: choose the rows with --part")
         num_rows = len(rows)
         rows, held = rows.divide(job.hold_out, job.seed)
         make_folder(job.out)
         print(f"{len(held)} of {num_rows} rows held out: {write_labelled(held, job.out, HELD_OUT)}")
     elif old := sorted(job.out.glob(f"{HELD_OUT}.*")):
-        warn(f"{old[0]} was held out of an earlier training; calibrate with rows that this one does not see")
+        warn(f"{old[0]} was held out of an earlier training; calibrate with rows that this one does not use")
     with progress_bars() as progress:
         model = train(job, rows, job.out, held_out=held, progress=progress, on_warning=warn)
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
     print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {job.out}")
     if model.task.name != "token":
-        print(f"head of the full model: {head_in_words(model)}")
+        print(f"head of the full model: {describe_head(model)}")
 
 
 def unlabelled(rows: LabelledRows) -> LabelledRows:

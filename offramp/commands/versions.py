@@ -1,4 +1,4 @@
-"""Versions of a model: `offramp versions`, `canary`, `promote`, `load` and `unload`."""
+"""`offramp versions`, `canary`, `promote`, `load` and `unload`: versions of a model on a running service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offramp.commands.output import make_table, print_result
 
 
 def versions(job: VersionsJob) -> None:
-    """Print models, versions and states."""
+    """Prints models, versions and their states."""
     with Client(job.url, api_key=job.api_key) as client:
         rows = client.versions()
     fields = ("name", "version", "state", "reason")
@@ -24,52 +24,50 @@ def versions(job: VersionsJob) -> None:
 
 
 def canary(job: CanaryJob) -> None:
-    """Begin or end a canary, or ask for it, and print both sides."""
+    """Starts, ends or reads a canary, and prints it next to the default version."""
     with Client(job.url, api_key=job.api_key) as client:
         if job.end:
-            seen = client.end_canary()
+            report = client.end_canary()
         elif job.version is None:
-            seen = client.canary()
+            report = client.canary()
         else:
-            seen = client.set_canary(job.version, share=job.share, compare_share=job.compare)
-    print_result(seen, lambda: [side_by_side_table(seen)], as_json=job.as_json)
+            report = client.set_canary(job.version, share=job.share, compare_share=job.compare)
+    print_result(report, lambda: [side_by_side_table(report)], as_json=job.as_json)
 
 
 def promote(job: PromoteJob) -> None:
-    """Make a version the default, and print both sides."""
+    """Makes a version the default, and prints it next to the canary, if any."""
     with Client(job.url, api_key=job.api_key) as client:
-        seen = client.promote(job.version)
-    print_result(seen, lambda: [side_by_side_table(seen)], as_json=job.as_json)
+        report = client.promote(job.version)
+    print_result(report, lambda: [side_by_side_table(report)], as_json=job.as_json)
 
 
 def load(job: LoadJob) -> None:
-    """Start the version, and wait until it is ready."""
-    from offramp.spec.file import read_service  # which loads all that a service consists of
+    """Starts a version, and waits until it is ready."""
+    from offramp.spec.file import read_service  # imports the planner
 
-    found = read_service(job.service)
-    model, settings = read_card(Path(found.settings.model)).name, found.moved_to(job.at).settings
+    service = read_service(job.service)
+    model, settings = read_card(Path(service.settings.model)).name, service.moved_to(job.at).settings
     with Client(job.url, api_key=job.api_key) as client:
         client.load(model, settings.version, settings=settings.model_dump_json(), timeout_s=job.timeout_s)
     print(f"version {settings.version} of {model} is ready")
 
 
 def unload(job: UnloadJob) -> None:
-    """End the version, and wait until it is gone."""
+    """Stops a version, and waits until it is gone."""
     with Client(job.url, api_key=job.api_key) as client:
         client.unload(job.model, job.version, timeout_s=job.timeout_s)
     print(f"version {job.version} of {job.model} is gone")
 
 
-def side_by_side_table(seen: Mapping[str, Any]) -> Table:
-    """Default and canary in two columns."""
-    names = list(seen["versions"])
-    canary = seen["canary"]
-    title = f"{seen['model']}: version {seen['default']}"
+def side_by_side_table(report: Mapping[str, Any]) -> Table:
+    """Returns a table with the default version and the canary in two columns."""
+    names, canary, compared = list(report["versions"]), report["canary"], report["compared"]
+    title = f"{report['model']}: version {report['default']}"
     if canary is not None:
         title += f", and {canary['version']} for {canary['share']:.1%} of the requests"
-    compared = seen["compared"]
-    agree = f"asked the same {compared['inputs']} inputs, they agree on {_percent(compared['agreement'])}"
-    caption = None if compared["agreement"] is None else agree
+    agreement = f"they agree on {_percent(compared['agreement'])} of {compared['inputs']} inputs that both answered"
+    caption = None if compared["agreement"] is None else agreement
     rows: dict[str, tuple[str, Callable[[Any], str]]] = {
         "requests": ("requests", str),
         "errors": ("errors", _counts),
@@ -78,7 +76,8 @@ def side_by_side_table(seen: Mapping[str, Any]) -> Table:
         "left after block": ("exits", _counts),
         "agreement with its full model": ("agreement", _percent),
     }
-    cells = ((title, *(text(seen["versions"][name][field]) for name in names)) for title, (field, text) in rows.items())
+    versions = [report["versions"][name] for name in names]
+    cells = ((title, *(text(each[field]) for each in versions)) for title, (field, text) in rows.items())
     return make_table("", *(f"version {name}" for name in names), title=title, caption=caption, rows=cells)
 
 

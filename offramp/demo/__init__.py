@@ -1,1 +1,1 @@
-"""What `offramp demo` trains, plans, serves and shows; its texts are generated."""
+"""`offramp demo`: trains a model, and compares plans on a running service."""

@@ -1,4 +1,4 @@
-"""The demo's model: trained on made-up texts, or on the user's own, calibrated and recorded."""
+"""Trains and calibrates the model of the demo, on generated texts or on the user's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from earlyexit.data.rows import LabelledRows, read_labelled, write_labelled
 from earlyexit.network.store import read_card
 from offramp.commands.calibrate import calibrate
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import CalibrateJob, TrainJob
 from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars
@@ -19,38 +19,37 @@ from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from profiles.records import ExitRecords
 
 TEXTS = Path(__file__).with_name("texts.csv")
-"""9,600 short requests with 48 intents, made up from templates (`offramp/demo/texts.py@343bb79a`)."""
+"""9,600 short requests with 48 intents, generated from templates (`offramp/demo/texts.py@343bb79a`)."""
 SEED = 0
 BUDGET = 0.02
-"""E3's tolerance: less than 2 % error (section 5)."""
+"""The error that E3 tolerates (section 5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A model folder and what is known of it."""
+    """A trained model with its calibration, and its answers to the test texts."""
 
     folder: Path
     test: LabelledRows
     calibration: CalibrationCard
     expected: ExitRecords
-    """Exit records of the test texts: what the full model, and every ramp, says of them."""
+    """Exit records of the test texts: the answers of the full model and of every ramp."""
 
 
 def prepare(runs: Path, data: Path | None) -> Prepared:
-    """Train and calibrate, unless an earlier run left the model."""
+    """Trains and calibrates a model, unless an earlier run has made it from the same data."""
     runs.mkdir(parents=True, exist_ok=True)
     if data is None:
         learn, validate, test = _divided(read_labelled(TEXTS))
         for name, part in (("train", learn), ("validation", validate), ("test", test)):
             write_labelled(part, runs, name)
-    elif data.suffix == ".json":  # CLINC150's own lists
+    elif data.suffix == ".json":  # CLINC150 has these parts
         learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
     else:
         learn, validate, test = _divided(read_labelled(data))
     folder = runs / "model"
     source = str(data.resolve()) if data else "generated"
-    left = (folder / CALIBRATION_FILE).is_file()  # by an earlier run, perhaps of other texts
-    if not left or read_card(folder).provenance.get("data") != source:
+    if not (folder / CALIBRATION_FILE).is_file() or read_card(folder).provenance.get("data") != source:
         shutil.rmtree(folder, ignore_errors=True)
         job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
         with progress_bars() as progress:
@@ -62,6 +61,6 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
 
 
 def _divided(rows: LabelledRows) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
-    """60 % to learn from, 20 % each to calibrate by and to test by, of every label alike."""
+    """Returns 60 % of the rows of each label for training, 20 % for calibration and 20 % for testing."""
     learn, rest = rows.divide(0.4, SEED)
     return learn, *rest.divide(0.5, SEED)

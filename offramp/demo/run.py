@@ -1,4 +1,4 @@
-"""The demo: one model with exits under three plans, on this machine's processors and on emulated accelerators."""
+"""Compares three plans for one model, on this machine's processors and on emulated accelerators."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from offramp.commands.machine import (
     with_slo,
 )
 from offramp.commands.options import DemoJob
-from offramp.commands.output import in_own_process
+from offramp.commands.output import run_in_subprocess
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
-from offramp.demo.turns import Load, Ran, hand_control, served, table_of, take_turns
+from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, results_table, served
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
@@ -51,12 +51,12 @@ LABELS = {
 }
 
 
-def draw(processors: Mapping[str, Ran], emulated: Mapping[str, Ran], path: Path) -> None:
-    """Above, the mean batch at every block of the emulated accelerators; below, what each part has to show."""
+def draw(processors: Mapping[str, PlanRun], emulated: Mapping[str, PlanRun], path: Path) -> None:
+    """Draws the mean batch at every block on emulated accelerators, and below it the main result of each part."""
     pyplot = load_pyplot()
-    places = [["above", "above"], ["left", "right"]]
-    figure, axes_of = pyplot.subplot_mosaic(places, figsize=(9, 6), layout="constrained")
-    above, left, right = (axes_of[place] for place in ("above", "left", "right"))
+    layout = [["above", "above"], ["left", "right"]]
+    figure, axes_by_name = pyplot.subplot_mosaic(layout, figsize=(9, 6), layout="constrained")
+    above, left, right = (axes_by_name[name] for name in ("above", "left", "right"))
     planned = emulated["planned"]
     blocks = range(planned.plan.num_blocks)
     above.bar(blocks, planned.batch_at_block, width=0.7, color=COLORS["planned"], label=LABELS["planned"])
@@ -84,27 +84,27 @@ def draw(processors: Mapping[str, Ran], emulated: Mapping[str, Ran], path: Path)
 
 V100 = "emulated:V100"
 NUM_V100, V100_BATCH, TIME_SCALE = 16, 8, 40.0
-"""E3's cluster and largest batch (section 5.1.1); an emulated second takes so many seconds."""
+"""E3's cluster and largest batch (section 5.1.1), and the real seconds of an emulated second."""
 SLOWER = 6.5
-"""TensorRT's V100 takes 1.23 ms for BERT-base at batch 1. E3 does not print its V100's time; 8 ms is an estimate."""
+"""Factor on the published times: BERT-base takes 1.23 ms with TensorRT on a V100, and about 8 ms in E3 (estimated)."""
 V100_SLO_S = 0.05
-"""Emulated."""
+"""In emulated seconds."""
 LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
-    """What every side may use of this machine."""
+    """The resources of this machine that a service may use."""
 
     workers: int = 2
-    """Batches that are computed at once."""
+    """Number of batches that are computed at once."""
     threads: int = 1
-    """Of each."""
+    """Threads of each batch."""
     batch_limit: int = 32
 
 
 def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:
-    """A model of so many of BERT-base's blocks on a V100, in emulated seconds, up to the largest batch."""
+    """Returns the latencies of a model with `num_blocks` of BERT-base's blocks on a V100, in emulated seconds."""
     table = published_profile("bert-base", "V100").at(LENGTH)
     known = table.batches.index(V100_BATCH) + 1
     return LatencyTable(
@@ -115,7 +115,7 @@ def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:
 
 
 def emulated_problem(records: ExitRecords, thresholds: Mapping[int, float]) -> PlanProblem:
-    """The most that 16 V100 do with a model of so many blocks, in wall-clock seconds."""
+    """Returns the problem of the highest rate on 16 V100, in real seconds."""
     table = v100_table(records.num_blocks, len(thresholds))
     return PlanProblem(
         num_blocks=records.num_blocks,
@@ -133,44 +133,43 @@ def emulated_problem(records: ExitRecords, thresholds: Mapping[int, float]) -> P
 
 
 def emulated_settings(num_blocks: int, num_ramps: int) -> dict[str, EmulatedSettings]:
-    """The same times for a service of a model with so many ramps."""
+    """Returns the latencies of the V100 as settings of a service."""
     table = v100_table(num_blocks, num_ramps)
     of_table = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
     return {V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **of_table)}
 
 
 SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
-"""Where each plan is from. In one stage every replica runs every split, so that plans change without moving any."""
+"""The planner's search space of each plan. `serial` has one stage, so a new plan moves no replicas."""
 MACHINE = Processors(workers=2, threads=1, batch_limit=16)
-SHARE = 1.0
-"""Of the planned rate, where the search for a load begins; on processors, which the load shares, less."""
 PROCESSORS_SHARE = 0.42
+"""Share of the predicted rate at which the search for a load starts on processors, which the load generator shares."""
 
 
 def run(job: DemoJob) -> None:
-    """Train, plan and compare, or serve the planned model until told to stop."""
+    """Trains, plans and compares, or with `--keep` serves the model."""
     runs = job.out or Path("runs") / ("demo" if job.data is None else f"demo-{job.data.stem}")
     if job.keep:
-        folder = in_own_process(_model_of, runs, job.data)
+        folder = run_in_subprocess(_model_of, runs, job.data)
         serve = [sys.executable, "-P", "-m", "offramp", "serve", str(folder), "--port", str(job.port)]
-        os.execv(sys.executable, serve)  # this process has loaded more than serving needs
+        os.execv(sys.executable, serve)  # a new program without the modules that only training needs
     else:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is ended
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped too
         demo(runs, job.data, job.port, Console(highlight=False))
 
 
 def _model_of(runs: Path, data: Path | None) -> Path:
-    """Returns the folder of the demo's model, which is trained if an earlier run left none."""
-    from offramp.demo.prepare import prepare  # which loads torch
+    """Returns the folder of the demo's model, after training it if necessary."""
+    from offramp.demo.prepare import prepare  # imports torch
 
     return prepare(runs, data).folder
 
 
 def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
-    """Train where an earlier run left no model, then show both parts; writes a picture and figures into `runs`."""
-    from offramp.demo.prepare import prepare  # which loads torch
+    """Trains a model if necessary, and runs both comparisons; writes a picture and figures into `runs`."""
+    from offramp.demo.prepare import prepare  # imports torch
 
-    load_pyplot()  # refuses before the work rather than after it
+    load_pyplot()  # fails now rather than after minutes of work
     console.rule("1. model: trained, calibrated")
     prepared = prepare(runs, data)
     card = prepared.calibration
@@ -189,8 +188,8 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
     console.print(f"picture: {runs / 'plan.png'}   figures: {runs / 'report.json'}   plan: {runs / 'plan.yaml'}")
 
 
-def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
-    """What exits are worth where a batch of many takes nearly as many times as long."""
+def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, PlanRun]:
+    """Compares the plans on processors, where a batch takes almost as long as its inputs one by one."""
     calibration, texts, expected = prepared.calibration, prepared.test.texts, prepared.expected
     profile = kept_profile(prepared.folder, ProfileJob(backend="auto"), console.print)
     ramps = tuple(sorted(calibration.thresholds))
@@ -205,7 +204,7 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
-        control=hand_control(problem, calibration.policy_spec(), runs / "processors.sqlite"),
+        control=manual_control(problem, calibration.policy_spec(), runs / "processors.sqlite"),
         slo_s=problem.slo.latency_s,
         backend=profile.backend,
         threads_per_replica=MACHINE.threads,
@@ -220,8 +219,8 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     )
     start_per_s = PROCESSORS_SHARE * plans["planned"].predicted["rate_per_s"]
     with served(settings, plans["stock"], LocalCluster(port=port)) as service:
-        rate_per_s, ran = take_turns(service, plans, load, start_per_s, console)
-    console.print(table_of(f"{rate_per_s:.0f} texts/s to each, within {1e3 * load.slo_s:.0f} ms", ran))
+        rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
+    console.print(results_table(f"{rate_per_s:.0f} texts/s for each plan, within {1e3 * load.slo_s:.0f} ms", ran))
     spent = ran["planned"].cpu_per_answer_s / ran["stock"].cpu_per_answer_s
     slower = stock_s(problem, MACHINE.batch_limit) / stock_s(problem)
     console.print(
@@ -231,8 +230,8 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     return ran
 
 
-def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
-    """What fusing is worth where a batch of many takes little longer than one input."""
+def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, PlanRun]:
+    """Compares the plans on emulated accelerators, where a batch takes little longer than one input."""
     card, thresholds = read_card(prepared.folder), prepared.calibration.thresholds
     prepared.expected.save(runs / RECORDS_FILE)
     policy = PolicySpec(name="recorded", thresholds=thresholds, records=str((runs / RECORDS_FILE).resolve()))
@@ -242,7 +241,7 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
         emulated=emulated_settings(card.num_blocks, len(card.ramps)),
-        control=hand_control(problem, policy, runs / "emulated.sqlite"),
+        control=manual_control(problem, policy, runs / "emulated.sqlite"),
         slo_s=problem.slo.latency_s,
     )
     load = Load(
@@ -254,12 +253,12 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
         warm_s=2 * problem.slo.latency_s,
         inputs_per_request=V100_BATCH,
     )
-    start_per_s = SHARE * plans["planned"].predicted["rate_per_s"]
+    start_per_s = plans["planned"].predicted["rate_per_s"]
     with served(settings, plans["stock"], LocalCluster(port=port)) as service:
-        rate_per_s, ran = take_turns(service, plans, load, start_per_s, console)
+        rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
     slo_ms = 1e3 * load.slo_s / TIME_SCALE
-    title = f"{TIME_SCALE * rate_per_s:,.0f} texts/s to each, within {slo_ms:.0f} ms; emulated seconds"
-    console.print(table_of(title, ran, time_scale=TIME_SCALE))
+    title = f"{TIME_SCALE * rate_per_s:,.0f} texts/s for each plan, within {slo_ms:.0f} ms; emulated seconds"
+    console.print(results_table(title, ran, time_scale=TIME_SCALE))
     slower = stock_s(problem, V100_BATCH) / stock_s(problem)
     over = {name: ran["planned"].in_time_per_s / max(1e-9, ran[name].in_time_per_s) for name in ("early-exit", "stock")}
     console.print(
@@ -274,6 +273,6 @@ def _plans(problem: PlanProblem, policy: PolicySpec, prepared: Prepared) -> dict
 
 
 def _full_model(prepared: Prepared) -> list[str]:
-    """What the full model says of every text that is sent."""
+    """Returns the full model's answers to the test texts."""
     names = read_card(prepared.folder).label_names
     return [names[label] for label in prepared.expected.answers()[:, -1].tolist()]

@@ -1,4 +1,4 @@
-"""Plans take turns on one service of this machine: the same load for each, twice, and what each made of it."""
+"""Compares plans on one running service: the plans take turns, and each gets the same load."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ from optimizer.problem import PlanProblem
 APPLY_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
 NEVER_S = 1e9
-"""A planning period that does not end."""
+"""A planning period that never ends."""
 
 
-def hand_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
-    """A controller that observes as always and never plans: plans come by `RunningService.apply`, held.
+def manual_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
+    """Returns the settings of a controller that makes no plans, and deletes its state of earlier runs.
 
-    It remembers nothing of earlier runs.
+    Plans are set by `RunningService.apply`.
     """
     state.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in state.parent.glob(f"{state.name}*"):  # with its journals
-        leftover.unlink()
+    for file in state.parent.glob(f"{state.name}*"):  # SQLite's file and its journals
+        file.unlink()
     return ControlSettings(problem=problem, policy=policy, state=str(state.resolve()), period_s=NEVER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningService:
-    """A running service, and the controller that is told its plans."""
+    """A running service with a controller."""
 
     url: str
     app: str = "offramp"
 
     async def apply(self, plan: Plan, *, hold: bool = False) -> None:
-        """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
-        asked = "apply", plan_document(plan), hold
-        await asyncio.to_thread(call_controller, self.app, *asked, timeout_s=APPLY_TIMEOUT_S)
+        """Switches to a plan, and returns when the old one has drained. `hold`: the controller may not replace it."""
+        call = "apply", plan_document(plan), hold
+        await asyncio.to_thread(call_controller, self.app, *call, timeout_s=APPLY_TIMEOUT_S)
 
 
 @contextmanager
 def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterator[RunningService]:
-    """The service on this machine, ready, its plan in force; everything ends with the block.
+    """Starts a service on this machine and yields it when it is ready and runs the plan; stops it at the end.
 
-    A controller that plans takes over from there, one that never does holds the plan.
+    A controller that makes plans may replace the plan later.
     """
     with serving(settings, cluster) as url:
         with Client(url) as client:
@@ -75,88 +75,91 @@ def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterat
 
 ROUNDS = 2
 KEPT = 0.99
-"""Share of the requests that the chosen load lets the planned service answer in time."""
-STEP, MOST_STEPS = 0.88, 5
-"""From one load that is tried to the next, and how many are tried."""
+"""Share of the requests that `planned` must answer in time at the chosen load."""
+STEP, MAX_STEPS = 0.88, 5
+"""Factor from a tried load to the next, and the maximum number of tries."""
 LATE = 0.5
-"""Share of the SLO: a run whose requests were sent so late, since no process had the processors, is made again once."""
+"""Lateness of the client, as a share of the SLO, above which a run is repeated once."""
 Counts = Mapping[int, tuple[int, int]]
-"""By a split's first block: batches and their inputs."""
+"""Numbers of batches and of their inputs, by the first block of a split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent, again and again from the first text."""
+    """The texts of a load, which are repeated, and its duration."""
 
     texts: Sequence[str]
     keys: Sequence[str] | None
-    """Ids by which recorded exits are looked up; None where exits are computed."""
+    """Ids of recorded exits; None if exits are computed."""
     full_model: Sequence[str]
     """The full model's label of every text."""
     slo_s: float
     seconds: float
-    """Of what is counted."""
+    """Duration of the measurement."""
     warm_s: float
-    """Sent before it at the same rate."""
+    """Duration of the warm-up before it, at the same rate."""
     inputs_per_request: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """What one plan made of the load."""
+class PlanRun:
+    """The results of one plan under a load."""
 
     plan: Plan
     in_time: float
     """Share of the requests that were answered within the SLO."""
     in_time_per_s: float
-    """Inputs."""
+    """Inputs per second that were answered within the SLO."""
     p50_s: float
     p99_s: float
     """NaN without an answer."""
     cpu_per_answer_s: float
-    """Processor time of all processes of the service."""
+    """Processor time of all processes of the service per answer."""
     batch_at_block: tuple[float, ...]
-    """Mean number of inputs in a batch as it runs through each block."""
+    """Mean batch size at each block."""
     mean_blocks: float
     agreement: float
-    """Share of the answers that are the full model's."""
+    """Share of the answers that equal the full model's."""
     load_late_s: float
-    """By how much a request was sent too late at most: the load's fault, or the machine's, not the service's."""
+    """Largest lateness of the client, which the service does not cause."""
 
 
-def take_turns(
+def compare_plans(
     service: RunningService, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
-) -> tuple[float, dict[str, Ran]]:
-    """Find a load that `planned` keeps, then give it to every plan in turns; the load, and means over the turns."""
-    following: str | None = None
+) -> tuple[float, dict[str, PlanRun]]:
+    """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the mean results."""
+    current: str | None = None
 
-    def one(name: str, load: Load, seed: int, tries: int = 2) -> Ran:
-        nonlocal following
-        is_new, following = name != following, name
-        ran = asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
-        if ran.load_late_s <= LATE * load.slo_s or tries == 1:
-            return ran
-        console.print(f"{name}: the machine stood still, requests were sent {1e3 * ran.load_late_s:.0f} ms late; again")
-        return one(name, load, seed, tries - 1)
+    def measure(name: str, load: Load, seed: int, tries: int = 2) -> PlanRun:
+        nonlocal current
+        is_new, current = name != current, name
+        result = asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
+        if result.load_late_s <= LATE * load.slo_s or tries == 1:
+            return result
+        late_ms = 1e3 * result.load_late_s
+        console.print(f"{name}: the machine was busy, and requests were sent {late_ms:.0f} ms late; repeating")
+        return measure(name, load, seed, tries - 1)
 
     rate_per_s = start_per_s
-    for _ in range(MOST_STEPS):
-        tried = one("planned", replace(load, seconds=load.seconds / 2), 0)
-        console.print(f"planned at {rate_per_s:.0f} inputs/s: {tried.in_time:.1%} in time")
-        if tried.in_time >= KEPT:
+    for _ in range(MAX_STEPS):
+        trial = measure("planned", replace(load, seconds=load.seconds / 2), 0)
+        console.print(f"planned at {rate_per_s:.0f} inputs/s: {trial.in_time:.1%} in time")
+        if trial.in_time >= KEPT:
             break
         rate_per_s *= STEP
-    found: dict[str, list[Ran]] = {name: [] for name in plans}
+    results: dict[str, list[PlanRun]] = {name: [] for name in plans}
     for turn in range(ROUNDS):
-        for name in list(plans)[:: -1 if turn % 2 else 1]:
-            found[name].append(one(name, load, turn + 1))
-    return rate_per_s, {name: mean(each) for name, each in found.items()}
+        for name in list(plans)[:: -1 if turn % 2 else 1]:  # every second turn in reverse order
+            results[name].append(measure(name, load, turn + 1))
+    return rate_per_s, {name: mean(runs) for name, runs in results.items()}
 
 
-async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool) -> Ran:
-    """Put the plan in force and send the load at this rate, in inputs per second.
+async def run(
+    service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool
+) -> PlanRun:
+    """Switches to the plan and sends the load at this rate, in inputs per second.
 
-    `is_new`: another plan was in force. Replicas count batches anew with the first call of a plan.
+    `is_new`: another plan ran before. Replicas reset their counts with the first call of a new plan.
     """
     await service.apply(plan, hold=True)
     process = Poisson(rate_per_s=rate_per_s / load.inputs_per_request)
@@ -173,23 +176,23 @@ async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float
         slo_s=load.slo_s,
         seed=seed,
     )
-    counts, spent_s = {} if is_new else batch_counts(service.url), children_cpu_s()
+    before, cpu_s = {} if is_new else batch_counts(service.url), children_cpu_s()
     records = (await run_load(config)).records
-    spent_s = children_cpu_s() - spent_s
+    cpu_s = children_cpu_s() - cpu_s
     after = batch_counts(service.url)
-    since = {first: tuple(np.subtract(after[first], counts.get(first, (0, 0))).tolist()) for first in after}
-    return summarized(plan, load, records, defaultdict(lambda: (0, 0), since), spent_s)
+    counts = {first: tuple(np.subtract(after[first], before.get(first, (0, 0))).tolist()) for first in after}
+    return summarize_run(plan, load, records, defaultdict(lambda: (0, 0), counts), cpu_s)
 
 
-def summarized(plan: Plan, load: Load, records: Sequence[RequestRecord], counts: Counts, spent_s: float) -> Ran:
-    """Figures of one run; latencies are of requests that were due after the warm-up."""
+def summarize_run(plan: Plan, load: Load, records: Sequence[RequestRecord], counts: Counts, spent_s: float) -> PlanRun:
+    """Returns the results of one run. Latencies are those of requests that were scheduled after the warm-up."""
     counted = [record for record in records if record.scheduled_s >= load.warm_s]
     latencies_s = [record.latency_s for record in counted if record.error is None] or [float("nan")]
     in_time = sum(each_s <= load.slo_s for each_s in latencies_s)
     answers = [pair for record in records for pair in zip(record.input_indices, record.predictions, strict=False)]
     exits = Counter[int](answer.exit for _, answer in answers)
     p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist()
-    return Ran(
+    return PlanRun(
         plan=plan,
         in_time=in_time / max(1, len(counted)),
         in_time_per_s=in_time * load.inputs_per_request / load.seconds,
@@ -203,16 +206,16 @@ def summarized(plan: Plan, load: Load, records: Sequence[RequestRecord], counts:
     )
 
 
-def mean(ran: Sequence[Ran]) -> Ran:
-    """Figures averaged over turns of one plan."""
-    names = {each.name for each in fields(Ran)} - {"plan", "batch_at_block"}
+def mean(ran: Sequence[PlanRun]) -> PlanRun:
+    """Returns the means over several runs of one plan."""
+    names = {each.name for each in fields(PlanRun)} - {"plan", "batch_at_block"}
     figures = {name: fmean(getattr(each, name) for each in ran) for name in names}
     batches = tuple(map(fmean, zip(*(each.batch_at_block for each in ran), strict=True)))
-    return Ran(plan=ran[0].plan, batch_at_block=batches, **figures)
+    return PlanRun(plan=ran[0].plan, batch_at_block=batches, **figures)
 
 
 def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tuple[float, ...]:
-    """Mean batch at every block: what a split began with, times the share of it that its ramps have left."""
+    """Returns the mean batch at every block: the batch of its split, times the share of inputs that reach the block."""
     reach = [sum(count for exit_block, count in exits.items() if exit_block >= at) for at in range(plan.num_blocks)]
     return tuple(
         inputs / max(1, batches) * reach[block] / max(1, reach[split.first])
@@ -223,29 +226,29 @@ def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tupl
 
 
 def batch_counts(url: str) -> dict[int, tuple[int, int]]:
-    """Batches and inputs of all replicas so far."""
+    """Returns the number of batches and inputs of all replicas, by the first block of a split."""
     stats: dict[str, Any] = httpx.get(f"{url}/stats", timeout=30.0).raise_for_status().json()
-    found: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    counts: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for replicas in stats["stages"]:
         for split in (split for replica in replicas for split in replica["splits"]):
-            batches, inputs = found[split["first"]]
-            found[split["first"]] = (batches + split["batches"], inputs + split["inputs"])
-    return found
+            batches, inputs = counts[split["first"]]
+            counts[split["first"]] = (batches + split["batches"], inputs + split["inputs"])
+    return counts
 
 
 def children_cpu_s() -> float:
-    """Processor seconds of all processes that this one has started, and of theirs: of the service, not of the load."""
+    """Returns the processor time of all descendants of this process, which are the service, not the load generator."""
     total_s = 0.0
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it ended meanwhile
+        with suppress(psutil.Error):  # the process has just ended
             total_s += sum(process.cpu_times()[:2])
     return total_s
 
 
-def table_of(title: str, ran: Mapping[str, Ran], *, time_scale: float = 1.0) -> Table:
-    """A row per plan; latencies in milliseconds, of emulated accelerators emulated ones.
+def results_table(title: str, ran: Mapping[str, PlanRun], *, time_scale: float = 1.0) -> Table:
+    """Returns a table with a row per plan. Latencies are in milliseconds, divided by `time_scale`.
 
-    Processor time is told only where the processors are what computes.
+    Processor time is shown only if nothing is emulated (`time_scale` 1).
     """
     processors = time_scale == 1.0
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))  # 80 characters

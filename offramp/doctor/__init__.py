@@ -1,3 +1,3 @@
-"""What would keep a service from running well on this machine, and what to do about it; starts nothing."""
+"""`offramp doctor`: checks whether a service would run well on this machine, and gives advice."""
 
 from __future__ import annotations

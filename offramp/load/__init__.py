@@ -1,1 +1,1 @@
-"""The load generator: when requests arrive, what is sent, and the report of what came back."""
+"""The load generator: arrival processes, requests, and the report of a run."""

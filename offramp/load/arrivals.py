@@ -1,18 +1,15 @@
-"""When requests arrive, said in one line: `poisson:9000`, `mmpp:1000,peak=5000,calm_s=10,burst_s=1`, `trace:FILE`.
+"""Parses arrival processes such as `poisson:9000`, `mmpp:1000,peak=5000,calm_s=10,burst_s=1` and `trace:FILE`.
 
-A trace's numbers may be requests per second or the time of each request: `trace:` goes by the content and notes which
-reading was taken, `counts:` and `times:` say it.
-
-Recorded traffic stands in files: how many requests came per second or minute, or when each did. What a
-file is follows from its content, and so does gzip:
+A trace is a file of recorded traffic: the number of requests per second or minute, or the time of each request. Its
+format follows from its content, which may be compressed with gzip:
 
     52 55 48 ...                      whole numbers: requests per second (the Twitter trace of InfAdapter and IPA)
-    HashFunction,...,minute_1,...     a function a row, its requests per minute (Azure Functions 2019)
-    TIMESTAMP,...                     a request a row (Azure LLM inference 2023, both files)
-    0.25                              a request a line: its second
+    HashFunction,...,minute_1,...     one function per row, with its requests per minute (Azure Functions 2019)
+    TIMESTAMP,...                     one request per row (Azure LLM inference 2023, both files)
+    0.25                              one request per line: its time in seconds
 
-Whole numbers alone are taken for counts, unless the caller says that they are times; numbers one a line, with a point
-in one of them (`3.0`), for times, unless the caller says otherwise.
+With `trace:`, whole numbers are read as counts, and numbers one per line, at least one of them with a decimal point
+(`3.0`), as times. A note names the interpretation. `counts:` and `times:` choose it explicitly.
 """
 
 from __future__ import annotations
@@ -51,61 +48,61 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 GAP_S = 60
-"""So many seconds in a row without a request, where a hundred are usual, are a gap in the trace."""
+"""Minimum number of consecutive seconds without a request that count as a gap of the recording."""
 GZIP = b"\x1f\x8b"
 COLUMNS = "TIMESTAMP (Azure LLM) or minute_1, minute_2, ... (Azure Functions)"
-FORMS = f"counts per second, the seconds of requests, one a line, and tables with the columns {COLUMNS}"
-Reading = Literal["counts", "times"]
-"""Of numbers that could be both: requests per second, or the second of each request."""
+FORMS = f"counts per second, times in seconds, one per line, and tables with the columns {COLUMNS}"
+Interpretation = Literal["counts", "times"]
+"""How numbers are read: as requests per second, or as the time of each request in seconds."""
 ALLOWED = (
     "poisson:RATE, uniform:RATE, gamma:RATE,cv=CV, mmpp:MEAN,peak=RATE,calm_s=S,burst_s=S, "
-    "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]; in the place of trace, counts:FILE (requests per second) or "
-    "times:FILE[,unit=s|ms] (of each request) say how its numbers are read"
+    "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]; instead of trace, counts:FILE reads numbers as requests "
+    "per second, times:FILE[,unit=s|ms] as the time of each request"
 )
 DATES_S = 1e8
-"""Seconds beyond three years are taken as dates since 1970, not as waits from 0."""
+"""Times above three years are interpreted as dates (seconds since 1970)."""
 UNITS = {"s": 1.0, "ms": 1e-3}
-"""Of times, in seconds."""
+"""Units of times, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """A process of arrivals."""
+    """An arrival process."""
 
     process: Process
     notes: tuple[str, ...] = ()
-    """What was done to a trace that the words for it do not say, a sentence each."""
+    """How a trace was read and changed, one sentence each."""
 
 
 def parse_arrivals(spec: str) -> Arrivals:
-    """Arrivals in words; `ALLOWED` lists the forms, numbers are requests per second and seconds.
+    """Parses an arrival process; `ALLOWED` lists the forms. Rates are per second, times in seconds.
 
-    `rate` gives the window drawn of a trace this mean rate: counts are multiplied, so that bursts stay as long; times
-    are moved together or apart, so that bursts get shorter or longer. `from` is the second of the file to begin at,
-    gaps counted. Runs of at least 60 s without a request in counts per second are cut out, unless `gaps=keep`, and the
-    rest is moved together. A trace is read here; raises InputError for wrong words and DataError for a wrong file.
+    `rate` scales the drawn window of a trace to this mean rate: counts are multiplied, so bursts keep their duration;
+    times are compressed or stretched, so bursts become shorter or longer. `from` is the second of the file at which the
+    window starts, gaps included. Gaps in counts per second are cut out, unless `gaps=keep`. Reads the trace file.
+    Raises InputError for an invalid text and DataError for an invalid file.
     """
     name, _, rest = spec.strip().partition(":")
     if name not in KINDS:
         raise InputError(f"arrivals {spec!r}: no such process {name!r}; allowed: {ALLOWED}")
     head, *parts = re.split(r",(?=\w+=)", rest)  # a file name may hold commas
-    options = {"file" if name in READINGS else "rate": head}
+    options = {"file" if name in INTERPRETATIONS else "rate": head}
     for part in parts:
         key, _, value = part.partition("=")
         if key in options:
             raise InputError(f"arrivals {spec!r}: {key}= is given twice")
         options[key] = value
     try:
-        found = TypeAdapter(KINDS[name]).validate_python(options)
+        parsed = TypeAdapter(KINDS[name]).validate_python(options)
     except ValidationError as error:
         [first, *_] = error.errors()
-        key, said = first["loc"][0], first["msg"]
-        raise InputError(f"arrivals {spec!r}: {key}: {said[0].lower()}{said[1:]}; allowed: {ALLOWED}") from None
-    return _recorded(found, spec, READINGS[name]) if isinstance(found, _Trace) else Arrivals(process=found)
+        key, message = first["loc"][0], first["msg"]
+        raise InputError(f"arrivals {spec!r}: {key}: {message[0].lower()}{message[1:]}; allowed: {ALLOWED}") from None
+    return _replay(parsed, spec, INTERPRETATIONS[name]) if isinstance(parsed, _Trace) else Arrivals(process=parsed)
 
 
 class _Trace(BaseModel):
-    """What is asked of a recorded trace."""
+    """The options of a trace."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -113,15 +110,15 @@ class _Trace(BaseModel):
     rate: Positive | None = None
     start_s: float = Field(default=0.0, alias="from", ge=0, le=LARGEST, allow_inf_nan=False)
     gaps: Literal["cut", "keep"] | None = None
-    """None: they are cut out of counts per second."""
+    """None: gaps are cut out of counts per second."""
 
 
 class _Times(_Trace):
     unit: Literal["s", "ms"] = "s"
 
 
-READINGS: Mapping[str, Reading | None] = {"trace": None, "counts": "counts", "times": "times"}
-"""How the numbers of a recorded trace are read; None: as the content says."""
+INTERPRETATIONS: Mapping[str, Interpretation | None] = {"trace": None, "counts": "counts", "times": "times"}
+"""How the numbers of a trace are read; None: according to the content."""
 KINDS: Mapping[str, type[Any]] = {
     "poisson": Poisson,
     "uniform": Uniform,
@@ -131,56 +128,58 @@ KINDS: Mapping[str, type[Any]] = {
     "counts": _Trace,
     "times": _Times,
 }
-"""By the name of a process, what is drawn or read from a file; the words behind the name are its fields."""
+"""The type of each process by its name. Its fields are the options that follow the name."""
 
 
-def _recorded(asked: _Trace, spec: str, reading: Reading | None) -> Arrivals:
-    """A trace from the second that is asked for on, with notes of how the file was read and what was cut out."""
-    trace, start_s, cut = read_trace(Path(asked.file), reading), asked.start_s, tuple[str, ...]()
-    has = "single requests" if isinstance(trace, StampReplay) else "seconds" if trace.bin_s == 1 else "minutes"
-    if asked.gaps is not None and has != "seconds":
-        raise InputError(f"arrivals {spec!r}: gaps= is for counts per second; {asked.file} has {has}")
+def _replay(options: _Trace, spec: str, interpretation: Interpretation | None) -> Arrivals:
+    """Reads a trace, and returns its replay with notes of how it was read and what was cut out."""
+    trace, start_s, cut = read_trace(Path(options.file), interpretation), options.start_s, tuple[str, ...]()
+    unit = "single requests" if isinstance(trace, StampReplay) else "seconds" if trace.bin_s == 1 else "minutes"
+    if options.gaps is not None and unit != "seconds":
+        raise InputError(f"arrivals {spec!r}: gaps= is for counts per second; {options.file} has {unit}")
     if isinstance(trace, StampReplay):
-        unit_s = UNITS[asked.unit] if isinstance(asked, _Times) else 1.0
+        unit_s = UNITS[options.unit] if isinstance(options, _Times) else 1.0
         trace = replace(trace, arrivals_s_N=trace.arrivals_s_N * unit_s)
         first_s, last_s = float(trace.arrivals_s_N[0]), float(trace.arrivals_s_N[-1])
-        if "start_s" not in asked.model_fields_set and first_s > DATES_S:
-            raise DataError(f"{asked.file}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
-        taken = f"the times of {len(trace.arrivals_s_N):,} requests"
+        if "start_s" not in options.model_fields_set and first_s > DATES_S:
+            raise DataError(f"{options.file}: the first request is at second {first_s:.15g}; add from={first_s:.15g}")
+        content = f"the times of {len(trace.arrivals_s_N):,} requests"
     else:
         last_s = trace.period_s
-        taken = f"{len(trace.counts_B):,} counts, requests per {has.removesuffix('s')}"
-        if reading is None and has == "seconds":
-            taken += " (times: reads them as the time of each request)"
-    if start_s > last_s or (start_s == last_s and has != "single requests"):
+        content = f"{len(trace.counts_B):,} counts, requests per {unit.removesuffix('s')}"
+        if interpretation is None and unit == "seconds":
+            content += " (times: reads them as the time of each request)"
+    if start_s > last_s or (start_s == last_s and unit != "single requests"):
         raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is beyond the trace's {last_s:g} s")
-    if isinstance(trace, CountReplay) and has == "seconds" and asked.gaps != "keep":
+    if isinstance(trace, CountReplay) and unit == "seconds" and options.gaps != "keep":
         counts_B, start_s, cut = _without_gaps(spec, start_s, trace.counts_B)
         trace = replace(trace, counts_B=counts_B)
-    process = replace(trace, start_s=start_s, rate_per_s=asked.rate)
-    again = f"the trace is {process.period_s:,.0f} s long; where more is drawn it goes round again"
-    return Arrivals(process=process, notes=(f"{asked.file}: read as {taken}", *cut, again))
+    process = replace(trace, start_s=start_s, rate_per_s=options.rate)
+    length = f"the trace is {process.period_s:,.0f} s long, and repeats if more is drawn"
+    return Arrivals(process=process, notes=(f"{options.file}: read as {content}", *cut, length))
 
 
 def _without_gaps(spec: str, start_s: float, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
-    """Counts without their gaps, the start in them, and what was cut."""
-    found, in_gap_S = gaps(per_second_S), np.zeros(len(per_second_S), dtype=np.bool_)
-    if not len(found):
+    """Returns the counts without gaps, the start in them, and a note on what was cut out."""
+    gaps_G2, in_gap_S = gaps(per_second_S), np.zeros(len(per_second_S), dtype=np.bool_)
+    if not len(gaps_G2):
         return per_second_S, start_s, ()
-    for begin, end in found:
+    for begin, end in gaps_G2:
         in_gap_S[begin:end] = True
     if in_gap_S[int(start_s) :].all():
         raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is in a gap that ends the trace")
     kept_before = int((~in_gap_S[: int(start_s)]).sum())
     moved_s = kept_before + (0.0 if in_gap_S[int(start_s)] else start_s % 1)
-    cut = f"{len(found)} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
+    cut = (
+        f"{len(gaps_G2)} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
+    )
     return per_second_S[~in_gap_S], moved_s, (f"cut out: {cut}",)
 
 
-def read_trace(path: Path, reading: Reading | None = None) -> CountReplay | StampReplay:
-    """Read a file of any of the formats above; raises DataError that names file and line for anything else.
+def read_trace(path: Path, interpretation: Interpretation | None = None) -> CountReplay | StampReplay:
+    """Reads a trace in any of the formats above; raises DataError with file and line for anything else.
 
-    `reading`: what is asked for, else the content decides; raises DataError too for a table of the other kind.
+    `interpretation`: None to decide by the content. Raises DataError for a table that contradicts it.
     """
     lines = _text(path).splitlines()
     header = next((line for line in lines if line.strip()), None)
@@ -188,27 +187,27 @@ def read_trace(path: Path, reading: Reading | None = None) -> CountReplay | Stam
         raise DataError(f"{path}: empty; a trace is needed")
     columns = [name.strip(' "') for name in header.split(",")]
     if "TIMESTAMP" in columns:
-        trace: CountReplay | StampReplay = _seconds(_stamps(path, lines, columns))
+        trace: CountReplay | StampReplay = _stamp_replay(_timestamps(path, lines, columns))
     elif len(columns) > 1:
         trace = _per_minute(path, lines, columns)
     else:
-        trace = _numbers(path, lines, reading)
-    if reading == "counts" and isinstance(trace, StampReplay):
-        raise DataError(f"{path}: seconds of single requests; counts per second or minute are needed")
-    if reading == "times" and isinstance(trace, CountReplay):
-        raise DataError(f"{path}: counts per minute; the seconds of single requests are needed")
+        trace = _numbers(path, lines, interpretation)
+    if interpretation == "counts" and isinstance(trace, StampReplay):
+        raise DataError(f"{path}: the file has times of single requests; counts per second or minute are needed")
+    if interpretation == "times" and isinstance(trace, CountReplay):
+        raise DataError(f"{path}: the file has counts per minute; times of single requests are needed")
     return trace
 
 
 def read_counts(path: Path) -> CountReplay:
-    """Read a file of counts; raises DataError for one of seconds too."""
+    """Reads a trace of counts; raises DataError for other files."""
     trace = read_trace(path, "counts")
     assert isinstance(trace, CountReplay)
     return trace
 
 
 def gaps(per_second_S: FloatArray) -> IntArray:
-    """First second and end (G, 2) of the runs of at least `GAP_S` zeros: there nothing was recorded."""
+    """Returns first second and end (G, 2) of all gaps, which are runs of at least `GAP_S` zeros."""
     zero_S = np.concatenate([[False], per_second_S == 0, [False]])
     runs_G2 = np.flatnonzero(np.diff(zero_S)).reshape(-1, 2)
     return runs_G2[runs_G2[:, 1] - runs_G2[:, 0] >= GAP_S]
@@ -229,107 +228,104 @@ def _text(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Values:
-    """Numbers of a file and where they stand."""
+class _Numbers:
+    """Numbers of a file, with their texts and lines for error messages."""
 
     path: Path
-    words: Sequence[str]
+    texts: Sequence[str]
     lines_N: IntArray
     values_N: FloatArray
 
-    def refuse(self, bad_N: BoolArray, why: str) -> None:
-        """Raises DataError for the first bad one."""
-        if bad_N.any():
-            raise _error(self.path, self.words, self.lines_N, int(bad_N.argmax()), why)
+    def check(self, is_wrong_N: BoolArray, reason: str) -> None:
+        """Raises DataError for the first wrong number."""
+        if is_wrong_N.any():
+            raise _error(self.path, self.texts, self.lines_N, int(is_wrong_N.argmax()), reason)
 
 
-def _error(path: Path, words: Sequence[str], lines_N: IntArray, index: int, why: str) -> DataError:
-    place = "" if len(words) <= lines_N[-1] else f" (value {index + 1} of the file)"  # which of those in its line
-    return DataError(f"{path}:{lines_N[index]}: {words[index]!r} {why}{place}")
+def _error(path: Path, texts: Sequence[str], lines_N: IntArray, index: int, reason: str) -> DataError:
+    place = "" if len(texts) <= lines_N[-1] else f" (value {index + 1} of the file)"  # a line may have several values
+    return DataError(f"{path}:{lines_N[index]}: {texts[index]!r} {reason}{place}")
 
 
-def _numbers(path: Path, lines: Sequence[str], reading: Reading | None) -> CountReplay | StampReplay:
-    """As they are to be read; else counts where a line holds several, or all are whole numbers, and seconds else."""
+def _numbers(path: Path, lines: Sequence[str], interpretation: Interpretation | None) -> CountReplay | StampReplay:
     rows = [line.split() for line in lines]
-    words = [word for row in rows for word in row]
+    texts = [text for row in rows for text in row]
     lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
-    values = _Values(path=path, words=words, lines_N=lines_N, values_N=_floats(path, words, lines_N))
-    if reading is None:
-        alone = len(words) == sum(map(bool, rows))
-        reading = "times" if alone and not set().union(*words) <= set("+-0123456789") else "counts"
-    if reading == "times":
-        return _seconds(values)
-    counts_S = values.values_N
-    values.refuse(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is no whole number of requests")
-    values.refuse(counts_S < 0, "is negative; a second has 0 requests or more")
-    return _some(path, counts_S, bin_s=1.0)
+    numbers = _Numbers(path=path, texts=texts, lines_N=lines_N, values_N=_floats(path, texts, lines_N))
+    if interpretation is None:
+        one_per_line = len(texts) == sum(map(bool, rows))
+        are_whole = set().union(*texts) <= set("+-0123456789")
+        interpretation = "times" if one_per_line and not are_whole else "counts"
+    if interpretation == "times":
+        return _stamp_replay(numbers)
+    counts_S = numbers.values_N
+    numbers.check(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is not a whole number of requests")
+    numbers.check(counts_S < 0, "is negative; a second has 0 requests or more")
+    return _count_replay(path, counts_S, bin_s=1.0)
 
 
-def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
+def _floats(path: Path, texts: Sequence[str], lines_N: IntArray) -> FloatArray:
     try:
-        return np.array(words, dtype=np.float64)
+        return np.array(texts, dtype=np.float64)
     except ValueError:
-        index = next(index for index, word in enumerate(words) if not _is_number(word))
-        raise _error(path, words, lines_N, index, f"is no number; allowed are {FORMS}") from None
+        pass
+    for index, text in enumerate(texts):
+        try:
+            float(text)
+        except ValueError:
+            raise _error(path, texts, lines_N, index, f"is not a number; allowed are {FORMS}") from None
+    raise AssertionError("unreachable")
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _seconds(values: _Values) -> StampReplay:
-    seconds_N = values.values_N
-    values.refuse(~(np.isfinite(seconds_N) & (seconds_N >= 0)), "is no second; finite ones, 0 or above, are allowed")
-    values.refuse(np.diff(seconds_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend")
+def _stamp_replay(times: _Numbers) -> StampReplay:
+    seconds_N = times.values_N
+    times.check(~(np.isfinite(seconds_N) & (seconds_N >= 0)), "is not a time; it must be finite, and 0 or above")
+    times.check(np.diff(seconds_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend")
     if seconds_N[0] == seconds_N[-1]:
         raise DataError(
-            f"{values.path}: {len(seconds_N)} requests at one instant have no rate; two instants are needed"
+            f"{times.path}: {len(seconds_N)} requests at the same time define no rate; two times are needed"
         )
     return StampReplay(arrivals_s_N=seconds_N)
 
 
-def _some(path: Path, counts_B: FloatArray, *, bin_s: float) -> CountReplay:
+def _count_replay(path: Path, counts_B: FloatArray, *, bin_s: float) -> CountReplay:
     if not counts_B.any():
         raise DataError(f"{path}: no requests: every count is 0")
     return CountReplay(counts_B=counts_B, bin_s=bin_s)
 
 
 def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> CountReplay:
-    """The functions' counts, added."""
+    """Returns the sums of all functions' counts."""
     minutes = [index for index, name in enumerate(columns) if re.fullmatch(r"(minute_)?\d+", name)]
-    if not minutes or all(name.isdigit() for name in columns):  # a row of numbers names nothing
+    if not minutes or all(name.isdigit() for name in columns):  # numbers are no column names
         raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
     for line, row in islice(csv_cells(path, lines), 1, None):
-        words, lines_M = [row[index] for index in minutes], np.full(len(minutes), line)
-        values = _Values(path=path, words=words, lines_N=lines_M, values_N=_floats(path, words, lines_M))
-        values.refuse(~(np.isfinite(values.values_N) & (values.values_N >= 0)), "is no count; 0 or more are allowed")
-        sums_M += values.values_N
-    return _some(path, sums_M, bin_s=60.0)
+        texts, lines_M = [row[index] for index in minutes], np.full(len(minutes), line)
+        counts = _Numbers(path=path, texts=texts, lines_N=lines_M, values_N=_floats(path, texts, lines_M))
+        counts.check(~(np.isfinite(counts.values_N) & (counts.values_N >= 0)), "is not a count, which is 0 or more")
+        sums_M += counts.values_N
+    return _count_replay(path, sums_M, bin_s=60.0)
 
 
-def _stamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> _Values:
-    """Seconds since the first request."""
+def _timestamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> _Numbers:
+    """Returns the times of a table's requests, in seconds since the first."""
     column = columns.index("TIMESTAMP")
     cells = [(line, row[column].strip()) for line, row in islice(csv_cells(path, lines), 1, None)]
     if not cells:
         raise DataError(f"{path}: no requests below the columns")
-    times = [_moment(path, line, word) for line, word in cells]
-    return _Values(
+    times = [_parse_time(path, line, text) for line, text in cells]
+    return _Numbers(
         path=path,
-        words=[word for _, word in cells],
+        texts=[text for _, text in cells],
         lines_N=np.array([line for line, _ in cells]),
         values_N=np.array([(time - times[0]).total_seconds() for time in times]),
     )
 
 
-def _moment(path: Path, line: int, word: str) -> datetime:
+def _parse_time(path: Path, line: int, text: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(word)  # to the microsecond
+        time = datetime.fromisoformat(text)
     except ValueError:
-        raise DataError(f"{path}:{line}: {word!r} is no time like 2023-11-16 18:17:03.9799600") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        raise DataError(f"{path}:{line}: {text!r} is not a time such as 2023-11-16 18:17:03.9799600") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

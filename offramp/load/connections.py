@@ -1,6 +1,7 @@
-"""HTTP/1.1 for a load generator that shares its processors with the server: kept connections, parsed by httptools.
+"""A small HTTP/1.1 client for the load generator, which may share its cores with the server and must be fast.
 
-A connection carries one request at a time; a request that finds none free opens one. Redirects are not followed.
+Connections are kept alive and carry one request at a time. A request that finds no free connection opens one. Redirects
+are not followed.
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ from offramp.client.protocol import JSON_LENGTH_HEADER, REQUEST_ID_HEADER, NoRep
 
 Body: TypeAlias = dict[str, object] | TensorBody
 Post: TypeAlias = Callable[[str, Body, float], Awaitable[Outcome]]
-"""The seam to the network: sends a body under a request's id, and waits so many seconds for what comes of it; raises
-nothing."""
+"""Sends a body with a request id, and returns the outcome within a timeout in seconds. It raises no error."""
 
 KEEP_ALIVE_S = 4.0
-"""Below the 5 s after which uvicorn and Ray Serve close an idle connection: never send on one that is closing."""
+"""Below the 5 s after which uvicorn and Ray Serve close an idle connection."""
 SWITCHING_PROTOCOLS = 101
 JSON = "Content-Type: application/json\r\n"
 JSON_LENGTH = JSON_LENGTH_HEADER.lower().encode()
 WITH_LENGTH = (b"content-length", b"transfer-encoding")
-"""Headers of an answer that does not end with its connection."""
+"""Headers which show that the end of the connection is not the end of the body."""
 
 
 @asynccontextmanager
 async def connected(url: str, *, api_key: str | None = None) -> AsyncIterator[Post]:
-    """The network, as a generator sees it: predictions of a service. Raises InputError for what is no address."""
+    """Yields a function that sends predictions to a service; raises InputError for an invalid address."""
     connections = Connections(url, key_header(api_key))
     try:
         yield connections.post
@@ -46,7 +46,7 @@ async def connected(url: str, *, api_key: str | None = None) -> AsyncIterator[Po
 
 
 class Connections:
-    """To one server. Free ones take turns, so that a server of several processes has work for all of them."""
+    """Connections to one server. Free ones are used in turn, so that all processes of the server get requests."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = _split(url)
@@ -58,7 +58,7 @@ class Connections:
         self._free: deque[Connection] = deque()
 
     async def post(self, request_id: str, body: Body, timeout_s: float) -> Outcome:
-        """Send once and wait at most `timeout_s` for the answer; its connection is closed where there is none."""
+        """Sends a request and waits at most `timeout_s` for the answer. Without one, the connection is closed."""
         if isinstance(body, TensorBody):
             path, (content, more) = body.path, body.content(timeout_s)
             headers = _lines(more)
@@ -71,21 +71,21 @@ class Connections:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         try:
-            connection = self._take(now_s) or await self._connect(loop, now_s + timeout_s)
+            connection = self._take_free(now_s) or await self._connect(loop, now_s + timeout_s)
         except TimeoutError:
             return _timeout(timeout_s)
         except OSError as error:
             return NoReply(kind="connection", message=str(error) or type(error).__name__)
-        outcome = await connection.ask(head.encode("latin-1") + content, now_s + timeout_s)
+        outcome = await connection.send(head.encode("latin-1") + content, now_s + timeout_s)
         return _timeout(timeout_s) if outcome is None else outcome
 
     async def close(self) -> None:
-        """Close every connection; none carries a request."""
+        """Closes all connections, which must be free."""
         for connection in self._free:
             connection.close()
         await asyncio.sleep(0)
 
-    def _take(self, now_s: float) -> Connection | None:
+    def _take_free(self, now_s: float) -> Connection | None:
         while self._free:
             connection = self._free.popleft()
             if connection.is_open and now_s - connection.free_since_s < KEEP_ALIVE_S:
@@ -103,7 +103,7 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, and the answer that it is waiting for."""
+    """A connection, with the answer that it is waiting for."""
 
     def __init__(self, free: deque[Connection]) -> None:
         self.is_open = False
@@ -118,8 +118,8 @@ class Connection(asyncio.Protocol):
         self._json_length: str | None
         self._begin()
 
-    async def ask(self, data: bytes, until_s: float) -> Outcome | None:
-        """Send a request; None where it is not answered by then. The connection is free again afterwards, or closed."""
+    async def send(self, data: bytes, until_s: float) -> Outcome | None:
+        """Sends a request; returns None if it is not answered in time. The connection is free or closed afterwards."""
         outcome: asyncio.Future[Outcome | None] = self._loop.create_future()
         self._outcome = outcome
         self._begin()
@@ -133,14 +133,14 @@ class Connection(asyncio.Protocol):
                 self.close()
 
     def close(self) -> None:
-        """Carry nothing more."""
+        """Closes the connection."""
         self.is_open = False
         self._transport.abort()
 
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> None:
-        self.is_open = False  # it is closed only after this round of the loop; nothing may be sent meanwhile
+        self.is_open = False  # asyncio closes it later in this iteration of the loop
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note what matters here."""
+        """Stores the headers that are needed."""
         lower = name.lower()
         if lower == b"retry-after":
             self._retry_after = value.decode("latin-1")
@@ -172,23 +172,23 @@ class Connection(asyncio.Protocol):
             self._has_length = True
 
     def on_headers_complete(self) -> None:
-        """Note that an answer may end with its connection from here on."""
+        """Stores that the end of the connection may be the end of the body from now on."""
         self._has_headers = True
 
     def on_body(self, body: bytes) -> None:
-        """Note a piece of the body."""
+        """Stores a part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """Tell the answer, unless it is an interim one (RFC 9110, section 15.2): the real one follows."""
+        """Finishes the request, unless this is an interim response (RFC 9110, section 15.2)."""
         status = self._parser.get_status_code()
         if status == SWITCHING_PROTOCOLS:
-            self._end(NoReply(kind="connection", message="the server wants to go on in another protocol (101)"))
+            self._end(NoReply(kind="connection", message="the server switched to another protocol (101)"))
             self.close()
         elif status < 200:
             self._begin()
         else:
-            # Done: given up in this round of the loop.
+            # The request may have timed out in this iteration of the loop.
             is_awaited = self._outcome is not None and not self._outcome.done()
             if self._parser.should_keep_alive() and self.is_open and is_awaited:
                 self.free_since_s = self._loop.time()
@@ -211,17 +211,17 @@ class Connection(asyncio.Protocol):
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a server's address, in ASCII and without a user. Raises InputError for any other."""
-    wrong = InputError(f"a server's address is http://host:port or https://host, in ASCII, not {url!r}")
+    """Returns the parts of a server's address; raises InputError unless it is ASCII and without a user."""
+    wrong = InputError(f"the server's address must be http://host:port or https://host, in ASCII, not {url!r}")
     try:
         parts = urlsplit(url)
         if "@" in parts.netloc:
-            raise InputError("a server's address has no user or password in it: a key is given as api_key")
+            raise InputError("the server's address must not contain a user or password: keys are passed as api_key")
         parts.netloc.encode("ascii")
-        (parts.hostname or "").encode("idna")  # as a look-up does: its parts are neither empty nor longer than 63
+        (parts.hostname or "").encode("idna")  # checks the labels as a DNS lookup does
         is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
         parts = parts._replace(path=quote(parts.path, safe="/%"))
-    except ValueError:  # of a port, brackets or letters that no address has
+    except ValueError:  # an invalid port, bracket or character
         raise wrong from None
     if not is_address:
         raise wrong

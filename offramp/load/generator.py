@@ -1,12 +1,11 @@
-"""The load generator: sends predictions to a server at a rate, or from so many workers, and reports what came back.
+"""The load generator: sends prediction requests to a server in one event loop, and reports the results.
 
-One process, one event loop. In an open loop (`rate_rps` or `send_times_s`) every request has its send time before the
-first is sent, and is sent then whether or not earlier ones were answered; its latency counts from that time. In a
-closed loop (`concurrency`) workers send back to back, and latency counts from the sending.
+In an open loop (`rate_rps` or `send_times_s`), the send times are fixed in advance and do not depend on answers.
+Latency counts from the scheduled send time. In a closed loop (`concurrency`), each worker sends its next request when
+the last one is answered, and latency counts from the actual send time.
 
-Timers of event loops know milliseconds. A generator that sends up to a millisecond late adds that to every latency, and
-sends in bursts what should be Poisson. So on Linux the loop sleeps until a timer of the kernel makes a file readable
-(timerfd_create(2)).
+Event loops have timers of one millisecond, which would delay requests and group them into bursts. On Linux the loop
+therefore waits for a kernel timer (timerfd_create(2)).
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ import numpy as np
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.client import AsyncClient
-from offramp.client.inputs import Input, TensorBody, tensor_body, travel_as_json
+from offramp.client.inputs import Input, TensorBody, are_texts, tensor_body
 from offramp.client.protocol import (
     NoReply,
     Outcome,
     Prediction,
     error_kind,
+    error_of,
     predict_body,
     read_predictions,
     retry_wait_s,
@@ -50,12 +50,12 @@ NONBLOCK_CLOEXEC = 0o2004000
 
 @contextmanager
 def exact_sleep() -> Iterator[Sleep]:
-    """The most exact sleep, in seconds, that this system has; for one sleeper at a time, in the running loop."""
+    """Yields the most precise sleep function of this system, for one sleeping task at a time."""
     if sys.platform != "linux":
         yield asyncio.sleep
         return
-    loop, libc, rung = asyncio.get_running_loop(), ctypes.CDLL(None, use_errno=True), asyncio.Event()
-    # struct itimerspec: the interval's seconds and nanoseconds, 0 for once, then those of the time.
+    loop, libc, expired = asyncio.get_running_loop(), ctypes.CDLL(None, use_errno=True), asyncio.Event()
+    # struct itimerspec: seconds and nanoseconds of the interval (0: not periodic), and of the first expiration.
     times = (ctypes.c_long * 4)()
     timer: int = libc.timerfd_create(CLOCK_MONOTONIC, NONBLOCK_CLOEXEC)
     if timer < 0:
@@ -65,18 +65,18 @@ def exact_sleep() -> Iterator[Sleep]:
         if seconds <= 0:
             await asyncio.sleep(0)
             return
-        times[2], times[3] = divmod(int(seconds * 1e9) + 1, 10**9)  # a time of 0 would disarm it
-        rung.clear()
+        times[2], times[3] = divmod(int(seconds * 1e9) + 1, 10**9)  # 0 would disarm the timer
+        expired.clear()
         if libc.timerfd_settime(timer, 0, times, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
-        await rung.wait()
+        await expired.wait()
 
-    def ring() -> None:
-        with suppress(BlockingIOError):  # set anew in the turn in which it rang: it rings again
-            os.read(timer, 8)  # else the file stays readable
-            rung.set()
+    def on_expiration() -> None:
+        with suppress(BlockingIOError):  # the timer was set again after it had expired
+            os.read(timer, 8)  # otherwise the file stays readable
+            expired.set()
 
-    loop.add_reader(timer, ring)
+    loop.add_reader(timer, on_expiration)
     try:
         yield sleep
     finally:
@@ -86,33 +86,33 @@ def exact_sleep() -> Iterator[Sleep]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """One load run; exactly one of `rate_rps`, `send_times_s` and `concurrency` is set."""
+    """The options of a load run; exactly one of `rate_rps`, `send_times_s` and `concurrency` is set."""
 
     url: str
     inputs: Sequence[Input]
-    """Of one kind, sent in turn, from the first again after the last."""
+    """Inputs of one kind, which are sent in order and repeated."""
     labels: Sequence[str] | None = None
-    """The right label per input; None where it is not known."""
+    """The correct label of each input, if known."""
     keys: Sequence[str] | None = None
-    """An id per input, sent along as `ids`; None sends none."""
+    """An id of each input, which is sent as `ids`; None sends none."""
     num_requests: int
     rate_rps: float | None = None
-    """Requests per second, open loop."""
+    """Requests per second of an open loop."""
     arrivals: Literal["poisson", "constant"] = "poisson"
-    """At `rate_rps`."""
+    """Arrival process at `rate_rps`."""
     send_times_s: Sequence[float] | None = None
-    """Open loop too: when each request is sent, ascending from the start; `Arrivals.draw` gives such."""
+    """Send times of an open loop in seconds from the start, ascending (`Process.draw`)."""
     concurrency: int | None = None
-    """Workers, closed loop."""
+    """Number of workers of a closed loop."""
     inputs_per_request: int = 1
     truncate: bool = False
-    """Whether texts may be cut to what the model takes."""
+    """Whether the server truncates texts that are longer than the model allows."""
     timeout_s: float = 30.0
-    """For a whole request, from when it was scheduled, repetitions included."""
+    """Timeout of a request from its scheduled send time, retries included."""
     slo_s: float
     seed: int = 0
     retries: int = 0
-    """Repetitions of a request that met a broken connection, a 502 or a 503."""
+    """Maximum number of retries after a broken connection, a 502 or a 503."""
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.rate_rps, self.send_times_s, self.concurrency)) != 1:
@@ -120,7 +120,7 @@ class LoadConfig:
         if self.send_times_s is not None and not (
             len(self.send_times_s) == self.num_requests and self.send_times_s[-1] > 0
         ):
-            raise InputError(f"{self.num_requests} send times are needed, one a request, the last above 0")
+            raise InputError(f"{self.num_requests} send times are needed, one per request, the last above 0")
         if not self.inputs:
             raise InputError("inputs is empty: there is nothing to send")
         for name, values in (("labels", self.labels), ("keys", self.keys)):
@@ -129,13 +129,13 @@ class LoadConfig:
 
     @property
     def offered_rps(self) -> float | None:
-        """Inputs per second of an open loop; with send times, up to the last of them."""
+        """Inputs per second of an open loop (with send times, until the last one); None for a closed loop."""
         if self.send_times_s is not None:
             return self.num_requests * self.inputs_per_request / self.send_times_s[-1]
         return None if self.rate_rps is None else self.rate_rps * self.inputs_per_request
 
     def input_indices(self, request_index: int) -> tuple[int, ...]:
-        """Which inputs the request carries."""
+        """Returns the indices of a request's inputs."""
         first = request_index * self.inputs_per_request
         return tuple(index % len(self.inputs) for index in range(first, first + self.inputs_per_request))
 
@@ -145,22 +145,22 @@ OnRecord = Callable[[RequestRecord], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generator:
-    """Sends requests through `post`; holds what a phase needs and changes nothing but `rng`."""
+    """Sends requests through `post`."""
 
     config: LoadConfig
     post: Post
     rng: random.Random
-    """For the jitter of retries."""
+    """Source of the jitter of retries."""
     clock: Clock
     sleep: Sleep = asyncio.sleep
-    """Between the attempts of one request; many sleep at once."""
+    """Waits between the attempts of a request; many requests can wait at once."""
     pace: Sleep = asyncio.sleep
-    """Between the requests of an open loop: `exact_sleep` gives a finer one."""
+    """Waits between the requests of an open loop (`exact_sleep`)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The model's, which images and arrays are sent by."""
+    """The model's metadata, which gives the format of images and arrays."""
 
     async def open_loop(self, send_times_s: Sequence[float], done: OnRecord) -> None:
-        """Send at the given seconds from now, never waiting for an answer; returns when all have their outcome."""
+        """Sends requests at the given times from now, in seconds; returns when all have their outcome."""
         start_s = self.clock.now_s()
         async with asyncio.TaskGroup() as group:
             for request_index, send_time_s in enumerate(send_times_s):
@@ -168,9 +168,9 @@ class Generator:
                 group.create_task(self._report(request_index, start_s, send_time_s, done))
 
     async def closed_loop(self, request_indices: Iterator[int], done: OnRecord, *, pause_s: float = 0.0) -> None:
-        """Send back to back from `concurrency` workers, each pausing after a failure, until the indices end.
+        """Sends requests from `concurrency` workers until the indices end; returns when all have their outcome.
 
-        Returns when all have their outcome.
+        A worker waits `pause_s` seconds after a failed request.
         """
         assert self.config.concurrency is not None
         start_s = self.clock.now_s()
@@ -179,13 +179,13 @@ class Generator:
                 group.create_task(self._work(request_indices, start_s, done, pause_s))
 
     async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
-        """See one request through: its attempts, under one id, until an answer or a failure that stays."""
+        """Sends one request, with retries under the same id, and returns its record."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
         request_id = f"{random.getrandbits(128):032x}"
         outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
         done_s = self.clock.now_s() - start_s
-        predictions, error = _read(outcome, len(input_indices), request_id)
+        predictions, error, message = _read(outcome, len(input_indices), request_id)
         return RequestRecord(
             request_id=request_id,
             input_indices=input_indices,
@@ -195,13 +195,14 @@ class Generator:
             num_attempts=num_attempts,
             predictions=predictions,
             error=error,
+            message=message,
         )
 
     async def _attempts(
         self, request_id: str, input_indices: Sequence[int], scheduled_at_s: float
     ) -> tuple[Outcome, int]:
         body = _body(self.config, self.metadata, input_indices)
-        until_s = scheduled_at_s + self.config.timeout_s
+        until_s, max_attempts = scheduled_at_s + self.config.timeout_s, self.config.retries + 1
         num_attempts = 0
         while True:
             num_attempts += 1
@@ -210,13 +211,10 @@ class Generator:
                 timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
                 outcome = await self.post(request_id, timed, left_s)
             else:
-                outcome = NoReply(kind="timeout", message="the client was too late to send it")
+                outcome = NoReply(kind="timeout", message="the timeout had passed before the client could send")
+            left_s, jitter = until_s - self.clock.now_s(), self.rng.random()
             wait_s = retry_wait_s(
-                outcome,
-                attempt=num_attempts,
-                max_attempts=self.config.retries + 1,
-                left_s=until_s - self.clock.now_s(),
-                jitter=self.rng.random(),
+                outcome, attempt=num_attempts, max_attempts=max_attempts, left_s=left_s, jitter=jitter
             )
             if wait_s is None:
                 return outcome, num_attempts
@@ -236,45 +234,44 @@ class Generator:
 def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequence[int]) -> Body:
     rows = [config.inputs[index] for index in input_indices]
     ids = None if config.keys is None else [config.keys[index] for index in input_indices]
-    if travel_as_json(rows):
+    if are_texts(rows):
         return predict_body(rows[0] if config.inputs_per_request == 1 else rows, truncate=config.truncate, ids=ids)
     return tensor_body(rows, metadata, {} if ids is None else {"ids": ids})
 
 
-def _read(outcome: Outcome, num_inputs: int, request_id: str) -> tuple[tuple[Prediction, ...], str | None]:
-    if isinstance(outcome, NoReply):
-        return (), outcome.kind
-    if (kind := error_kind(outcome)) is not None:
-        return (), kind
+def _read(outcome: Outcome, num_inputs: int, request_id: str) -> tuple[tuple[Prediction, ...], str | None, str | None]:
+    """Returns the predictions, or the kind and the message of the error."""
+    if isinstance(outcome, NoReply) or error_kind(outcome) is not None:
+        return (), error_kind(outcome), str(error_of(outcome))
     try:
         predictions = read_predictions(outcome.payload, num_inputs=num_inputs, request_id=request_id)
-        return tuple(map(_light, predictions)), None
-    except OfframpError:  # counted, like every other failure of a single request
-        return (), "malformed"
+        return tuple(map(_without_arrays, predictions)), None, None
+    except OfframpError as error:  # counted, like every other failure of a single request
+        return (), "malformed", str(error)
 
 
-def _light(found: Prediction) -> Prediction:
-    """Without arrays, which no report looks at: the class maps of a run would fill the memory."""
-    said = {name: value for name, value in found.said.items() if not isinstance(value, np.ndarray)}
-    return found if len(said) == len(found.said) else Prediction(exit=found.exit, request_id=found.request_id, **said)
+def _without_arrays(prediction: Prediction) -> Prediction:
+    """Returns a prediction without arrays, because the class maps of a whole run would fill the memory."""
+    values = {name: value for name, value in vars(prediction).items() if not isinstance(value, np.ndarray)}
+    return prediction if len(values) == len(vars(prediction)) else Prediction(**values)
 
 
 async def run_load(
     config: LoadConfig, on_progress: Callable[[int, int], object] | None = None, *, api_key: str | None = None
 ) -> LoadReport:
-    """Measure and report. Requests that fail are counted in the report, not raised.
+    """Runs a load and returns the report. Failed requests are counted in the report, and raise no error.
 
-    `on_progress` is called after each request, with the number of requests done and the number of all.
+    `on_progress` is called after each request, with the number of finished requests and of all requests.
     """
     records: list[RequestRecord] = []
     metadata: dict[str, Any] = {}
 
-    def note(record: RequestRecord) -> None:
+    def on_record(record: RequestRecord) -> None:
         records.append(record)
         if on_progress is not None:
             on_progress(len(records), config.num_requests)
 
-    if not travel_as_json(config.inputs[:1]):
+    if not are_texts(config.inputs[:1]):
         async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
             metadata = await client.metadata()
     async with connected(config.url, api_key=api_key) as post:
@@ -283,10 +280,10 @@ async def run_load(
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         times_s = send_times_s(config, config.num_requests)
         if times_s is None:
-            await generator.closed_loop(iter(range(config.num_requests)), note)
+            await generator.closed_loop(iter(range(config.num_requests)), on_record)
         else:
             with exact_sleep() as pace:
-                await replace(generator, pace=pace).open_loop(times_s, note)
+                await replace(generator, pace=pace).open_loop(times_s, on_record)
     return summarise(
         records,
         started_at=started_at,
@@ -298,7 +295,7 @@ async def run_load(
 
 
 def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:
-    """When an open loop sends its first so many requests; None for a closed loop."""
+    """Returns the send times of the first requests of an open loop; None for a closed loop."""
     if config.send_times_s is not None:
         return config.send_times_s[:num_requests]
     if config.rate_rps is None:

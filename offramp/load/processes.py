@@ -1,11 +1,10 @@
-"""Processes of arrivals, each of which draws whole arrays of seconds at once.
+"""Arrival processes, which draw the send times of a whole run at once, in seconds.
 
-All but equal gaps are drawn alike: points of mean spacing 1 on the axis of *expected arrivals*, mapped back to seconds
-through the expected number of arrivals by then. So an arrival process is its expectation over time.
+All processes but `Uniform` use the same method. They draw points of mean spacing 1 on an axis of *expected arrivals*,
+and map these to seconds by the expected number of arrivals until each second.
 
-Recorded traffic goes from a second of the trace on, as it was or scaled to a rate, and round again where more is drawn
-than the trace holds. A rate is that of the window that is drawn, not of the whole trace, so the mean rate offered is
-the one asked for.
+A replay of recorded traffic starts at a second of the trace, at its own rate or scaled to another one. It starts again
+from the beginning if more is drawn than the trace holds. The scaled rate is the mean of the drawn window.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from earlyexit.errors import DataError, InputError
 
 FloatArray = npt.NDArray[np.float64]
 
-MOST_ARRIVALS = 200_000_000
-"""In one draw: 1.6 GB as an array, several times that while it is drawn."""
+MAX_ARRIVALS = 200_000_000
+"""Maximum number of arrivals in one draw, which take 1.6 GB, and several times as much while they are drawn."""
 LARGEST = 1e12
-"""Of any number that is asked for: beyond it rates and seconds lose their digits to rounding."""
+"""Largest allowed rate or time, beyond which floating-point rounding matters."""
 Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
-IN_WORDS = ConfigDict(extra="forbid", populate_by_name=True)
-"""The aliases of fields are their keys in `offramp.load.arrivals`."""
+SPEC_CONFIG = ConfigDict(extra="forbid", populate_by_name=True)
+"""Fields have an alias if their option in `offramp.load.arrivals` has another name."""
 
 
 class Process(Protocol):
-    """Arrivals of one kind."""
+    """An arrival process."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Seconds in [0, duration_s), ascending; equal generators give equal arrays.
+        """Returns ascending times in [0, duration_s), in seconds. Equal generators give equal arrays.
 
-        A trace shorter than the duration goes round again. Raises InputError above `MOST_ARRIVALS`, DataError for a
-        part of a trace in which nothing arrives.
+        A trace that is shorter than the duration repeats. Raises InputError above `MAX_ARRIVALS`, and DataError for a
+        window of a trace without arrivals.
         """
         ...
 
 
-@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
 class Uniform:
-    """Equal gaps from second 0 on: one metronome, the kindest load of its rate."""
+    """Arrivals at equal intervals, the first at second 0."""
 
     rate_per_s: Annotated[Positive, Field(alias="rate")]
 
@@ -56,13 +55,13 @@ class Uniform:
         return before(self.first(math.ceil(self.rate_per_s * duration_s), rng), duration_s)
 
     def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds of the first so many."""
+        """Returns the times of the first arrivals, in seconds."""
         return np.arange(num_arrivals) / self.rate_per_s
 
 
-@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
 class Poisson:
-    """Many independent users, arriving in bursts and lulls."""
+    """Independent arrivals, as of many users."""
 
     rate_per_s: Annotated[Positive, Field(alias="rate")]
 
@@ -71,47 +70,46 @@ class Poisson:
         return before(points_N / self.rate_per_s, duration_s)
 
     def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds of the first so many."""
+        """Returns the times of the first arrivals, in seconds."""
         return np.cumsum(rng.standard_exponential(num_arrivals)) / self.rate_per_s
 
 
-@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
 class Gamma:
-    """Independent gaps of a gamma distribution; `cv` 1 is Poisson, above is burstier.
+    """Independent intervals of a gamma distribution. `cv` 1 is a Poisson process; larger values are burstier.
 
-    The process has been running before second 0, which therefore more likely lies in a long gap than in a short one; so
-    the expected rate is `rate_per_s` over any window.
+    The process is stationary: it has started long before second 0, so the expected rate is `rate_per_s` in any window.
     """
 
     rate_per_s: Annotated[Positive, Field(alias="rate")]
     cv: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)]
-    """Standard deviation of the gaps over their mean. Below the range gaps are equal; above, all arrivals of a draw
-    come at one instant."""
+    """Coefficient of variation of the intervals. Below the allowed range they are equal; above it, all arrivals of a
+    draw coincide."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         shape, until = self.cv**-2, self.rate_per_s * duration_s
         check_size(until)
-        # A gap that holds a given instant is drawn by its length, which for gamma means one more in the shape.
+        # Second 0 lies in an interval with a probability proportional to its length: a gamma variable of shape + 1.
         first = rng.random() * rng.gamma(shape + 1, 1 / shape)
         further_N = unit_points(until - first, lambda num: rng.gamma(shape, 1 / shape, num))
         return before(np.concatenate([[first], first + further_N]) / self.rate_per_s, duration_s)
 
 
-@checked(frozen=True, slots=True, kw_only=True, config=IN_WORDS)
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
 class Modulated:
     """A Poisson process whose rate switches between two states at exponential times (two-state MMPP).
 
-    It starts in the states' long-run shares, so the expected rate is `mean_per_s` over any window; a window of few
-    sojourns can be far from it. Raises InputError for a peak that leaves the calm state a rate below zero.
+    The process is stationary, so the expected rate is `mean_per_s` in any window. The rate of a single short window can
+    differ a lot. Raises InputError for a peak that would need a negative rate in the calm state.
     """
 
     mean_per_s: Annotated[Positive, Field(alias="rate")]
     peak_per_s: Annotated[Positive, Field(alias="peak")]
-    """In a burst."""
+    """Rate in a burst."""
     calm_s: Positive
-    """Mean length of a calm."""
+    """Mean duration of the calm state."""
     burst_s: Positive
-    """Mean length of a burst."""
+    """Mean duration of a burst."""
 
     def __post_init__(self) -> None:
         highest = self.mean_per_s * (1 + self.calm_s / self.burst_s)
@@ -124,7 +122,7 @@ class Modulated:
 
     @property
     def calm_per_s(self) -> float:
-        """The rate outside bursts, which makes the mean come out."""
+        """The rate outside bursts, which follows from the mean and the peak."""
         return max(0.0, self.mean_per_s - (self.peak_per_s - self.mean_per_s) * self.burst_s / self.calm_s)
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
@@ -136,7 +134,7 @@ class Modulated:
         return within(np.interp(points_N, expected, knots_s), duration_s)
 
     def _sojourns(self, duration_s: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-        """Ends and rates of sojourns that cover `duration_s`."""
+        """Returns ends and rates of successive states that cover `duration_s`."""
         cycle_s = self.calm_s + self.burst_s
         check_size(2 * duration_s / cycle_s, "changes between calm and burst")
         pair = [(self.burst_s, self.peak_per_s), (self.calm_s, self.calm_per_s)]
@@ -144,7 +142,7 @@ class Modulated:
         lengths: list[FloatArray] = []
         reached_s = 0.0
         while reached_s < duration_s:
-            num_cycles = _enough((duration_s - reached_s) / cycle_s)
+            num_cycles = _draw_size((duration_s - reached_s) / cycle_s)
             lengths.append((rng.standard_exponential((num_cycles, 2)) * means_s).ravel())
             reached_s += float(lengths[-1].sum())
         lengths_s = np.concatenate(lengths)
@@ -152,66 +150,69 @@ class Modulated:
 
 
 def unit_points(until: float, spacings: Callable[[int], FloatArray]) -> FloatArray:
-    """Sums of spacings of mean 1 that stay below `until`; `spacings` draws so many. Raises InputError for too many."""
+    """Returns the cumulative sums below `until` of spacings of mean 1; raises InputError for too many.
+
+    `spacings(n)` draws n spacings.
+    """
     check_size(until)
     parts: list[FloatArray] = [np.empty(0)]
     reached = 0.0
     while reached < until:
-        part = np.cumsum(spacings(_enough(until - reached)))
+        part = np.cumsum(spacings(_draw_size(until - reached)))
         part += reached
         reached = float(part[-1])
         parts.append(part)
     return before(parts[1] if len(parts) == 2 else np.concatenate(parts), until)
 
 
-def _enough(expected: float) -> int:
-    """A number to draw at once that rarely falls short of `expected`, by four standard deviations of a count."""
+def _draw_size(expected: float) -> int:
+    """Returns how many spacings to draw so that they rarely fall short: four standard deviations more than expected."""
     return math.ceil(expected + 4 * math.sqrt(expected)) + 16
 
 
 def within(seconds_N: FloatArray, duration_s: float) -> FloatArray:
-    """Interpolated seconds, cut to [0, duration_s)."""
-    # Rounding at a knot may put neighbours in the wrong order, or the first below 0, by a unit in the last place.
+    """Returns interpolated times, limited to [0, duration_s)."""
+    # Rounding can swap neighbours, or put the first below 0, by a unit in the last place.
     return before(np.maximum.accumulate(np.maximum(seconds_N, 0.0)), duration_s)
 
 
 def before(seconds_N: FloatArray, end_s: float) -> FloatArray:
-    """Those of ascending seconds that are before `end_s`."""
+    """Returns the ascending times that are before `end_s`."""
     return seconds_N[: np.searchsorted(seconds_N, end_s, side="left")]
 
 
 def check_size(num: float, what: str = "arrivals") -> None:
-    """Raises InputError for more than `MOST_ARRIVALS`, before memory or minutes are spent."""
-    if not num <= MOST_ARRIVALS:
+    """Raises InputError for more than `MAX_ARRIVALS`, before memory or minutes are spent."""
+    if not num <= MAX_ARRIVALS:
         raise InputError(
-            f"about {num:.3g} {what} in one draw; at most {MOST_ARRIVALS:,} are drawn: lower the rate or the duration"
+            f"about {num:.3g} {what} in one draw; at most {MAX_ARRIVALS:,} are drawn: lower the rate or the duration"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CountReplay:
-    """Counts per bin as the expectations of a Poisson process, constant within each bin.
+    """A Poisson process whose rate in each time bin is the recorded count.
 
-    Scaling multiplies every count by one number, fractions allowed, so bursts and lulls keep their proportions and
-    their lengths. E3 (section 5.7) scales the Twitter trace to a mean of 1000 requests/s and does not say how; this is
-    our reading. Unscaled counts are expectations too: a second of 50 gets 50 arrivals on average, not exactly.
+    A bin with a count of 50 gets 50 arrivals on average, not exactly. Scaling multiplies all counts by one factor, so
+    bursts keep their proportions and durations. E3 (section 5.7) scales the Twitter trace to a mean of 1000 requests/s
+    and does not say how; we assume this method.
     """
 
     counts_B: FloatArray
-    """Requests per bin of time; finite, none negative, not all 0."""
+    """Requests per time bin: finite, not negative, and not all 0."""
     bin_s: float
     start_s: float = 0.0
-    """Where in the counts the draw begins."""
+    """Second of the trace at which the draw starts."""
     rate_per_s: float | None = None
-    """Mean over the drawn window; None: as recorded."""
+    """Mean rate of the drawn window; None: as recorded."""
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.counts_B).all() and (self.counts_B >= 0).all() and self.counts_B.any()):
-            raise DataError("a trace of counts needs finite ones, none negative, not all 0")
+            raise DataError("the counts of a trace must be finite, not negative, and not all 0")
 
     @property
     def period_s(self) -> float:
-        """After so many seconds the counts begin again."""
+        """Seconds after which the counts repeat."""
         return len(self.counts_B) * self.bin_s
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
@@ -237,28 +238,27 @@ class CountReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StampReplay:
-    """The recorded arrivals themselves; nothing is random.
+    """The recorded arrivals, without randomness.
 
-    Scaling compresses or stretches time: of the arrivals from `start_s` on, the next `rate * duration` are fitted to
-    the duration, so bursts get shorter as the rate rises, and exactly so many are drawn. The trace begins again one
-    mean gap after its last arrival.
+    Scaling compresses or stretches time: exactly `rate * duration` arrivals from `start_s` on are fitted to the
+    duration, so bursts become shorter as the rate rises. The trace repeats one mean interval after its last arrival.
     """
 
     arrivals_s_N: FloatArray
-    """The second of every request, from 0, ascending; two are different, else there is no rate."""
+    """The time of each request in seconds: ascending, from 0, and at least two of them different."""
     start_s: float = 0.0
-    """Where in the trace the draw begins."""
+    """Second of the trace at which the draw starts."""
     rate_per_s: float | None = None
-    """Mean over the drawn window; None: as recorded."""
+    """Mean rate of the drawn window; None: as recorded."""
 
     def __post_init__(self) -> None:
         seconds_N = self.arrivals_s_N
         if not (len(seconds_N) and 0 <= seconds_N[0] < seconds_N[-1] < np.inf and (np.diff(seconds_N) >= 0).all()):
-            raise DataError("a trace of seconds needs finite ones from 0 on, ascending, at least two of them different")
+            raise DataError("the times of a trace must be finite, ascend from 0, and at least two must differ")
 
     @property
     def period_s(self) -> float:
-        """After so many seconds the arrivals begin again."""
+        """Seconds after which the arrivals repeat."""
         span_s = float(self.arrivals_s_N[-1] - self.arrivals_s_N[0])
         return span_s * (1 + 1 / (len(self.arrivals_s_N) - 1))
 
@@ -267,7 +267,7 @@ class StampReplay:
         in_round, period_s = len(self.arrivals_s_N), self.period_s
         num = duration_s / period_s * in_round if self.rate_per_s is None else self.rate_per_s * duration_s
         check_size(num)
-        # Two rounds more than are drawn: the first may have begun, and the arrival after the last of all is looked at.
+        # Two more rounds than are drawn: the first may be partial, and scaling needs the arrival after the last one.
         first = max(0, math.floor((self.start_s - self.arrivals_s_N[0]) / period_s))
         rounds = np.arange(first, first + math.ceil(num / in_round) + 2)
         seconds_N = (rounds[:, np.newaxis] * period_s + self.arrivals_s_N).ravel() - self.start_s
@@ -280,7 +280,7 @@ class StampReplay:
 
 
 def _fitted(seconds_N: FloatArray, num: int, duration_s: float) -> FloatArray:
-    """Returns the first so many arrivals, fitted to a duration that ends at the next arrival of another instant."""
+    """Returns the first `num` arrivals, scaled so that the next later arrival falls on the end of the duration."""
     if not num:
         return np.empty(0)
     end_s = float(seconds_N[np.searchsorted(seconds_N, seconds_N[num - 1], side="right")])
@@ -288,4 +288,4 @@ def _fitted(seconds_N: FloatArray, num: int, duration_s: float) -> FloatArray:
 
 
 def _silent(duration_s: float) -> DataError:
-    return DataError(f"the trace has no arrivals in the {duration_s:g} s drawn; draw more, or set another from=")
+    return DataError(f"the trace has no arrivals in the drawn {duration_s:g} s; draw more, or set another from=")

@@ -1,4 +1,4 @@
-"""What a load run measured: one record per request, and the report that sums them up."""
+"""The result of a load run: a record per request, and the report that summarises them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from offramp.client.protocol import Prediction
 from offramp.commands.output import make_table
 
 LATE_SHARE = 0.1
-"""A client later than this share of the SLO distorts what it measures by as much."""
+"""Lateness of the client, as a share of the SLO, above which its measurements are distorted."""
 SCHEMA_VERSION = 1
 PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """What became of one request; times are seconds after the start of the run."""
+    """The outcome of one request. Times are seconds after the start of the run."""
 
     request_id: str
     input_indices: tuple[int, ...]
@@ -34,13 +34,16 @@ class RequestRecord:
     num_attempts: int
     predictions: tuple[Prediction, ...] = ()
     error: str | None = None
+    """The kind of error, if the request failed."""
+    message: str | None = None
+    """The server's or the client's description of the error, if there is one."""
 
     def __post_init__(self) -> None:
-        assert (self.error is None) == bool(self.predictions), "a request is answered or failed, never both"
+        assert (self.error is None) == bool(self.predictions), "a request has either an answer or an error"
 
     @property
     def latency_s(self) -> float:
-        """Seconds from when it should have been sent; a late client cannot hide its lateness."""
+        """Seconds from the scheduled send time to the outcome, so that a late client is not hidden."""
         return self.done_s - self.scheduled_s
 
     @property
@@ -51,45 +54,51 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """A load run in numbers. All rates count inputs, so that they compare where a request carries several."""
+    """The figures of a load run. Rates count inputs rather than requests, which may have several."""
 
     started_at: str
-    """ISO date and time, with its zone."""
+    """ISO date and time with the time zone."""
     seed: int
     duration_s: float
-    """From the start to the last outcome, the wait for stragglers included."""
+    """Seconds from the start to the last outcome."""
     num_requests: int
     num_inputs: int
     num_answers: int
     num_retries: int
     offered_rps: float | None
-    """The rate asked for; None in a closed loop, which offers what it gets."""
+    """The requested rate; None for a closed loop, which has none."""
     achieved_rps: float
     """Answers per second."""
     goodput_rps: float
     """Answers within `slo_s` per second."""
     slo_s: float
     latency: dict[str, float] | None
-    """Seconds of the answered requests, by figure; percentiles are linear between neighbours. None without any."""
+    """Latency percentiles, maximum and mean in seconds, by name; None without answers."""
     answers_by_exit: dict[int, int]
     mean_exit_blocks: float | None
-    """Blocks an answer went through; one that left at exit 0 went through 1."""
+    """Mean number of blocks that an answer took: 1 for an exit after block 0."""
     accuracy: float | None
-    """Share of the answers that are right; None where labels are not known."""
+    """Share of correct answers; None without labels."""
     errors: dict[str, int]
     """Failed requests by the server's error kind, `connection`, `timeout` or `malformed`."""
     lateness_p99_s: float | None
-    """How late the client itself was; None in a closed loop, where nothing is scheduled."""
+    """99th percentile of the client's lateness; None for a closed loop, which has no schedule."""
     records: tuple[RequestRecord, ...] = field(default=(), repr=False)
-    """Every request in the order of the schedule; not part of the JSON."""
+    """All requests, in the order of the schedule; not part of the JSON."""
+
+    @property
+    def error_messages(self) -> dict[str, str]:
+        """The message of the first failed request of each kind of error."""
+        failed = [record for record in reversed(self.records) if record.error is not None]
+        return {str(record.error): str(record.message) for record in failed if record.message is not None}
 
     @property
     def is_client_bound(self) -> bool:
-        """Whether the client was so late that the latencies are its own rather than the server's."""
+        """Whether the client was so late that the latencies do not describe the server."""
         return self.lateness_p99_s is not None and self.lateness_p99_s > LATE_SHARE * self.slo_s
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the records, in types that `json.dumps` takes."""
+        """Returns everything but the records as JSON data."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "records"}
         values["answers_by_exit"] = {str(exit_index): count for exit_index, count in self.answers_by_exit.items()}
         return {"schema_version": SCHEMA_VERSION, **values, "is_client_bound": self.is_client_bound}
@@ -104,7 +113,7 @@ def summarise(
     offered_rps: float | None,
     labels: Sequence[str] | None,
 ) -> LoadReport:
-    """Sum up the records of one run; pure."""
+    """Returns the report of a run."""
     ordered = tuple(sorted(records, key=lambda record: record.scheduled_s))
     answered = [record for record in ordered if record.error is None]
     answers = [prediction for record in answered for prediction in record.predictions]
@@ -140,7 +149,7 @@ def _latency(latencies_s: Sequence[float]) -> dict[str, float] | None:
 
 
 def render(report: LoadReport) -> Table:
-    """Lay the report out for a terminal, times in milliseconds."""
+    """Returns the report as a table, with times in milliseconds."""
     title = f"load of {report.started_at}, seed {report.seed}"
     late = "The client was late: measure with fewer requests per second, or from more machines."
     caption = late if report.is_client_bound else None
@@ -162,15 +171,15 @@ def render(report: LoadReport) -> Table:
 
 
 def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:
-    """None where answers are no labels."""
-    if not all("label" in prediction.said for record in answered for prediction in record.predictions):
+    """Returns the share of correct answers; None if the answers are not labels."""
+    if not all("label" in prediction.task_values for record in answered for prediction in record.predictions):
         return None
     pairs = [pair for record in answered for pair in zip(record.input_indices, record.predictions, strict=True)]
     return sum(labels[index] == prediction.label for index, prediction in pairs) / len(pairs)
 
 
 def percentile(values_N: npt.ArrayLike, percent: float) -> float | None:
-    """Of those that are not NaN; None where there are none."""
+    """Returns the percentile of the values that are not NaN; None if there are none."""
     known_N = np.asarray(values_N, dtype=np.float64)
     known_N = known_N[~np.isnan(known_N)]
     return float(np.percentile(known_N, percent)) if len(known_N) else None

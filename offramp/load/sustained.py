@@ -1,4 +1,4 @@
-"""The highest Poisson rate that a server sustains, found by bisection. Pure: several searches can take turns."""
+"""Searches by bisection for the highest Poisson rate that a server sustains. A search is a pure value without I/O."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from earlyexit.errors import InputError
 from offramp.load.report import LATE_SHARE, RequestRecord, percentile
 
 Verdict = Literal["passed", "failed", "client late"]
-"""`client late` says nothing about the server: the client did not send at the rate that it was told to."""
+"""Result of a probe. `client late`: the client could not send at this rate, so the server was not tested."""
 
 Ending = Literal["bracketed", "client late", "highest", "none passed", "most probes"]
-"""Why a search is over.
+"""Why a search ended.
 
-A rate that failed meets the result from above; or one at which the client was late, or the highest that may be asked,
-and the server may do more; or nothing passed; or it took too many probes."""
+`bracketed`: a slightly higher rate failed. `client late`: the client could not send at a slightly higher rate.
+`highest`: the highest allowed rate passed. `none passed`: even the lowest rate failed. `most probes`: the limit of
+probes was reached."""
 
 
-MOST_LOST_SHARE = 0.01
-"""Of the requests of a rate that is sustained, the share that may be refused or fail, at most."""
+MAX_LOST_SHARE = 0.01
+"""Largest share of refused or failed requests at a sustained rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a rate gave, by the client."""
+class ProbeResult:
+    """The client's measurements at one rate. Times are 99th percentiles in seconds; None without values."""
 
     lost_share: float
-    """Of the requests, those that were refused or failed."""
+    """Share of the requests that were refused or failed."""
     p99_s: float | None
-    """Of the answers, from when a request was due; None without an answer."""
+    """Latency of the answers, from the scheduled send time."""
     from_sent_p99_s: float | None
-    """The same from when the client took the request up."""
+    """Latency of the answers, from the actual send time."""
     lateness_p99_s: float | None
-    """How long after it was due the client took a request up: its own fault, never the server's."""
+    """Delay of the actual send time after the scheduled one, which the server does not cause."""
 
     @classmethod
-    def of(cls, records: Sequence[RequestRecord]) -> Measured:
-        """Of these requests."""
+    def of(cls, records: Sequence[RequestRecord]) -> ProbeResult:
+        """Returns the measurements of these requests."""
         answered = [record for record in records if record.error is None]
         return cls(
             lost_share=1 - len(answered) / len(records) if records else 0.0,
@@ -49,11 +50,11 @@ class Measured:
         )
 
     def verdict(self, slo_s: float) -> Verdict:
-        """Whether the server sustains the rate with the 99th percentile of its latency within `slo_s`.
+        """Returns whether the server sustains the rate with a 99th percentile of latency within `slo_s`.
 
-        A late client is no excuse for a server that lost requests, or took too long by more than that lateness.
+        Even if the client was late, the probe failed if requests were lost, or took longer than `slo_s` plus lateness.
         """
-        if self.lost_share > MOST_LOST_SHARE or self.p99_s is None or self.from_sent_p99_s is None:
+        if self.lost_share > MAX_LOST_SHARE or self.p99_s is None or self.from_sent_p99_s is None:
             return "failed"
         lateness_s = self.lateness_p99_s or 0.0
         if self.from_sent_p99_s > slo_s + lateness_s:
@@ -63,8 +64,8 @@ class Measured:
         return "passed" if self.p99_s <= slo_s else "failed"
 
 
-class Tried(NamedTuple):
-    """One rate of a search."""
+class Probe(NamedTuple):
+    """A rate that was tried."""
 
     rate_per_s: float
     verdict: Verdict
@@ -72,30 +73,30 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which rate to try next, by what the rates before it gave.
+    """A search for the sustained rate: chooses the next rate from the results of the probes so far.
 
-    From `start_per_s` it goes up, or down, by `growth`, then its square and so on, until one rate has passed and a
-    higher one has not; then it tries their geometric mean until they are `resolution` apart. The rate that did not pass
-    is then tried again: only what failed twice counts as the end, for a machine that others use fails a probe now and
-    then. If it passes this time, the search goes on above it. A probe with a late client is repeated once at once; late
-    again, it ends the search from above like a failure, but the ending tells.
+    From `start_per_s`, the rate rises or falls by the factor `growth`, then by its square and so on, until a rate has
+    passed and a higher one has not. Then the search bisects geometrically until the two are within `resolution`. The
+    rate that did not pass is probed again, because other work on the machine fails a probe now and then: only two
+    failures end the search. If the rate passes, the search continues above it. A probe with a late client is repeated
+    once at once. If the client is late again, the rate bounds the search like a failure, with another `ending`.
 
-    Where chance decides a probe, asking failures again but not passes errs upwards, for every server alike: let a probe
-    count a thousand requests or more.
+    Repeating failures but not passes biases the result upwards if chance decides a probe. Probes of at least a thousand
+    requests make this unlikely.
     """
 
     start_per_s: float
     low_per_s: float
-    """A rate that fails here sustains nothing worth telling."""
+    """The search ends if this rate fails."""
     high_per_s: float
-    """No higher rate is tried."""
+    """The highest rate to try."""
     resolution: float = 0.03
-    """Ratio, less 1, of the rate that failed to the one that passed, at the end."""
+    """Relative difference of the final failed and passed rates."""
     most_probes: int = 20
-    """Includes confirmations."""
+    """Maximum number of probes, repeated ones included."""
     growth: float = 1.6
-    """Of the first step; near 1 where `start_per_s` is well known."""
-    probes: tuple[Tried, ...] = ()
+    """Factor of the first step; near 1 if `start_per_s` is a good estimate."""
+    probes: tuple[Probe, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.low_per_s < self.high_per_s < float("inf"):
@@ -105,22 +106,22 @@ class Search:
         if self.start_per_s <= 0 or self.growth <= 1:
             raise InputError(f"a search starts above 0 and grows by more than 1, not {self.start_per_s}, {self.growth}")
 
-    def learn(self, rate_per_s: float, verdict: Verdict) -> Search:
-        """The search with one more probe."""
-        return replace(self, probes=(*self.probes, Tried(rate_per_s, verdict)))
+    def with_probe(self, rate_per_s: float, verdict: Verdict) -> Search:
+        """Returns the search with one more probe."""
+        return replace(self, probes=(*self.probes, Probe(rate_per_s, verdict)))
 
     def next_rate(self) -> float | None:
-        """The rate to try next; None where the search is over."""
+        """Returns the next rate to try; None if the search is over."""
         return None if self.ending is not None else min(max(self._next(), self.low_per_s), self.high_per_s)
 
     @property
     def best_per_s(self) -> float:
-        """The highest rate that passed; 0 where none did."""
+        """The highest rate that passed; 0 if none did."""
         return max((probe.rate_per_s for probe in self.probes if probe.verdict == "passed"), default=0.0)
 
     @property
     def ending(self) -> Ending | None:
-        """Why the search is over; None while it goes on."""
+        """Why the search is over; None while it continues."""
         best_per_s, bound_per_s = self.best_per_s, self._bound_per_s
         if best_per_s >= self.high_per_s:
             return "highest"
@@ -149,7 +150,7 @@ class Search:
 
     @property
     def _bound_per_s(self) -> float | None:
-        """The lowest rate, above all that passed, that did not."""
+        """The lowest rate, above all rates that passed, that did not pass."""
         above = [probe for probe in self.probes if probe.rate_per_s > self.best_per_s]
         return min(
             (probe.rate_per_s for probe in above if probe.verdict == "failed" or self._is_confirmed(probe.rate_per_s)),
@@ -157,12 +158,15 @@ class Search:
         )
 
     def _step(self) -> float:
-        """Squared with every rate that agrees with the last; small at first where there was a bracket already."""
+        """Returns the factor to the next rate, which is squared with each further rate of the same outcome.
+
+        The first factor is small after a bracket was found, and `growth` before.
+        """
         best_per_s = self.best_per_s
-        told = [probe for probe in self.probes if probe.verdict != "client late" or probe.rate_per_s > best_per_s]
-        has_passed = told[-1].verdict == "passed"
-        agreeing = list(takewhile(lambda probe: (probe.verdict == "passed") == has_passed, reversed(told)))
-        first = self.growth if len(agreeing) == len(told) else 1 + self.resolution
+        counted = [probe for probe in self.probes if probe.verdict != "client late" or probe.rate_per_s > best_per_s]
+        has_passed = counted[-1].verdict == "passed"
+        agreeing = list(takewhile(lambda probe: (probe.verdict == "passed") == has_passed, reversed(counted)))
+        first = self.growth if len(agreeing) == len(counted) else 1 + self.resolution
         return float(first ** (2 ** (len({probe.rate_per_s for probe in agreeing}) - 1)))
 
     def _is_close(self, low_per_s: float, high_per_s: float) -> bool:

@@ -1,1 +1,1 @@
-"""A service as a file: its fields, how it is read, and the application that follows from it."""
+"""Service files: their fields, how they are read, and the Ray Serve application that is built from them."""

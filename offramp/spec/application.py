@@ -1,4 +1,4 @@
-"""Builds the settings of an application, for `offramp serve` and for service files."""
+"""Builds the settings of the Ray Serve application, for `offramp serve` and for service files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.keys import KEYS_VARIABLE, AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.spec.documents import BUILT_IN, ApplicationDocument, PlanOptions
 from optimizer.plan import Plan, early_exit_plan, serial_plan, stock_plan
 from optimizer.plan_file import ModelShape, read_plan
@@ -26,7 +26,7 @@ def application_settings(
 ) -> ServeSettings:
     """Returns the settings of an application; paths in the document are relative to `base`.
 
-    `planned` are the fields of which a model's folder alone says nothing.
+    `planned`: further fields of the settings, which only a service file has.
     """
     model, ingress, tracing, access = document.model, document.ingress, document.tracing, document.access
     folder = (base / model.folder).resolve()
@@ -51,47 +51,48 @@ def application_settings(
 
 
 def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
-    """Returns a built-in plan, by the model's calibration, or the plan of a file.
+    """Returns a built-in plan with the model's calibration, or the plan of a file.
 
-    `given`: batch, replicas and device of a built-in plan, as far as they are not the default. Raises ModelFolderError,
-    PlanError, or InputError for numbers that a file's plan has of its own.
+    `given`: batch, replicas and device of a built-in plan, if they are set. Raises ModelFolderError, PlanError, or
+    InputError if they are given with a plan file.
     """
     card = read_card(model)
     if plan in BUILT_IN:
-        asked = PlanOptions(plan=plan, **given)
-        find_device(asked.device)
-        shape = {**asked.model_dump(include={"batch", "replicas", "device"}), "networks": card.chain.networks}
+        options = PlanOptions(plan=plan, **given)
+        find_device(options.device)
+        shape = {**options.model_dump(include={"batch", "replicas", "device"}), "networks": card.chain.networks}
         if plan == "stock":
             return stock_plan(card.num_blocks, **shape)
         make = early_exit_plan if plan == "early-exit" else serial_plan
         calibration = read_calibration(model)
         return make(card.num_blocks, tuple(sorted(calibration.thresholds)), calibration.policy_spec(), **shape)
     if not Path(plan).is_file():
-        wrong = "is a folder, not a file" if Path(plan).is_dir() else "no such file"
-        raise PlanError(f"--plan {plan}: {wrong}; built in are {', '.join(BUILT_IN)}")
+        reason = "is a folder, not a file" if Path(plan).is_dir() else "no such file"
+        raise PlanError(f"--plan {plan}: {reason}; built-in plans are {', '.join(BUILT_IN)}")
     if given:
-        ignored = [f"--{name}" for name in given]
-        raise InputError(f"{' and '.join(ignored)}: only for built-in plans; {plan} says it for every stage and split")
+        options_text = " and ".join(f"--{name}" for name in given)
+        raise InputError(f"{options_text}: only for built-in plans; {plan} sets this for every stage and split")
     return read_plan(Path(plan), ModelShape.of(card))
 
 
-def with_environment(settings: ServeSettings, environment: Mapping[str, str] = os.environ) -> ServeSettings:
-    """Returns the settings, with API keys of this machine's environment if they name none."""
-    access = settings.access or AccessSettings()
-    if KEYS_VARIABLE not in environment or access.has_keys:
-        return settings
-    return settings.model_copy(update={"access": access.model_copy(update={"keys_env": KEYS_VARIABLE})})
+def with_environment_keys(
+    access: AccessSettings | None, environment: Mapping[str, str] = os.environ
+) -> AccessSettings | None:
+    """Returns the access settings, with the API keys of the environment variable if they name none and it is set."""
+    if KEYS_VARIABLE not in environment or (access is not None and access.has_keys):
+        return access
+    return (access or AccessSettings()).model_copy(update={"keys_env": KEYS_VARIABLE})
 
 
 def exposure_notes(
     host: str, *, has_keys: bool, ray_is_open: bool, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """Returns notes on what can be reached from outside; `ray_is_open`: Ray's ports are on every interface."""
+    """Returns notes on what other machines can reach; `ray_is_open`: Ray's ports listen on all interfaces."""
     notes = []
     if host not in LOOPBACK and not has_keys:
-        notes.append(f"listening on {host} without API keys, every caller that reaches it may use it (--api-keys)")
+        notes.append(f"listening on {host} without API keys: every caller that can reach it may use it (--api-keys)")
     if ray_is_open:
         for_all = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
         opened = ", and RAY_AUTH_MODE=disabled opens them to all" if for_all else ""
-        notes.append(f"Ray's own ports listen on every interface, as --metrics-port does{opened}")
+        notes.append(f"Ray's own ports listen on all interfaces, as --metrics-port does{opened}")
     return notes

@@ -22,7 +22,7 @@ POLL_S = 1.0
 
 
 class Dashboard:
-    """The REST API of one Ray cluster; errors are one line that names the address."""
+    """The REST API of a Ray cluster's dashboard. Error messages are one line with the address."""
 
     def __init__(
         self, client: httpx.Client, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
@@ -32,49 +32,49 @@ class Dashboard:
         self._sleep = sleep
 
     def serve(self) -> dict[str, Any]:
-        """Returns what Serve runs: `applications` by name, and its options."""
-        return _fields(self._ask("GET", APPLICATIONS), "applications")
+        """Returns Serve's state: `applications` by name, and its options."""
+        return _fields(self._request("GET", APPLICATIONS), "applications")
 
     def put(self, config: Mapping[str, Any]) -> None:
-        """Replaces what Serve runs; applications that are not in the config are ended."""
-        self._ask("PUT", APPLICATIONS, json=config)
+        """Replaces Serve's applications; those that are not in the config are deleted."""
+        self._request("PUT", APPLICATIONS, json=config)
 
     def inventory(self) -> Inventory:
         """Returns the hardware of the cluster's nodes."""
-        rows = _fields(self._ask("GET", NODES, params={"limit": 10_000}), "data")["data"]["result"]["result"]
+        rows = _fields(self._request("GET", NODES, params={"limit": 10_000}), "data")["data"]["result"]["result"]
         return from_nodes(
             {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
             for row in rows
         )
 
-    def wait_until_running(self, name: str, limit_s: float, tell: Callable[[str], None]) -> None:
-        """Returns when the application runs; raises OfframpError with Serve's message if it fails, or after the limit.
+    def wait_until_running(self, name: str, limit_s: float, on_progress: Callable[[str], None]) -> None:
+        """Waits until the application runs; raises OfframpError if it fails, or after the limit.
 
-        `tell` gets a line when there is news.
+        `on_progress` gets a line of text when the state has changed.
         """
-        said = ""
-        for application in self._looks(name, limit_s):
+        last = ""
+        for application in self._poll(name, limit_s):
             status, deployments = application.get("status"), application.get("deployments", {}).values()
             healthy = sum(each["status"] == "HEALTHY" for each in deployments)
-            wanted = sum(each["target_num_replicas"] for each in deployments)
-            replicas = f"{sum(map(num_running, deployments))} of {wanted} replicas running"
-            words = f"{status or 'NOT_STARTED'}: {healthy} of {len(deployments)} deployments healthy, {replicas}"
-            if words != said:
-                tell(words)
-                said = words
+            target = sum(each["target_num_replicas"] for each in deployments)
+            replicas = f"{sum(map(num_running, deployments))} of {target} replicas running"
+            state = f"{status or 'NOT_STARTED'}: {healthy} of {len(deployments)} deployments healthy, {replicas}"
+            if state != last:
+                on_progress(state)
+                last = state
             if status == "RUNNING":
                 return
             if status == "DEPLOY_FAILED":
                 raise OfframpError(f"application {name!r}: {status}: {_one_line(application.get('message', ''))}")
-        raise OfframpError(f"application {name!r} does not run after {limit_s:g} s: {said}")
+        raise OfframpError(f"application {name!r} does not run after {limit_s:g} s: {last}")
 
     def wait_until_gone(self, name: str, limit_s: float) -> None:
-        """Returns when the application is gone; raises OfframpError after the limit."""
-        if all(self._looks(name, limit_s)):
-            raise OfframpError(f"application {name!r} is still there after {limit_s:g} s")
+        """Waits until the application is gone; raises OfframpError after the limit."""
+        if all(self._poll(name, limit_s)):
+            raise OfframpError(f"application {name!r} still exists after {limit_s:g} s")
 
-    def _looks(self, name: str, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Yields what Serve says of an application, empty where there is none, again and again until the limit."""
+    def _poll(self, name: str, limit_s: float) -> Iterator[dict[str, Any]]:
+        """Yields the state of an application, {} if there is none, at intervals until the limit."""
         end_s = self._clock.now_s() + limit_s
         while True:
             yield self.serve()["applications"].get(name, {})
@@ -82,39 +82,39 @@ class Dashboard:
                 return
             self._sleep(POLL_S)
 
-    def _ask(self, method: str, path: str, **what: Any) -> httpx.Response:
-        where = str(self._client.base_url).rstrip("/")
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        address = str(self._client.base_url).rstrip("/")
         try:
-            response = self._client.request(method, path, **what)
+            response = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
-            raise OfframpError(f"no Ray dashboard answers at {where}: {error}") from error
+            raise OfframpError(f"no Ray dashboard answers at {address}: {error}") from error
         if response.status_code in (401, 403):
-            raise OfframpError(f"{where} refuses: {response.status_code}; set RAY_AUTH_MODE=token and its token")
+            raise OfframpError(f"{address} refuses with {response.status_code}: set RAY_AUTH_MODE=token and its token")
         if not response.is_success:
-            raise OfframpError(f"{where}{path} says {response.status_code}: {_one_line(response.text)}")
+            raise OfframpError(f"{address}{path} answers {response.status_code}: {_one_line(response.text)}")
         return response
 
 
-def _fields(response: httpx.Response, needed: str) -> dict[str, Any]:
-    """Returns the fields of an answer, which must include `needed`; raises OfframpError for another server's answer."""
+def _fields(response: httpx.Response, required: str) -> dict[str, Any]:
+    """Returns the JSON of an answer; raises OfframpError if it has no field `required`, as of another server."""
     try:
-        found = response.json()
+        document = response.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or needed not in found:
-        raise OfframpError(f"{response.url} answers, but not as a Ray dashboard")
-    return found
+        document = None
+    if not isinstance(document, dict) or required not in document:
+        raise OfframpError(f"{response.url} answers, but it is not a Ray dashboard")
+    return document
 
 
 @contextmanager
 def open_dashboard(address: str) -> Iterator[Dashboard]:
-    """Opens a dashboard, with Ray's token if RAY_AUTH_MODE asks for one; raises InputError."""
+    """Opens a dashboard, with Ray's token if RAY_AUTH_MODE requires one; raises InputError for an unusable token."""
     with httpx.Client(base_url=address, headers=token_header(os.environ), timeout=60.0) as client:
         yield Dashboard(client)
 
 
 def token_header(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the header of Ray's token authentication; the token is where Ray itself looks for it."""
+    """Returns the header of Ray's token authentication, with the token from the places where Ray looks for it."""
     if environment.get("RAY_AUTH_MODE", "").lower() != "token":
         return {}
     token = environment.get("RAY_AUTH_TOKEN")
@@ -125,8 +125,10 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
         except OSError as error:
             raise InputError(f"RAY_AUTH_MODE is token, and {path} cannot be read: {error.strerror}") from error
     token = token.strip()
-    if not token or not token.isascii() or not token.isprintable():  # httpx would print it as it complains
-        raise InputError("RAY_AUTH_MODE is token, and the token is empty or holds what no HTTP header can")
+    if not token or not token.isascii() or not token.isprintable():  # httpx's error would show it
+        raise InputError(
+            "RAY_AUTH_MODE is token, and the token is empty or has characters that no HTTP header can hold"
+        )
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -136,7 +138,7 @@ def num_running(deployment: Mapping[str, Any]) -> int:
 
 
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns what Serve runs, as `offramp status --json` prints it."""
+    """Returns Serve's applications, as `offramp status --json` prints them."""
     from optimizer.placement import deployment_name
 
     return [
@@ -161,6 +163,6 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _one_line(text: str) -> str:
-    """Returns the last line with content: the error of a traceback, or pydantic's message without its link."""
+    """Returns the last line that is not empty: the error of a traceback, or pydantic's message without its link."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and "For further information" not in line]
     return lines[-1][:300] if lines else "no reason given"

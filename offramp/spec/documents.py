@@ -1,44 +1,45 @@
-"""The fields of an application, in `offramp serve` and in service files: settings, strictly, and where it listens."""
+"""The fields that `offramp serve` and service files share: settings of the application, and where it listens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.data.strict import StrictDocument
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.options import OfOrder
+from offramp.commands.options import OrderOption
 
 BUILT_IN = ("stock", "early-exit", "serial")
-"""Plans that need no file."""
+"""Names of built-in plans, which need no file."""
 
 
 class PartDocument(StrictDocument):
-    """Base of parts in which null may stand for a setting: it says what leaving it out says."""
+    """Base of parts with fields that may be null, which has the same effect as leaving them out."""
 
     nullable: ClassVar[frozenset[str]]
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {name: value for name, value in given.items() if value is not None or name not in cls.nullable}
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {name: value for name, value in data.items() if value is not None or name not in cls.nullable}
 
 
 class ServedModelDocument(StrictDocument, ModelSettings):
-    """What is served."""
+    """The served model."""
 
     folder: str
-    """As `offramp train` and `offramp calibrate` leave it; relative to the service file's folder."""
+    """Model folder of `offramp train` and `offramp calibrate`, relative to the service file's folder."""
 
 
 class IngressDocument(PartDocument, IngressSettings):
-    """Where requests arrive, and the limits of what is accepted."""
+    """Where the service listens, and the limits of requests."""
 
     nullable = frozenset({*IngressSettings.model_fields, "replicas"})
 
@@ -49,31 +50,40 @@ class IngressDocument(PartDocument, IngressSettings):
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the Open Inference Protocol over gRPC. None: none."""
     host: str = "127.0.0.1"
-    """Address to listen on. On a cluster, where HAProxy asks ingresses of other nodes, it is 0.0.0.0."""
+    """Address to listen on. On a cluster it must be 0.0.0.0, because HAProxy connects to ingresses of other nodes."""
     front: Literal["auto", "direct", "haproxy", "proxy"] = "auto"
-    """Proxy before the ingresses: none (direct, for a single ingress), haproxy, proxy (Serve's own), or auto: direct on
-    one machine where that is possible, else haproxy, as on a cluster."""
+    """Proxy in front of the ingresses: none (direct, for a single ingress), haproxy, proxy (Serve's own), or auto:
+    direct on one machine if possible, else haproxy, as on a cluster."""
     route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
     """Prefix of all paths. None: `/` for version 1, `/v2/models/MODEL/versions/VERSION` for others."""
 
+    @model_validator(mode="after")
+    def _check_timeout(self) -> IngressDocument:
+        if self.default_timeout_s > self.max_timeout_s:
+            words = "requests may take at most {longest_s} s (max_timeout_s)"
+            error = PydanticCustomError("timeout", words, {"longest_s": f"{self.max_timeout_s:g}"})
+            details = InitErrorDetails(type=error, loc=("default_timeout_s",), input=self.default_timeout_s)
+            raise ValidationError.from_exception_data(type(self).__name__, [details])
+        return self
 
-class PlanOptions(StrictDocument, OfOrder):
-    """The plan that `offramp serve` of a model's folder begins with."""
+
+class PlanOptions(StrictDocument, OrderOption):
+    """The first plan of `offramp serve` for a model folder."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     plan: str | None = Field(default=None, examples=list(BUILT_IN))
-    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best for this machine, by a profile that is
-    measured once and kept with the model (for decoders, chains and other devices: serial)."""
+    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best plan for this machine, by a profile that
+    is measured once and kept with the model (for decoders, chains and other devices: serial)."""
     batch: int = Field(default=32, ge=1)
-    """Batch size of a built-in plan, or the largest of a plan that is made for this machine."""
+    """Batch size of a built-in plan, or the largest batch size of a plan that is made for this machine."""
     replicas: int = Field(default=1, ge=1)
-    """Replicas of the plan."""
+    """Number of replicas."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
-    """When a batch starts: at once (work-conserving), at once but beside a running batch only if full (filling), or
-    when it is full or deadlines press (deferred). None: as a plan file says, else what suits the machine."""
+    """When a batch starts: at once (work-conserving), at once but next to a running batch only if it is full (filling),
+    or when it is full or a deadline is near (deferred). None: the plan file's rule, else what suits the machine."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):
@@ -85,11 +95,11 @@ class TracingDocument(StrictDocument, TracingSettings):
 
 
 class AccessDocument(StrictDocument, AccessSettings):
-    """Which callers may use the service, and how much; `keys_file` is relative to the service file's folder."""
+    """API keys and rate limits of callers; `keys_file` is relative to the service file's folder."""
 
 
 class ApplicationDocument(StrictDocument):
-    """The fields that `offramp serve` of a model's folder and a service file share."""
+    """The fields that `offramp serve` for a model folder and service files share."""
 
     schema_version: Literal[1] = 1
     name: str = Field(default="offramp", pattern=NAME_PATTERN)
@@ -103,6 +113,6 @@ class ApplicationDocument(StrictDocument):
 
 
 class FolderDocument(ApplicationDocument):
-    """The options of `offramp serve` for a model's folder, as a document."""
+    """The options of `offramp serve` for a model folder, as a document."""
 
     plan: PlanOptions = Field(default_factory=PlanOptions)

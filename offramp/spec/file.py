@@ -1,7 +1,7 @@
-"""A service as a file: the model, what is promised, the cluster, and how plans are made.
+"""Reads service files: model, latency limit, accuracy, cluster and planner of a service.
 
-Whatever is wrong is said as `file:line: what is wrong` before anything starts. Where accelerators are emulated, the
-file speaks of their seconds; what the service is told is in seconds of a clock, `time_scale` times as many.
+Errors are reported as `file:line: what is wrong` before anything starts. If accelerators are emulated, times in the
+file are emulated seconds. The settings of the service have real seconds, which are `time_scale` times as many.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cluster.inventory import Inventory, lacking
 from deployments.controller.settings import check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
-from offramp.commands.plan import NoPlanAnswer, Solve, answer, most_worth, plan_of
+from offramp.commands.plan import NoPlanAnswer, Solve, answer, best_index, plan_of
 from offramp.spec.application import application_settings
 from offramp.spec.documents import IngressDocument
-from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts, read_parts, slowed
+from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts, read_parts, scaled_table
 from optimizer.batches_file import with_recorded_batches
 from optimizer.latency_file import with_rows
 from optimizer.lengths_file import lengths_of, stayers_length_N
@@ -32,15 +32,14 @@ from optimizer.what_if import with_batch_limit
 from profiles.networks import survival_of
 
 MODEL = "model"
-"""Name of the model's folder in the folder that all nodes have."""
+"""Name of the model folder in the folder that all nodes have."""
 CROSSING_S = 0.0005
-"""Of a chain, until survivors are on their way to the next network: 0.46 ms is the median of four texts, on two busy
-cores (`experiments.costs.crossings@654e280`). By a clock, also where accelerators are emulated on a slower one."""
+"""Real seconds that a chain needs to pass survivors to the next network (`experiments.costs.crossings@654e280`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service file: the settings of the application, and what is needed to start it."""
+    """A service: the settings of its application, its accelerators, and where it listens."""
 
     settings: ServeSettings
     inventory: Inventory
@@ -51,28 +50,29 @@ class Service:
         return self.settings.app
 
     def moved_to(self, at: str | None) -> Service:
-        """Returns a service whose nodes find its files in another folder; itself for None."""
+        """Returns the service with its files in the folder `at` of every node; None: in their present folders."""
         return self if at is None else replace(self, settings=at_folder(self.settings, PurePosixPath(at)))
 
 
 def read_service(path: Path, solve: Solve | None = None) -> Service:
     """Reads a service file, and makes its first plan unless it names one; `solve`: None for the planner's.
 
-    Raises InputError naming file, line, what is wrong and what is allowed or would do.
+    Raises InputError with file, line, the mistake and what is allowed.
     """
     from optimizer import planner
 
-    found: list[tuple[ServiceParts, PlanProblem, Plan]] = []
-    refused: list[InputError] = []
-    for each in calibrated_parts(read_parts(path)):  # the best plan of a chain with several calibrations
+    candidates: list[tuple[ServiceParts, PlanProblem, Plan]] = []
+    errors: list[InputError] = []
+    for each in calibrated_parts(read_parts(path)):  # a chain may have several calibrations
         try:
             problem = service_problem(each)
-            found.append((each, problem, first_plan(each, problem, solve or planner.solve)))
-        except InputError as error:  # no plan within the SLO, for instance
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    parts, problem, plan = found[most_worth(found[0][1].objective, [each.predicted for _, _, each in found])]
+            candidates.append((each, problem, first_plan(each, problem, solve or planner.solve)))
+        except InputError as error:  # such as no plan within the SLO
+            errors.append(error)
+    if not candidates:
+        raise errors[0]
+    best = best_index(candidates[0][1].objective, [plan.predicted for _, _, plan in candidates])
+    parts, problem, plan = candidates[best]
     return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
 
 
@@ -80,10 +80,10 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
     document, controlled = parts.document, parts.document.planner.control
     with parts.source.said_at(("planner", "tuning")):
         if not controlled and document.planner.tuning != "off":
-            raise PlanError(f"tuning {document.planner.tuning!r} is the controller's, and planner.control is false")
+            raise PlanError(f"tuning {document.planner.tuning!r} needs the controller, and planner.control is false")
     with parts.source.said_at(("planner", "strategy")):
         if controlled and document.planner.strategy == "pame":
-            raise PlanError("strategy pame plans from recorded batches, which a controller has none of; control: false")
+            raise PlanError("strategy pame plans from recorded batches, which a controller lacks: set control: false")
     return application_settings(
         document,
         plan,
@@ -115,7 +115,7 @@ def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
         {} if parts.exits.confidence is None else {"accuracy_confidence": parts.exits.confidence}
     )
     control = ControlSettings(
-        problem=stretched(problem, parts.inventory.time_scale),
+        problem=scaled_problem(problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
         state=str(state),
         accuracy_budget=parts.exits.budget,
@@ -128,7 +128,7 @@ def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
 
 
 def service_problem(parts: ServiceParts) -> PlanProblem:
-    """Returns the problem for the planner, in the file's seconds."""
+    """Returns the problem for the planner, with times in the seconds of the file."""
     _check_generating(parts)
     document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
     ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
@@ -170,29 +170,29 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
 
 
 def _check_generating(parts: ServiceParts) -> None:
-    """Raises InputError for options that are not planned for models that generate."""
+    """Raises InputError for options that models that generate do not support."""
     if not parts.card.generates:
         return
-    planner, why = parts.document.planner, "of a model that generates, whose inputs are steps of sequences"
+    planner, model = parts.document.planner, "a model that generates, whose inputs are steps of sequences"
     with parts.source.said_at(("lengths",)):
         if parts.document.lengths is not None:
-            raise InputError(f"lengths are not {why}: `generation` in a problem file has those of prompts and answers")
+            raise InputError(f"lengths are not for {model}: a problem file has those of prompts under `generation`")
     with parts.source.said_at(("planner", "objective")):
         if isinstance(objective_of(planner.objective, "planner.objective"), MinimizeLatency):
-            raise InputError(f"least latency is not planned {why}; the highest rate, or the least cost, is")
+            raise InputError(f"minimal latency is not for {model}: choose the highest rate, or minimal cost")
     with parts.source.said_at(("planner", "strategy")):
         if planner.strategy in ("apparate", "pame"):
-            raise InputError(f"strategy {planner.strategy} is not {why}: they are planned for early answers alone")
+            raise InputError(f"strategy {planner.strategy} is not for {model}")
 
 
 def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
-    """Returns the problem with the file's lengths, if any; raises InputError for impossible lengths."""
+    """Returns the problem with the lengths in the file, if any; raises InputError for impossible lengths."""
     document, card, exits = parts.document, parts.card, parts.exits
     if document.lengths is None:
         return problem
     with parts.source.said_at(("planner", "strategy")):
         if document.planner.strategy == "pame":
-            raise InputError("strategy pame plans by recorded batches, counted in inputs; leave lengths out")
+            raise InputError("strategy pame plans from recorded batches, counted in inputs; leave lengths out")
     with parts.source.said_at(("lengths",)):
         if not card.has_tokens:
             raise InputError("lengths: the model's inputs have no tokens; leave lengths out")
@@ -203,18 +203,15 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
             raise InputError(f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}")
         longer_N = stayers_length_N(exits.records, exits.thresholds)
         problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
-        in_tokens(problem)  # whether batches that hold such inputs were measured
+        in_tokens(problem)  # raises if batches of such inputs were not measured
     return problem
 
 
 def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
-    """Returns the first plan: the file's, or the best one.
-
-    Its order of inputs, and its dispatch, are those that every later plan takes over.
-    """
+    """Returns the first plan: the file's, or the best one. Later plans keep its order of inputs and its dispatch."""
     planner = parts.document.planner
-    given = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
-    plan = given or _solved(parts, problem, solve)
+    from_file = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
+    plan = from_file or _solved(parts, problem, solve)
     if planner.dispatch is not None:
         plan = replace(plan, dispatch=planner.dispatch)
     if planner.order is None:
@@ -226,18 +223,18 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
 def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     exits = parts.exits
     file = ProblemFile(problem=problem, recorded=exits)
-    found = answer(file, parts.document.planner.strategy, solve, compared=())
-    if isinstance(found, NoPlanAnswer):
+    result = answer(file, parts.document.planner.strategy, solve, compared=())
+    if isinstance(result, NoPlanAnswer):
         with parts.source.said_at(("slo",)):
-            raise InputError(found.message)
-    figures, scale = found.planned.figures, parts.inventory.time_scale
-    on_clock = replace(
+            raise InputError(result.message)
+    figures, scale = result.planned.figures, parts.inventory.time_scale
+    in_real_seconds = replace(
         figures,
         rate_per_s=figures.rate_per_s / scale,
         latency_s=figures.latency_s * scale,
         mean_latency_s=figures.mean_latency_s * scale,
     )
-    return replace(plan_of(file, replace(found.planned, figures=on_clock), exits.policy), prune=exits.prune)
+    return replace(plan_of(file, replace(result.planned, figures=in_real_seconds), exits.policy), prune=exits.prune)
 
 
 def _given_plan(parts: ServiceParts, path: Path) -> Plan:
@@ -256,18 +253,18 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
             )
         if parts.exits.policy.name == "recorded" and policy.name != "recorded":
             raise InputError(
-                f"{path} leaves by {policy.name}; emulated accelerators answer from exit records: recorded"
+                f"{path} has the policy {policy.name}; emulated accelerators with recorded answers need recorded"
             )
     return replace(plan, policy=policy)
 
 
-def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
-    """Returns the problem with every second stretched to `scale` seconds, as an emulated cluster runs by the clock."""
+def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
+    """Returns the problem with all times multiplied by `scale`, which turns emulated seconds into real ones."""
     if problem.required_per_s is not None:
         problem = problem.with_rate(problem.required_per_s / scale)
     return replace(
         problem,
-        latency={name: slowed(table, scale) for name, table in problem.latency.items()},
+        latency={name: scaled_table(table, scale) for name, table in problem.latency.items()},
         link=Link(
             bandwidth_bytes_per_s=problem.link.bandwidth_bytes_per_s / scale, delay_s=problem.link.delay_s * scale
         ),
@@ -277,7 +274,7 @@ def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
 
 
 def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
-    """Returns settings for nodes that have all files in one folder: `model/`, other exit records, state and keys."""
+    """Returns settings for nodes that have all files in `folder`: `model/`, other exit records, state and keys."""
     model, plan, control, access = Path(settings.model), settings.plan, settings.control, settings.access
     if plan.policy is not None:
         plan = replace(plan, policy=_moved(plan.policy, model, folder))

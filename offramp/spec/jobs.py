@@ -1,4 +1,4 @@
-"""The options of `offramp serve`, most of which are fields of the document that they are."""
+"""The options of `offramp serve`. Most of them are fields of `FolderDocument`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from earlyexit.errors import InputError
-from offramp.commands.options import Address, Job, order_option, refusal
+from offramp.commands.options import Address, Job, option_error, parse_order
 from offramp.spec.documents import FolderDocument
 
 if TYPE_CHECKING:
@@ -46,34 +46,34 @@ OPTIONS = {
     "rate_limit": "access.rate_per_s",
     "cors_origin": "access.cors_origins",
 }
-"""Options of `offramp serve`, and the fields of `FolderDocument` that they are."""
-CHOSEN = {
+"""Options of `offramp serve` that are fields of `FolderDocument`, with their paths."""
+MACHINE_DEFAULTS = {
     "batch": "32; without --plan as measured, up to 16",
     "replicas": "1; without --plan as many as this machine has room for",
-    "threads": "1; without --plan more where memory holds few replicas",
-    "backend": "torch; without --plan whichever is faster here",
+    "threads": "1; without --plan more if memory limits the number of replicas",
+    "backend": "torch; without --plan the faster one on this machine",
 }
-"""Options that `offramp serve FOLDER` chooses where it makes the plan itself, with their defaults in words."""
-BESIDE_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
-"""Options of `offramp serve` that a service file leaves to the command line."""
+"""Options that are chosen for this machine if no plan is given, with the texts of their defaults."""
+WITH_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
+"""Options of `offramp serve` that are allowed with a service file."""
 
 
-def _field_at(shape: type[BaseModel], path: str) -> FieldInfo:
-    """Returns a copy of the field at a path of names."""
-    *above, last = path.split(".")
-    for name in above:
-        annotation = shape.model_fields[name].annotation
-        [shape] = [each for each in (annotation, *getattr(annotation, "__args__", ())) if isinstance(each, type(shape))]
-    return copy.copy(shape.model_fields[last])
+def _field_at(model: type[BaseModel], path: str) -> FieldInfo:
+    """Returns a copy of the field at a path such as `ingress.port`."""
+    *parents, last = path.split(".")
+    for name in parents:
+        annotation = model.model_fields[name].annotation
+        [model] = [each for each in (annotation, *getattr(annotation, "__args__", ())) if isinstance(each, type(model))]
+    return copy.copy(model.model_fields[last])
 
 
 def _with_options(job: type[JobT]) -> type[JobT]:
     """Adds the fields of `OPTIONS` to a job."""
-    found = {option: _field_at(FolderDocument, path) for option, path in OPTIONS.items()}
-    for option, default in CHOSEN.items():
-        [meant, *_] = str(found[option].description).split(" None: ")
-        found[option].default, found[option].description = None, f"{meant} None: {default}"
-    fields: Mapping[str, Any] = {option: (field.annotation, field) for option, field in found.items()}
+    options = {option: _field_at(FolderDocument, path) for option, path in OPTIONS.items()}
+    for option, default in MACHINE_DEFAULTS.items():
+        meaning = str(options[option].description).partition(" None: ")[0]
+        options[option].default, options[option].description = None, f"{meaning} None: {default}"
+    fields: Mapping[str, Any] = {option: (field.annotation, field) for option, field in options.items()}
     return create_model(job.__name__, __base__=job, __doc__=job.__doc__, **fields)
 
 
@@ -82,35 +82,35 @@ class ServeJob(Job):
     """Serve a model folder, a checkpoint or a service file on this machine until Ctrl-C or SIGTERM."""
 
     model: Path = Field(json_schema_extra={"argument": "MODEL"})
-    """Model folder, checkpoint of transformers, or a service file, which has all settings but the ports."""
+    """Model folder, checkpoint of transformers, or service file, which contains all settings but the ports."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the Prometheus metrics. None: a free one."""
     otlp_endpoint: Address | None = None
-    """OpenTelemetry collector, for traces. None: no traces."""
+    """Address of an OpenTelemetry collector, for traces. None: no traces."""
     restart: bool = False
-    """Restart when Ray's head has died, instead of ending with status 4."""
+    """Restart if Ray's head dies, instead of ending with status 4."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> ServeJob:
+    def _check_combination(self) -> ServeJob:
         given = self.model_fields_set
-        order_option(getattr(self, "order", None))  # before a model is measured
+        parse_order(getattr(self, "order", None))  # refused before a model is measured
         if self.model.is_file():
-            refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *BESIDE_A_FILE})
+            refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *WITH_A_FILE})
             if refused:
                 allowed = "--port, --grpc-port, --metrics-port, --restart"
                 raise InputError(f"{' and '.join(refused)}: the service file sets this; only {allowed} go with a file")
         elif "trace_ratio" in given and self.otlp_endpoint is None:
-            raise InputError("--trace-ratio needs --otlp-endpoint, which says where traces go")
+            raise InputError("--trace-ratio goes with --otlp-endpoint, the collector of the traces")
         return self
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports that are given."""
+        """The ports that the command line sets."""
         return {name: getattr(self, name) for name in ("port", "grpc_port") if name in self.model_fields_set}
 
     @property
     def document(self) -> FolderDocument:
-        """The given options as a document; raises InputError for those that contradict each other."""
+        """The options as a document; raises InputError for options that contradict each other."""
         document: dict[str, Any] = {"model": {"folder": str(self.model)}}
         if self.otlp_endpoint is not None:
             document["tracing"] = {"endpoint": self.otlp_endpoint}
@@ -122,4 +122,4 @@ class ServeJob(Job):
         except ValidationError as error:
             [first, *_] = error.errors()
         path = ".".join(map(str, first["loc"]))
-        raise refusal(next((name for name, at in OPTIONS.items() if at == path), path), first)
+        raise option_error(next((name for name, at in OPTIONS.items() if at == path), path), first)

@@ -1,4 +1,4 @@
-"""The fields of a service file, and its model: exit policy, records and latencies, checked against each other."""
+"""The fields of a service file, and the model, exit policy, exit records and latencies that it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from earlyexit.errors import DataError, InputError
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
-from offramp.commands.calibrated import check_members, read_calibration
+from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.spec.documents import ApplicationDocument, PartDocument, ServedModelDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
@@ -46,35 +46,35 @@ class ModelDocument(ServedModelDocument):
     """The served model, its latencies, and how exits are decided."""
 
     models: list[str] | None = Field(default=None, min_length=2)
-    """The models that the folder's chain must consist of, smallest first, relative to the service file's folder. None:
-    any models."""
+    """Models that the folder's chain must consist of, smallest first, relative to the service file's folder. None: any
+    models."""
     latency: dict[str, LatencyDocument] = Field(min_length=1)
-    """Per accelerator type of the cluster: a table, a published profile or a profile's file."""
+    """Latency per accelerator type of the cluster: a table, a published profile or a profile file."""
     slower: float = Field(default=1.0, gt=0)
-    """Factor on every latency, where all accelerators are emulated. E3's V100 takes 6.5 times the published seconds."""
+    """Factor on every latency, if all accelerators are emulated. E3's V100 takes 6.5 times the published seconds."""
     decisions: Literal["recorded", "computed"] = "recorded"
     """How emulated accelerators decide exits: from exit records, or by running the model."""
     bytes_per_sample: float | None = Field(default=None, ge=0)
-    """Bytes of one input over a hop. None: the size of the hidden state after each block, at the latency's length or
-    the longest input, in `hop_dtype`."""
+    """Bytes that a hop transfers per input. None: the size of the hidden state after each block, in `hop_dtype`, at the
+    latency's length or the longest input."""
     memory_bytes: int | None = Field(default=None, gt=0)
-    """Memory that a replica needs on its accelerator. None: the size of the parameters, in `dtype`."""
+    """Memory that a replica needs on its accelerator. None: the size of the parameters in `dtype`."""
 
 
 class AccuracyDocument(StrictDocument):
-    """When inputs may leave at a ramp."""
+    """Which inputs may leave at a ramp."""
 
     budget: float | None = Field(default=None, ge=0, lt=1)
-    """Share of answers that may differ from the full model's; None: the calibration's."""
+    """Share of answers that may differ from the full model's. None: the calibration's."""
     policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
-    """None: the calibration's; where emulated accelerators decide from records, recorded."""
+    """Exit policy. None: the calibration's, or recorded if emulated accelerators decide from exit records."""
     thresholds: ThresholdsDocument | None = None
-    """One threshold for all ramps, or one per ramp; then only the named ramps are used. None: the calibration's."""
+    """One threshold for all ramps, or one per ramp, which then are the only ramps. None: the calibration's."""
     records: str | None = None
     """Exit records, which give the survival for the first plan. None: those of the model's calibration."""
     prune: bool | None = None
-    """For a chain that was calibrated with `--prune`: whether words are pruned at its crossings. None: if plans gain
-    from it."""
+    """For a chain that was calibrated with `--prune`: whether words are pruned between its networks. None: if plans
+    improve."""
 
 
 class PlannerDocument(PartDocument, PlanningSettings):
@@ -85,22 +85,22 @@ class PlannerDocument(PartDocument, PlanningSettings):
     objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
     budget: BudgetDocument | None = None
     control: bool = True
-    """Whether a controller makes new plans. False: the first plan stays."""
+    """Whether a controller makes new plans. False: the first plan remains."""
     plan: str | None = None
     """File of the first plan. None: the planner makes it from the exit records."""
     order: OrderDocument | None = None
-    """Which waiting inputs form the next batch, as in plan files. None: the plan file's order, else by deadline."""
+    """Order in which queued inputs form batches, as in plan files. None: the plan file's order, else by deadline."""
     dispatch: Dispatch | None = None
     """When a batch starts, as in plan files. None: the plan file's rule, else work-conserving."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use. None: the largest measured one."""
     state: str | None = None
-    """SQLite file with the controller's observations and plans. None: the service's name, beside the service file."""
+    """SQLite file with the controller's observations and plans. None: named after the service, in the file's folder."""
     probe_share: float = Field(default=0.02, ge=0, le=1)
 
 
 class ServiceDocument(ApplicationDocument):
-    """All settings of one service; each part has a section below."""
+    """All settings of a service; each part has a section below."""
 
     schema_version: Literal[1]
     name: str = Field(pattern=NAME_PATTERN)
@@ -112,22 +112,22 @@ class ServiceDocument(ApplicationDocument):
     """The accelerators: inline, or a file relative to the service file's folder."""
     planner: PlannerDocument = Field(default_factory=PlannerDocument)
     lengths: LengthsDocument | None = None
-    """Tokens of inputs, for the first plans; plans then have token budgets. None: batches are counted in inputs."""
+    """Input lengths in tokens, for first plans with token budgets. None: batches are counted in inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceParts:
-    """A service file, its model and its cluster, and the content of the files that it names."""
+    """A service file, with the contents of the files that it names."""
 
     document: ServiceDocument
     source: Source
     base: Path
-    """The file's folder; paths in the file are relative to it."""
+    """The folder of the file, to which its paths are relative."""
     model: Path
     card: ModelCard
     inventory: Inventory
-    beside: Path | None = None
-    """Folder of the calibration that is used. None: the model's own."""
+    calibration_folder: Path | None = None
+    """Folder of the calibration to use. None: the model's own."""
 
     @property
     def is_recorded(self) -> bool:
@@ -137,9 +137,9 @@ class ServiceParts:
 
     @cached_property
     def tables(self) -> Mapping[str, LatencyTable]:
-        """Latency tables by device, with every ramp of the model, in the file's seconds; raises InputError.
+        """Latency tables by device, with all ramps of the model, in the seconds of the file; raises InputError.
 
-        Blocks of networks that measure attention take as many times as long as was found at the calibration.
+        If words are pruned, networks that measure attention are slower by the factor that the calibration has found.
         """
         tables = _tables(self)
         if not self.exits.prune:
@@ -149,7 +149,7 @@ class ServiceParts:
 
     @cached_property
     def exits(self) -> Exits:
-        """The exit policy with its records; raises InputError at the line of what does not fit the model."""
+        """The exit policy with its records; raises InputError with the line of a field that does not fit the model."""
         return _exits(self)
 
 
@@ -160,7 +160,7 @@ class Exits(Recorded):
     policy: PolicySpec
     """The policy, with a threshold for every ramp that may be active."""
     budget: float | None
-    """The budget for losses of ramps, without what an ensemble's end loses by the records; None for no budget."""
+    """The budget for losses at ramps, from which the loss of an ensemble's end is subtracted; None for no budget."""
     confidence: float | None
     """Confidence that the thresholds keep the budget of agreement; None if it was not tested."""
     prune: Mapping[int, float] = field(default_factory=dict)
@@ -170,14 +170,15 @@ class Exits(Recorded):
 
 
 def _exits(file: ServiceParts) -> Exits:
-    """Reads policy, thresholds and records; what the file leaves out is the calibration's."""
-    document, model, card, source, beside = file.document.accuracy, file.model, file.card, file.source, file.beside
+    """Reads policy, thresholds and records, which default to the calibration's."""
+    document, model, card, source = file.document.accuracy, file.model, file.card, file.source
     with source.said_at(("accuracy",)):
         complete = document.policy is not None and document.thresholds is not None
-        calibration = None if complete else read_calibration(model, beside)
+        calibration = None if complete else read_calibration(model, file.calibration_folder)
         score = document.policy or (calibration.policy if calibration else "recorded")
     name = "recorded" if file.is_recorded else score
-    path = (file.base / document.records).resolve() if document.records is not None else records_of(model, beside)
+    named = None if document.records is None else (file.base / document.records).resolve()
+    path = named or records_of(model, file.calibration_folder)
     with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
         records = ExitRecords.load(path)
         if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
@@ -191,8 +192,8 @@ def _exits(file: ServiceParts) -> Exits:
         if name == "recorded" and records.answers_NE is None:
             instead = f"policy {records.score}, and " if document.policy == "recorded" else ""
             raise InputError(
-                f"{path} holds losses and no answers, as of all dense models, so policy recorded cannot answer from "
-                f"it: give {instead}on emulated accelerators model.decisions: computed"
+                f"{path} holds losses and no answers, as for all dense models, so policy recorded cannot use it: set "
+                f"{instead}model.decisions: computed for emulated accelerators"
             )
         if calibration is not None:
             check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
@@ -205,7 +206,7 @@ def _exits(file: ServiceParts) -> Exits:
             if name == "recorded"
             else policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
         )
-    # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
+    # A running service has the full model's answers for probes, but no labels, so it cannot monitor a budget of harm.
     promised = calibration if calibration is not None and calibration.metric == "agreement" else None
     budget = promised.budget if promised is not None and document.budget is None else document.budget
     pruned = (calibration.prune if calibration is not None else None) or {}
@@ -222,7 +223,7 @@ def _exits(file: ServiceParts) -> Exits:
 
 
 def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
-    """Returns the budget that is left to ramps: an ensemble's end loses some of it, which no probe sees."""
+    """Returns the budget without the loss at an ensemble's end, which probes do not observe."""
     if budget is None or records.end_losses_N is None:
         return budget
     outcome = records.outcome(thresholds)
@@ -233,12 +234,12 @@ def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int
 def _thresholds(
     document: AccuracyDocument, calibration: CalibrationCard | None, card: ModelCard, records: ExitRecords
 ) -> dict[int, float]:
-    given = document.thresholds
-    if given is None:
-        assert calibration is not None, "one of the two has thresholds"
+    own = document.thresholds
+    if own is None:
+        assert calibration is not None, "without thresholds in the file, the calibration was read"
         thresholds = dict(calibration.thresholds)
     else:
-        thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(records.ramps, given)
+        thresholds = dict(own) if isinstance(own, Mapping) else dict.fromkeys(records.ramps, own)
     for ramps, what in ((card.ramps, "the model's ramps are"), (records.ramps, "the exit records hold ramps")):
         unknown = sorted(set(thresholds) - set(ramps))
         if unknown:
@@ -247,31 +248,31 @@ def _thresholds(
 
 
 def _tables(file: ServiceParts) -> dict[str, LatencyTable]:
-    """Returns the model's latency tables by device; raises InputError at the line of a device."""
+    """Returns the model's latency tables by device; raises InputError with the line of the device."""
     document, source, devices = file.document.model, file.source, tuple(file.inventory.counts)
     missing = [device for device in devices if device not in document.latency]
     with source.said_at(("model", "latency")):
         if missing:
-            raise InputError(f"no latency for {', '.join(missing)}; it is given for {', '.join(document.latency)}")
+            raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
     real = [device for device in devices if not device.startswith(EMULATED)]
     with source.said_at(("model", "slower")):
         if document.slower != 1 and real:
-            raise InputError(f"slower {document.slower:g} is of emulated accelerators; {', '.join(real)} is as it is")
+            raise InputError(f"slower {document.slower:g} is only for emulated accelerators, not for {', '.join(real)}")
     card, tables = file.card, dict[str, LatencyTable]()
     for device in devices:
         at, entry = ("model", "latency", device), document.latency[device]
         table = latency_table(at, entry, card.num_blocks, card.ramps, source, file.base)
-        tables[device] = slowed(table, document.slower)
+        tables[device] = scaled_table(table, document.slower)
     return tables
 
 
-def slowed(table: LatencyTable, times: float) -> LatencyTable:
+def scaled_table(table: LatencyTable, times: float) -> LatencyTable:
     """Returns the table with all seconds multiplied."""
     return replace(table, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
 
 
 def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
-    """Returns for each block the bytes of one input over a hop after it."""
+    """Returns the bytes that a hop after each block transfers per input."""
     if document.bytes_per_sample is not None:
         return (document.bytes_per_sample,) * card.num_blocks
     lengths = [entry.length for entry in document.latency.values() if entry.length is not None]
@@ -280,30 +281,22 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     return tuple(bytes_per_input(each, length, float_bytes=float_bytes) for each in card.boundaries)
 
 
-def _told(folders: list[Path]) -> str:
-    return " and ".join(map(str, folders))
-
-
 def _check_memory(file: ServiceParts) -> None:
-    """Raises InputError, with figures, if a replica does not fit its accelerator."""
+    """Raises InputError if a replica does not fit into the memory of its accelerator."""
     document, card = file.document.model, file.card
     with file.source.said_at(("model", "folder")):
         needed_bytes = document.memory_bytes or _parameter_bytes(file.model, card, document.dtype)
     with file.source.said_at(("model",)):
         for device, each in file.inventory.devices.items():
             if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
-                of = "" if card.chain.is_one else f", of {' and '.join(card.chain.names)}"
-                said = "as the file says" if document.memory_bytes else f"its parameters in {document.dtype}{of}"
-                raise InputError(
-                    f"a replica needs {_gigabytes(needed_bytes)}, {said}; {device} has {_gigabytes(each.memory_bytes)}"
-                )
+                of = "" if card.chain.is_one else f" of {' and '.join(card.chain.names)}"
+                reason = "memory_bytes" if document.memory_bytes else f"the parameters{of} in {document.dtype}"
+                needed, available = (f"{size / 1e9:.3g} GB" for size in (needed_bytes, each.memory_bytes))
+                raise InputError(f"a replica needs {needed} ({reason}), {device} has {available}")
 
 
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
-    """Returns the bytes of all networks, since a replica of a chain holds each of them.
-
-    They are those of the float32 weights, and of the network's own files, which are not converted.
-    """
+    """Returns the bytes of all networks of the model: the weights in `dtype`, and files that are not converted."""
     num_bytes = 0
     for folder in card.members(model):
         weights, *others = (folder / name for name in (WEIGHTS_FILE, *read_card(folder).network_files))
@@ -315,14 +308,15 @@ def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
     return num_bytes
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
+def read_document(path: Path) -> tuple[ServiceDocument, Source]:
+    """Reads a service file, but not the files that it names; raises InputError with file, line and what is wrong."""
+    source = read_source(path, InputError)
+    return source.parse(ServiceDocument, called="the service"), source
 
 
 def read_parts(path: Path) -> ServiceParts:
     """Reads a service file and the files that it names; raises InputError with file, line and what is wrong."""
-    source = read_source(path, InputError)
-    document = source.parse(ServiceDocument, called="the service")
+    document, source = read_document(path)
     base = path.parent
     if isinstance(document.cluster, InventoryDocument):
         inventory = build_inventory(document.cluster, source, ("cluster",))
@@ -336,55 +330,56 @@ def read_parts(path: Path) -> ServiceParts:
         card = read_card(model)
     if document.model.models is not None:
         with source.said_at(("model", "models")):
-            said = [(base / each).resolve() for each in document.model.models]
-            found = [each.resolve() for each in card.members(model)]
-            if said != found:
-                consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
-                raise InputError(f"{model} {consists}, not of {_told(said)}; `offramp chain` makes that")
+            expected = [(base / each).resolve() for each in document.model.models]
+            members = [each.resolve() for each in card.members(model)]
+            if members != expected:
+                chain, expected_chain = (" and ".join(map(str, folders)) for folders in (members, expected))
+                is_now = f"is a chain of {chain}" if len(members) > 1 else "is a single model"
+                raise InputError(f"{model} {is_now}, not a chain of {expected_chain}; `offramp chain` makes one")
     parts = ServiceParts(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
     _check_memory(parts)
-    _ = parts.tables, parts.exits  # which may be refused, too
+    _ = parts.tables, parts.exits  # reads and checks them
     return parts
 
 
 def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
-    """Returns the parts for each of the model's calibrations, its own first, or only as the file itself says.
+    """Returns the parts for each calibration of the model, its own first, or only `parts` if the file replaces them.
 
-    Raises InputError where `accuracy.prune` asks for what cannot be, and for a calibration of other models.
+    Raises InputError if `accuracy.prune` is set and impossible, and for a calibration of other models.
     """
-    asked, reason = parts.document.accuracy.prune, _why_whole(parts)
-    with parts.source.said_at(("accuracy", "prune") if asked else ("accuracy",)):
-        if asked and reason is not None:
+    prune, reason = parts.document.accuracy.prune, _why_not_pruned(parts)
+    with parts.source.said_at(("accuracy", "prune") if prune else ("accuracy",)):
+        if prune and reason is not None:
             raise InputError(f"accuracy.prune: {reason}")
         path = parts.model / PRUNED / CALIBRATION_FILE
-        if asked and not path.is_file():
-            run = command("calibrate", parts.model, "--data", "FILE", "--prune", 0.14)
-            raise InputError(f"{path} is not there; run: {run}")
-    if _given(parts) is not None or parts.document.planner.plan is not None:
+        if prune and not path.is_file():
+            calibrate = command("calibrate", parts.model, "--data", "FILE", "--prune", 0.14)
+            raise InputError(f"{path} does not exist; run: {calibrate}")
+    if _replaced_field(parts) is not None or parts.document.planner.plan is not None:
         return (parts,)
-    beside = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
-    every = (parts, *(replace(parts, beside=folder) for folder in beside))
-    return tuple(each for each in every if asked in (None, bool(each.exits.prune)))  # reads the exits of all of them
+    folders = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
+    every = (parts, *(replace(parts, calibration_folder=folder) for folder in folders))
+    return tuple(each for each in every if prune in (None, bool(each.exits.prune)))  # reads, and so checks, all exits
 
 
-def _given(parts: ServiceParts) -> str | None:
+def _replaced_field(parts: ServiceParts) -> str | None:
     """Returns the first field of the file that replaces a calibration; None without one."""
     names = ("policy", "thresholds", "records")
     return next((name for name in names if getattr(parts.document.accuracy, name) is not None), None)
 
 
-def _why_whole(parts: ServiceParts) -> str | None:
+def _why_not_pruned(parts: ServiceParts) -> str | None:
     """Returns why texts cannot be pruned; None if they can."""
     document = parts.document
     if parts.card.chain.is_one:
-        return f"{parts.card.name} is a single model; words are pruned where inputs go on to another"
-    given = _given(parts)
-    if given is not None:
-        return f"the calibration of pruned texts says the {given}; leave one of the two out"
+        return f"{parts.card.name} is a single model; words are pruned only between the models of a chain"
+    field_name = _replaced_field(parts)
+    if field_name is not None:
+        return f"the calibration of pruned texts sets the {field_name}; leave one of the two out"
     if document.planner.objective.minimize == "latency":
-        return "where early answers are sought inputs may stay, to tell what the reference says of whole texts"
+        return "with minimal latency as the objective, answered inputs may run on, and need the whole text"
     if document.planner.plan is not None:
-        return "the plan file says itself whose words are pruned; leave one of the two out"
+        return "the plan file sets where words are pruned; leave one of the two out"
     if document.model.backend != "torch":
         return f"attention is measured by torch, and the backend is {document.model.backend}"
     if parts.is_recorded:

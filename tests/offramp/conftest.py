@@ -28,7 +28,7 @@ WORDS = ("[PAD]", "[UNK]", "pay", "my", "bill", "rain", "in", "town", "again")
 
 @pytest.fixture(autouse=True, scope="session")
 def traced_once() -> Iterator[None]:
-    """A torch module is traced once in a process, since that takes seconds and gives the same."""
+    """Traces each torch module only once, because tracing takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_module, "read_torch", cache(torch_module.read_torch))
         yield
@@ -84,7 +84,7 @@ def model(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
-    """The folder, in a repository where its commands have run."""
+    """The examples in a repository in which their commands were run."""
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     write_model(tmp_path / "runs/demo/model", num_blocks=6)
     write_model(tmp_path / "runs/emulated/model", num_blocks=12)
@@ -99,7 +99,7 @@ def examples(tmp_path: Path) -> Path:
 
 
 def a_profile(num_blocks: int) -> LatencyProfile:
-    """Of so many of BERT-base's blocks, with a ramp after each but the last."""
+    """Returns a profile with BERT-base's blocks, and a ramp after each but the last."""
     known = published_profile("bert-base", "V100").at(128)
     ramps = tuple(range(num_blocks - 1))
     table = LatencyTable(

@@ -9,7 +9,7 @@ from earlyexit.data.rows import LabelledRows
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
 from examples.cascade.models import first_blocks, make_cascade
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
@@ -25,7 +25,7 @@ def test_a_models_first_blocks_answer_as_its_exits_do(tmp_path: Path, num_blocks
         torch.testing.assert_close(outputs_NC, whole[block])
 
 
-def test_the_demos_cascade_is_half_of_its_model_before_all_of_it_without_ramps(tmp_path: Path) -> None:
+def test_the_demos_chain_is_half_of_its_model_before_the_whole_model_without_ramps(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     texts = some_texts(60)
     rows = LabelledRows.of_texts(texts=texts, labels=(LABELS[at % len(LABELS)] for at in range(len(texts))))

@@ -1,4 +1,4 @@
-"""The files in examples/ are read as a reader would have them read, with stand-ins for what their commands make."""
+"""The files in examples/ are used as their readers would, with substitutes for the results of long commands."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ COUNTS = {
 
 
 def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
-    """A plan of the smallest space: which one is best is the planner's own tests' to say."""
+    """Plans in the smallest search space, because tests of the planner check which plan is best."""
     return solve(problem, "serial")
 
 
 def printed_by(script: Path, *arguments: object) -> str:
-    """What a script of the examples prints, run from the repository as a reader runs it."""
+    """Returns the output of a script of the examples, run in the repository."""
     return subprocess.run(
         [sys.executable, script, *map(str, arguments)],
         capture_output=True,
@@ -77,7 +77,7 @@ def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
     assert RayService.model_validate(ray_service(name, config, service.inventory, kubernetes))
 
 
-def test_every_service_is_read_above_and_the_manifest_is_of_the_mixed_cluster() -> None:
+def test_every_service_file_is_tested_and_the_manifest_is_of_the_mixed_cluster() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(COUNTS) - {"cascade/service"}
     manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
     [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]
@@ -108,7 +108,7 @@ NETWORK = EXAMPLES / "own_network"
 
 @pytest.fixture
 def network_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PYTHONPATH as the example has it."""
+    """Sets PYTHONPATH as the example does."""
     monkeypatch.syspath_prepend(str(NETWORK))
 
 
@@ -123,7 +123,7 @@ def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
     return out
 
 
-def test_the_network_is_loaded_by_name_and_its_own_rule_lets_inputs_out(folder: Path) -> None:
+def test_the_network_is_loaded_by_name_and_its_own_policy_decides_exits(folder: Path) -> None:
     card = read_card(folder)
     assert (card.family, card.num_blocks, card.ramps, card.max_length) == ("word_network:build", 4, (0, 1, 2), 32)
     assert load_model(folder).boundary(0)[0].shape == (card.backbone["width"],)
@@ -155,7 +155,7 @@ def test_rules_look_at_margins_and_at_two_ramps_and_texts_need_a_tokenizer(netwo
     assert (first.leave_B.tolist(), first.state_BS.tolist()) == ([False, False], [[1.0], [0.0]])
     assert twice_sure.decide(1, said, first.state_BS, ("a", "b")).leave_B.tolist() == [True, False]
     texts = LabelledRows.of_texts(("a", "b"), ("x", "y"))
-    with pytest.raises(InputError, match="word_network:build brings no tokenizer: --tokenizer names one, minilm"):
+    with pytest.raises(InputError, match="word_network:build has no tokenizer: choose one with --tokenizer"):
         train(TrainJob(backbone="word_network:build", name="words"), texts, tmp_path / "words")
 
 
@@ -184,7 +184,7 @@ GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")
 
 @pytest.fixture
 def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PYTHONPATH as the example has it."""
+    """Sets PYTHONPATH as the example does."""
     monkeypatch.syspath_prepend(str(MODALITY))
 
 

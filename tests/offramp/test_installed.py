@@ -1,4 +1,4 @@
-"""The package outside its repository: what the wheel holds, what runs without the extra `serve`, and the image."""
+"""The wheel and the image, and commands without the extra `serve`."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ for command in sys.argv[1:]:
     except SystemExit as ended:
         print(ended.code, flush=True)
 """
-"""Runs commands in an interpreter to which the modules of the extra are not installed, and prints their statuses."""
+"""Runs commands in an interpreter without the modules of the extra, and prints their exit statuses."""
 
 
 def built(folder: Path) -> Path:
-    """The wheel, built from a copy, since setuptools leaves a folder behind."""
+    """The wheel, built from a copy because setuptools leaves a folder behind."""
     packages = {package.partition(".")[0] for package in PROJECT["tool"]["setuptools"]["packages"]}
     for name in packages:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -133,7 +133,7 @@ def test_the_wheel_plans_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
         assert (done.returncode, bool(re.fullmatch(ONE_LINE, done.stderr.strip()))) == (2, True), done.stderr
 
 
-def test_importing_offramp_loads_no_http_library_until_a_client_is_asked_for_and_then_nothing_of_a_service() -> None:
+def test_importing_offramp_loads_an_http_library_only_for_a_client_and_never_a_service() -> None:
     code = (
         "import sys, offramp; heavy = {'httpx', 'aiohttp', 'httptools', 'torch', 'ray', 'numpy'};"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules);"

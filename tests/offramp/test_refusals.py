@@ -1,4 +1,4 @@
-"""What commands and service files refuse: every entry of refusals.yaml, one table for all of them."""
+"""Refusals of commands and service files, from the entries of refusals.yaml."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_CHAIN = {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}, "memory_bytes"
 
 
 def is_said(expected: str, said: str) -> bool:
-    """Whether a message begins with what is expected, or holds what stands behind its dots."""
+    """Returns whether a message starts with the expected text, or contains the text after its dots."""
     return expected[3:] in said if expected.startswith("...") else said.startswith(expected)
 
 
@@ -61,7 +61,7 @@ def test_a_command_refuses(
 
 
 def prepare(files: Files, case: Mapping[str, Any]) -> None:
-    """Change the model, and write what is beside it, as an entry of refusals.yaml says."""
+    """Changes the model and writes further files, as an entry of refusals.yaml describes."""
     if "chain" in case:
         files.write_chain()
     if "remove" in case:

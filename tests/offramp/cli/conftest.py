@@ -9,7 +9,7 @@ from tests.offramp.cli.runs import PLAN, PROBLEM, written
 
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
-    """The file of one device."""
+    """A problem file with one device."""
     return written(tmp_path / "problem.yaml", PROBLEM)
 
 

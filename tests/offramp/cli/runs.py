@@ -1,4 +1,4 @@
-"""Commands as tests run them, a problem and a plan for them, and servers that they ask."""
+"""Helpers that run commands, a problem and a plan for them, and HTTP servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, .
 
 
 def run(*arguments: object) -> int:
-    """The exit status of a command."""
+    """Runs a command, and returns its exit status."""
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     assert isinstance(ended.value.code, int)
@@ -65,13 +65,13 @@ def run(*arguments: object) -> int:
 
 
 def printed(captured: Captured, *arguments: object) -> Any:
-    """The JSON that a command prints."""
+    """Runs a command with `--json`, and returns its output."""
     assert run(*arguments, "--json") == 0
     return json.loads(captured.readouterr().out)
 
 
 def refused(captured: Captured, *arguments: object, status: int = 2) -> str:
-    """What a command says as it fails: one line, and nothing else."""
+    """Runs a command that must fail with one line on stderr, and returns its message."""
     assert run(*arguments) == status
     said = captured.readouterr()
     [line] = said.err.splitlines()
@@ -80,26 +80,26 @@ def refused(captured: Captured, *arguments: object, status: int = 2) -> str:
 
 
 def declined(captured: Captured, *arguments: object) -> str:
-    """What the parser says of an option's value, its frame and line breaks taken off."""
+    """Runs a command with an invalid option, and returns typer's message without its frame."""
     assert run(*arguments) == 2
     return " ".join(captured.readouterr().err.replace("│", " ").split())
 
 
 def cells(text: str) -> list[str]:
-    """The rows of printed tables, without their lines."""
+    """Returns the rows of printed tables without borders."""
     return [" ".join(line.replace("│", " ").split()) for line in text.splitlines()]
 
 
 def played(captured: Captured, problem: Path, *options: object, arrivals: str = "uniform:100") -> Any:
-    """What `offramp simulate` says of two seconds, of which the first is not counted."""
+    """Simulates two seconds, of which the first is the warm-up, and returns the JSON."""
     return printed(captured, "simulate", problem, "--arrivals", arrivals, "--duration", 2, *options)
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Base of servers: they take and say JSON, and write no log."""
+    """Base of servers with JSON bodies and no log."""
 
     def take(self) -> Any:
-        """The request's body; None where there is none."""
+        """Reads the request's body; None without one."""
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return json.loads(content) if content else None
 
@@ -111,14 +111,14 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        """Nothing: a test's output is its own."""
+        """Writes no log."""
 
 
 Listening = TypeVar("Listening", bound=HTTPServer)
 
 
 def serving(server: Listening) -> Iterator[Listening]:
-    """A server while it listens, for fixtures."""
+    """Yields a server while it is listening, for fixtures."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

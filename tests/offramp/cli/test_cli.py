@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import HTTPServer
 from pathlib import Path
 from typing import Any, get_args
@@ -17,11 +19,12 @@ import pytest
 import offramp
 from deployments.choices import TracingSettings
 from deployments.keys import AccessSettings
+from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
 from offramp.client.protocol import Prediction
 from offramp.commands.options import StrategyName
-from offramp.commands.predict import Row, _told
+from offramp.commands.predict import Row, _summary_line
 from optimizer.decision import Strategy
 from optimizer.plan import stock_plan
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
@@ -58,10 +61,10 @@ class Always(Answering):
 
 
 class SoonFull(HTTPServer):
-    """Answers its first requests, and refuses all others."""
+    """A server that answers its first requests and refuses all others."""
 
     request_queue_size = 1000
-    """Above what a probe sends at once: a connection that the backlog has no place for waits seconds for its retry."""
+    """More than a probe sends at once: without room in the backlog, a connection takes seconds."""
     places = 0
 
 
@@ -88,7 +91,7 @@ def answering_url() -> Iterator[str]:
         yield url_of(server)
 
 
-def test_the_version_is_printed_and_help_shows_no_type_beside_a_flag(capsys: Captured) -> None:
+def test_the_version_is_printed_and_help_shows_no_type_next_to_a_flag(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"offramp {offramp.__version__}\n")
@@ -111,7 +114,7 @@ def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is
     assert "warning: held_out.csv was held out of an earlier training" in said.err
 
 
-def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: Path, capsys: Captured) -> None:
+def test_a_calibration_shows_progress_and_prints_its_result(model: Path, data: Path, capsys: Captured) -> None:
     promise = ("--budget", 0.5, "--confidence", 0.9)
     assert run("calibrate", model, "--data", data, "--test", data, *promise, "--json") == 0
     captured = capsys.readouterr()
@@ -120,22 +123,27 @@ def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: 
     assert {"records 40 / 40", "test records 40 / 40"} <= set(steps)
 
 
-def test_options_of_serve_are_fields_of_a_service_file_or_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_refused_before_a_model_is_measured(model: Path, answering_url: str, capsys: Captured) -> None:
+    port = answering_url.rpartition(":")[2]
+    assert refused(capsys, "serve", model, "--port", port, status=1).startswith(f"port {port} of 127.0.0.1 is taken")
+
+
+def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(
-        "offramp.commands.serve._serve_until_stopped",
-        lambda *what, metrics_port, **_: started.extend((*what, metrics_port)),
-    )
+    monkeypatch.setattr("offramp.commands.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
+    keys = model / "keys"
+    keys.write_text("alice:0123456789abcdef\n", encoding="utf-8")
+    keys.chmod(0o600)
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
     kept = ("--kv-tokens", 600, "--kv-fill", "copy")
     limits = ("--max-queued", 7, "--max-body-bytes", 8, "--max-held-bytes", 10, "--timeout-s", 9)
-    access = ("--api-keys", "/keys", "--rate-limit", 5, "--cors-origin", "https://a.b", "--cors-origin", "http://c:1")
+    access = ("--api-keys", keys, "--rate-limit", 5, "--cors-origin", "https://a.b", "--cors-origin", "http://c:1")
     tracing = ("--otlp-endpoint", "http://collector:4318", "--trace-ratio", 0.5)
     assert (
         run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *kept, *limits, *access, *tracing) == 0
     )
-    settings, ingress, metrics_port = started
+    settings, cluster = started
     assert settings == ServeSettings(
         model=str(model),
         plan=stock_plan(3, batch=4),
@@ -149,24 +157,29 @@ def test_options_of_serve_are_fields_of_a_service_file_or_out(model: Path, monke
         max_body_bytes=8,
         max_held_bytes=10,
         default_timeout_s=9.0,
-        access=AccessSettings(keys_file="/keys", rate_per_s=5.0, cors_origins=("https://a.b", "http://c:1")),
+        access=AccessSettings(keys_file=str(keys), rate_per_s=5.0, cors_origins=("https://a.b", "http://c:1")),
         tracing=TracingSettings(endpoint="http://collector:4318", ratio=0.5),
     )
-    assert (ingress.host, ingress.front, ingress.port, ingress.grpc_port) == ("0.0.0.0", "proxy", 9000, None)
-    assert metrics_port == 9002
+    assert cluster == LocalCluster(host="0.0.0.0", front="proxy", port=9000, metrics_port=9002)
     assert run("serve", model, "--plan", "stock") == 0
-    assert started[3] == ServeSettings(model=str(model), plan=started[3].plan)
+    assert started[2] == ServeSettings(model=str(model), plan=started[2].plan)
 
 
-def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured, data: Path) -> None:
+def test_an_unreachable_server_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured, data: Path) -> None:
     assert refused(capsys, "predict", "a text", "--url", dead_url, status=1).startswith("no connection to http://127")
     assert run("bench", "--data", data, "--url", dead_url, "--requests", 3, "--json") == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["errors"] == {"connection": 3}
+    assert "connection, 3 of 3 requests, the first: " in captured.err
     assert captured.err.endswith(f"offramp: none of 3 requests was answered by {dead_url}\n")
 
 
-def test_a_load_shows_progress_takes_texts_of_one_class_and_may_be_said_in_one_line(
+def test_a_load_reports_why_inputs_failed(answering_url: str, data: Path, capsys: Captured) -> None:
+    assert run("bench", "--data", data, "--url", f"{answering_url}/spoilt", "--requests", 2) == 1
+    assert "\nunprocessable_input, 2 of 2 requests, the first: no\n" in capsys.readouterr().err
+
+
+def test_a_load_shows_progress_and_can_be_defined_by_an_arrival_process(
     answering_url: str, tmp_path: Path, capsys: Captured
 ) -> None:
     path = tmp_path / "one.csv"
@@ -181,10 +194,10 @@ def test_a_load_shows_progress_takes_texts_of_one_class_and_may_be_said_in_one_l
     assert run(*bench, "--arrivals", f"trace:{tmp_path / 'trace'}", "--seconds", 0.05) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["num_requests"] == 3
-    assert "where more is drawn it goes round again" in captured.err
+    assert "repeats if more is drawn" in captured.err
 
 
-def test_the_sustained_rate_is_searched_for(soon_full: SoonFull, dead_url: str, data: Path, capsys: Captured) -> None:
+def test_bench_finds_the_sustained_rate(soon_full: SoonFull, dead_url: str, data: Path, capsys: Captured) -> None:
     bench = ("bench", "--data", data, "--sustained", "--rate", 20, "--seconds", 0.1, "--json")
     assert run(*bench, "--url", dead_url) == 0
     found = json.loads(capsys.readouterr().out)
@@ -216,11 +229,11 @@ def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answer
     out = tmp_path / "out.jsonl"
     url = f"{answering_url}/spoilt"
     assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
-    assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; `error` in their rows says why\n")
+    assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; see the column `error` of their rows\n")
     assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
     (tmp_path / "texts.txt").write_text("play some jazz\n", encoding="utf-8")
     assert run("predict", "--data", str(tmp_path / "texts.txt"), "--out", "/dev/full", "--url", answering_url) == 1
     assert capsys.readouterr().err == "offramp: [Errno 28] No space left on device\n"
@@ -239,6 +252,21 @@ def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_ur
     assert (tmp_path / "out.csv").read_text() == "text,label,score,exit,error\npay,bill,0.9,0,\n"
 
 
+def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> None:
+    command = (sys.executable, "-m", "offramp", "predict", "-", "--batch", "1", "--url", answering_url)
+    receives = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, preexec_fn=receives
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"pay\n" * 2000)  # answers are written when the buffer of the output is full
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(timeout=10) == 130
+
+
 @pytest.mark.parametrize(
     ("given", "place", "words"),
     [
@@ -249,7 +277,7 @@ def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_ur
     ],
     ids=["an image", "a pipe", "a text", "another array"],
 )
-def test_inputs_of_another_kind_are_answered_by_what_the_model_takes(
+def test_inputs_of_another_kind_are_refused_with_the_models_kind(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     answering_url: str,
@@ -300,7 +328,7 @@ main()
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Callable[..., list[str]]:
-    """What the command says in the environment by which a shell asks."""
+    """Returns the completions for a shell."""
 
     def ask(instruction: str, *words: str) -> list[str]:
         asking = {"_OFFRAMP_COMPLETE": instruction, "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
@@ -329,12 +357,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Callable[..., li
     ],
     ids=lambda value: "-".join(value[1:]),
 )
-def test_words_are_completed(asked: Callable[..., list[str]], words: tuple[str, ...], completed: list[str]) -> None:
+def test_values_are_completed(asked: Callable[..., list[str]], words: tuple[str, ...], completed: list[str]) -> None:
     assert asked("complete_bash", *words) == completed
 
 
 @pytest.mark.parametrize("words", [("offramp", "serve", "exam"), ("offramp", "train", "--data", "exam")])
-def test_a_file_is_left_to_the_shell(asked: Callable[..., list[str]], words: tuple[str, ...]) -> None:
+def test_completion_of_files_is_left_to_the_shell(asked: Callable[..., list[str]], words: tuple[str, ...]) -> None:
     assert asked("complete_bash", *words) == []
     assert "complete -o default -F" in " ".join(asked("source_bash")), "bash then completes files itself"
 
@@ -368,6 +396,6 @@ PNG = "iVBORw0KGgo" + "A" * 89
     ],
     ids=["label", "number", "keypoints", "class-map", "array", "list"],
 )
-def test_a_line_of_the_terminal_says_what_there_is_room_for(said: dict[str, Any], words: str) -> None:
+def test_an_answer_is_summarised_in_one_line(said: dict[str, Any], words: str) -> None:
     found = Prediction(exit=3, request_id="r", score=0.5, **said)
-    assert _told(Row(shown={}, prediction=found)) == f"{words}  (score 0.500, left after block 3)"
+    assert _summary_line(Row(id_columns={}, prediction=found)) == f"{words}  (score 0.500, left after block 3)"

@@ -38,7 +38,7 @@ def tight(problem: Path) -> Path:
     return written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
 
 
-def test_early_answers_are_told_and_written_with_what_answered_inputs_do(tmp_path: Path, capsys: Captured) -> None:
+def test_plans_for_early_answers_report_whether_answered_inputs_run_on(tmp_path: Path, capsys: Captured) -> None:
     sought = "{minimize: latency, rate_per_s: 500}"
     path = written(tmp_path / "soonest.yaml", PROBLEM.replace("{maximize: rate}", sought))
     assert run("plan", path, "--strategy", "apparate") == 0
@@ -91,7 +91,7 @@ def test_a_plan_of_two_chains_is_printed_written_drawn_and_simulated(tmp_path: P
     assert figures["simulated"]["in_slo_share"] > 0.99
 
 
-def test_a_strategy_and_a_batch_limit_are_kept_and_comparing_may_be_left_out(problem: Path, capsys: Captured) -> None:
+def test_strategy_batch_limit_and_no_comparison_are_respected(problem: Path, capsys: Captured) -> None:
     answer = printed(capsys, "plan", problem, "--strategy", "stock")
     assert (answer["strategy"], answer["rate_per_s"]) == ("stock", pytest.approx(6000))
     answer = printed(capsys, "plan", problem, "--batch-limit", 3)
@@ -103,7 +103,7 @@ def test_a_strategy_and_a_batch_limit_are_kept_and_comparing_may_be_left_out(pro
     assert "Other strategies" not in capsys.readouterr().out
 
 
-def test_no_plan_is_exit_status_3_with_what_binds_and_what_would_do(tight: Path, capsys: Captured) -> None:
+def test_no_plan_is_exit_status_3_with_the_binding_limit_and_possible_limits(tight: Path, capsys: Captured) -> None:
     assert run("plan", tight) == 3
     said = capsys.readouterr()
     assert said.err.startswith("no plan: the SLO of 1 ms (0.8 ms after 20 % slack) binds; the nearest SLO that would")
@@ -166,7 +166,7 @@ def test_a_what_if_prints_a_line_per_value(
 
 
 @pytest.mark.parametrize(("option", "binding"), [("--budget", "budget"), ("--slo-ms", "latency")])
-def test_a_what_if_says_where_there_is_no_plan(problem: Path, capsys: Captured, option: str, binding: str) -> None:
+def test_a_what_if_reports_values_without_a_plan(problem: Path, capsys: Captured, option: str, binding: str) -> None:
     too_little = "0" if option == "--budget" else "1"
     [none] = lines(capsys, problem, option, too_little)
     assert none["strategies"]["best"]["no_plan"]["binding"] == binding

@@ -44,7 +44,7 @@ def calibrated(captured: Captured, exits: Path, *options: object) -> Any:
     return report
 
 
-def test_a_table_of_exits_gets_thresholds_and_what_they_promise(exits: Path, capsys: Captured) -> None:
+def test_exit_records_of_a_table_get_thresholds_with_a_guarantee(exits: Path, capsys: Captured) -> None:
     report = calibrated(capsys, exits)
     assert 0 < report["thresholds"]["0"] < 0.5
     tested = report["tested"]
@@ -53,7 +53,7 @@ def test_a_table_of_exits_gets_thresholds_and_what_they_promise(exits: Path, cap
     assert tested["full_accuracy"] == 1.0
 
 
-def test_without_json_it_is_a_table_and_unknown_accuracy_a_dash(tmp_path: Path, capsys: Captured) -> None:
+def test_without_json_a_table_is_printed_with_a_dash_for_unknown_accuracy(tmp_path: Path, capsys: Captured) -> None:
     text = table(tmp_path / "exits.csv").read_text(encoding="utf-8").replace(",yes\n", "\n").replace(",label", "")
     assert run("calibrate", "--records", written(tmp_path / "no_truth.csv", text), *PROMISE) == 0
     lines = {
@@ -65,7 +65,7 @@ def test_without_json_it_is_a_table_and_unknown_accuracy_a_dash(tmp_path: Path, 
     assert float(lines["with the worst of all subsets of ramps"]) >= 0.9
 
 
-def test_what_it_writes_is_taken_by_plan_and_simulate(exits: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_plan_and_simulate_accept_the_written_calibration(exits: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "calibrated"
     threshold = calibrated(capsys, exits, "--out", out)["thresholds"]["0"]
     survival = "{records: calibrated/exit_records.npz, calibration: calibrated/calibration.json}"
@@ -142,7 +142,7 @@ def test_known_means_in_the_reverse_order_are_warned_of(capsys: Captured, mean: 
     job = InjectJob.model_validate({"backbone": TORCH, "name": "m", "mean": mean, "bgr": bgr})
     assert job.pixels == {"mean": numbers} | ({"order": "BGR"} if bgr else {})
     warn_of_reversed_means(job)
-    assert ("these are well-known means, but reversed" in capsys.readouterr().err) == warned
+    assert ("these are well-known means in reverse order" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])

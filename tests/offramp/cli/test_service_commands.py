@@ -41,7 +41,7 @@ def service(tmp_path: Path) -> Path:
 
 
 class FakeRay(ThreadingHTTPServer):
-    """A dashboard whose Serve runs at once what it is told to; and the service, with its plan."""
+    """A dashboard whose Serve deploys applications at once, and the service with its plan."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -104,7 +104,7 @@ def test_render_prints_the_settings_and_what_a_grpc_port_needs(service: Path, ca
     assert switches["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(4 * 2**20)
 
 
-def test_manifests_are_kuberays_and_keep_heads_by_redis(service: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_manifests_are_for_kuberay_and_use_redis_for_the_head(service: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "rayservice.yaml"
     assert run("render", service, "--kuberay", "--image", "registry/offramp:1", "--out", out) == 0
     manifest = RayService.model_validate(yaml.safe_load(out.read_text(encoding="utf-8")))
@@ -128,7 +128,7 @@ def test_manifests_are_kuberays_and_keep_heads_by_redis(service: Path, tmp_path:
     assert [group.groupName for group in cluster.workerGroupSpecs][-1] == "front"
 
 
-def test_what_is_elsewhere_on_the_nodes_is_named_as_they_find_it(service: Path, tmp_path: Path) -> None:
+def test_paths_are_those_of_the_nodes_with_at(service: Path, tmp_path: Path) -> None:
     settings = read_service(service).settings
     outside = PolicySpec(name="recorded", thresholds=0.5, records="/x/r.npz")
     plan = replace(settings.plan, policy=outside)
@@ -142,7 +142,7 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
     assert run("deploy", service, "--address", url_of(ray)) == 0
     told = capsys.readouterr()
     assert told.err == "RUNNING: 1 of 1 deployments healthy, 2 of 2 replicas running\n"
-    assert told.out == f"demo runs; offramp status --address {url_of(ray)}\n"
+    assert told.out == f"demo runs; see: offramp status --address {url_of(ray)}\n"
     assert [each["name"] for each in ray.config["applications"]] == ["demo"]
 
     found = printed(capsys, "status", "--address", url_of(ray))
@@ -170,7 +170,7 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
     ],
     ids=["half", "same", "of an earlier version"],
 )
-def test_status_says_where_hops_are_in_half_precision(hops: Any, words: str) -> None:
+def test_status_reports_hops_in_half_precision(hops: Any, words: str) -> None:
     _, plan = status_tables({"applications": [], "plan": PLAN | {"reason": "asked", "hops": hops}})
     assert plan.title == f"Plan in force: asked{words}"
 
@@ -187,7 +187,7 @@ def test_status_numbers_the_chains_of_a_plan_that_has_several() -> None:
     ]
 
 
-def test_idle_clusters_show_nothing_and_empty_ones_deploy_none(ray: FakeRay, capsys: Captured, service: Path) -> None:
+def test_idle_and_empty_clusters_are_reported(ray: FakeRay, capsys: Captured, service: Path) -> None:
     assert run("status", "--address", url_of(ray)) == 0
     assert "Nothing is served" in capsys.readouterr().out
     assert refused(capsys, "delete", "gone", "--address", url_of(ray)) == "no application 'gone'; there are: none"
@@ -197,7 +197,7 @@ def test_idle_clusters_show_nothing_and_empty_ones_deploy_none(ray: FakeRay, cap
     assert ray.config["applications"] == []
 
 
-def test_a_wrong_service_file_is_refused_and_what_it_says_is_no_option(service: Path, capsys: Captured) -> None:
+def test_a_wrong_service_file_and_options_that_it_sets_are_refused(service: Path, capsys: Captured) -> None:
     service.write_text(SERVICE.replace("slo:", "slos:"), encoding="utf-8")
     for command in ("render", "deploy", "serve"):
         assert refused(capsys, command, service).startswith(f"{service}:8: slos: unknown field")

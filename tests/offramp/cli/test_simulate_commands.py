@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offramp.commands.simulate import figures_so_far
+from offramp.commands.simulate import partial_figures
 from simulator.outcome import DROPS, Outcome, SlotUse
 from tests.offramp.cli import runs
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, printed, records, run, written
@@ -19,7 +19,7 @@ from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, print
 ROOT = Path(__file__).parents[3]
 
 
-def test_requests_take_what_the_profile_says_and_cuts_are_said(problem: Path, capsys: Captured, tmp_path: Path) -> None:
+def test_requests_take_the_profiles_times(problem: Path, capsys: Captured, tmp_path: Path) -> None:
     found = played(capsys, problem, "--strategy", "stock")
     simulated = found["simulated"]
     assert (simulated["inputs"], simulated["answered"], simulated["goodput_per_s"]) == (100, 100, 100)
@@ -51,10 +51,10 @@ def test_the_cheapest_plan_has_room_for_queues_and_inputs_may_be_made_up(problem
     assert 400 < exits["0"] < 600  # half of all, drawn at random
     assert found["predicted"]["exits"] == {"0": 0.5, "1": 0.5}
     assert found["inputs"] == {"from": "survival"}
-    assert found["notes"][0].startswith("inputs: made up, they leave as the problem's survival says")
+    assert found["notes"][0].startswith("inputs: random, they leave according to the problem's survival")
 
 
-def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, capsys: Captured) -> None:
+def test_lengths_make_batches_of_tokens_and_their_spread_is_reported(problem: Path, capsys: Captured) -> None:
     given = PROBLEM.replace("ramp_s: [[0.0, 0.0, 0.0]]}", "ramp_s: [[0.0, 0.0, 0.0]], length: 32}")
     written(problem, given)
     found = played(capsys, problem, "--lengths", "20,100,3,100", arrivals="poisson:2000")
@@ -74,7 +74,7 @@ def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, c
     assert "128 tokens" in capsys.readouterr().out
 
 
-def test_recorded_inputs_leave_by_the_asked_or_given_threshold(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_recorded_inputs_leave_by_a_given_threshold(problem: Path, tmp_path: Path, capsys: Captured) -> None:
     path = records(tmp_path / "exits.npz", 0.1, 0.1, 0.1)
     sure = played(capsys, problem, "--records", path, "--thresholds", 0.4)
     assert sure["simulated"]["exits"] == {"0": 100}
@@ -103,7 +103,7 @@ def test_inputs_that_stay_are_answered_as_early_and_keep_the_device_as_busy_as_w
     assert stayed["plan"]["after_answer"] == "stay"
 
 
-def test_batches_overlap_where_one_says_so(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_batches_overlap_below_the_requested_size(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
     whole = "stages:\n  - {device: V100, replicas: 1, splits: [{first: 0, end: 2, batch: 2, ramps: [0]}]}\n"
     policy = "policy: {name: entropy, thresholds: 0.4}\n"
     path = records(tmp_path / "exits.npz", 0.1, 0.9)  # one of two leaves after the first of two blocks, of 1 ms each
@@ -118,7 +118,7 @@ def test_batches_overlap_where_one_says_so(problem: Path, plan: Path, tmp_path: 
     assert rates_per_s[1] == rates_per_s[2] > 1500  # another pair beside the one that remains
 
 
-def test_inputs_go_in_the_order_that_is_asked_for(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_inputs_are_run_in_the_requested_order(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
     path = records(tmp_path / "exits.npz", 0.1)
     for said, option, expected in (
         ("", (), None),
@@ -147,7 +147,7 @@ def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
     assert found["simulated"]["exits"] == {"3": 100}
 
 
-def test_a_plan_file_and_the_planners_words_are_the_same_plan(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_plan_file_and_the_planners_json_simulate_alike(problem: Path, tmp_path: Path, capsys: Captured) -> None:
     assert run("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", 0.4, "--json") == 0
     printed = written(tmp_path / "plan.json", capsys.readouterr().out)
     own, of_file, of_answer = (
@@ -160,14 +160,14 @@ def test_a_plan_file_and_the_planners_words_are_the_same_plan(problem: Path, tmp
     assert of_answer["plan"]["policy"] is None
 
 
-def test_more_than_the_plan_does_is_dropped_by_admission_or_at_the_deadline(problem: Path, capsys: Captured) -> None:
+def test_load_above_the_plans_rate_is_dropped_by_admission_or_at_the_deadline(problem: Path, capsys: Captured) -> None:
     settled = ("--duration", 6, "--warm-up", 4)  # the queue grows no more
     found = played(capsys, problem, "--strategy", "stock", *settled, arrivals="uniform:4000")
     simulated = found["simulated"]
     assert simulated["offered_per_s"] == pytest.approx(4000)
     assert 1500 < simulated["goodput_per_s"] <= 2000
     assert simulated["drops"]["admission"] > 1000
-    assert found["notes"][-1].startswith("4000.0 inputs/s are offered, more than the 2000.0/s that the plan does")
+    assert found["notes"][-1].startswith("the load of 4000.0 inputs/s exceeds the plan's 2000.0/s")
     assert run("simulate", problem, "--arrivals", "uniform:4000", "--duration", 2, "--strategy", "stock") == 0
     assert "dropped: admission" in capsys.readouterr().out
     found = played(capsys, problem, "--strategy", "stock", "--no-admission", arrivals="uniform:4000")
@@ -191,9 +191,7 @@ def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys
     assert "latency p99 6.50 ms at 2666.7/s 2.00 ms" in words  # waits of 1.5 and 3 ms, twice 1 ms
     assert "dropped none" in words
     assert "cost 3.00 USD/h 3.00 USD/h" in words
-    assert (
-        "the plan file predicts 9.0/s; by the problem's figures it does 2666.7/s" in words
-    )  # 4 in 1 ms and half of it
+    assert "the plan file predicts 9.0/s; by the problem's figures it is 2666.7/s" in words  # 4 in 1 ms and half of it
     assert max(len(line) for line in found.out.split("\ninputs: ")[0].splitlines()) <= 80
     assert found.err == ""
 
@@ -218,13 +216,13 @@ def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, pla
     assert capsys.readouterr().out != here
 
 
-def test_without_a_plan_it_says_what_binds_and_interrupted_figures_end_early(problem: Path, capsys: Captured) -> None:
+def test_without_a_plan_the_binding_limit_is_reported(problem: Path, capsys: Captured) -> None:
     written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
     assert run("simulate", problem, "--arrivals", "uniform:100") == 3
     found = capsys.readouterr()
     assert found.err.startswith("no plan: the SLO of 1 ms")
     assert found.out == ""
-    figures = figures_so_far(interrupted(warm_up_s=0.0))
+    figures = partial_figures(interrupted(warm_up_s=0.0))
     assert figures is not None
     assert (figures.seconds, figures.inputs, figures.offered_per_s) == (3.0, 3, 1.0)
     assert (figures.answered, figures.in_slo, figures.interrupted) == (3, 2, True)
@@ -255,7 +253,7 @@ def interrupted(*, warm_up_s: float) -> Outcome:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) -> None:
+def test_a_terminal_shows_a_bar_and_ctrl_c_prints_the_result_so_far(problem: Path) -> None:
     terminal, its_end = pty.openpty()
     arguments = ["simulate", str(problem), "--strategy", "stock", "--arrivals", "uniform:4000", "--duration", "100"]
     process = subprocess.Popen(
@@ -310,7 +308,7 @@ def cascade(tmp_path: Path) -> Path:
     return path
 
 
-def test_both_networks_are_planned_and_most_answers_small_ones(cascade: Path, capsys: Captured, tmp_path: Path) -> None:
+def test_a_chains_small_network_gives_most_answers(cascade: Path, capsys: Captured, tmp_path: Path) -> None:
     found = played(capsys, cascade, arrivals="uniform:200")
     assert found["plan"]["networks"] == [2, 4]
     small, large = found["simulated"]["networks"]
@@ -374,7 +372,7 @@ def test_sequences_have_the_lengths_of_their_trace_in_turn(stream: Path, capsys:
     assert "Tokens by exit" in said
 
 
-def test_what_takes_too_long_is_refused_or_counted(stream: Path, capsys: Captured) -> None:
+def test_sequences_that_take_too_long_are_refused_or_counted_as_late(stream: Path, capsys: Captured) -> None:
     written(stream, OF_SEQUENCES.replace("ttft_s: 1.0", "ttft_s: 0.02"))
     busy = ("--arrivals", "uniform:800", *ONE_BY_ONE[2:])
     kept = printed(capsys, "simulate", stream, *busy)["simulated"]

@@ -18,7 +18,7 @@ KEYS = ["tensor", "after", "bytes_per_input", "seconds_share"]
 
 @pytest.fixture
 def masked(tmp_path: Path) -> Path:
-    """Three layers that each read a mask which the model makes of its input."""
+    """Three layers that each read a mask, which the model derives from its input."""
     nodes = [("Relu", "x", "m"), ("MatMul", "x w", "h0")]
     for k in range(3):
         nodes += [("MatMul", f"h{k} w", f"a{k}"), ("MatMul", f"a{k} w", f"b{k}")]
@@ -52,16 +52,16 @@ def test_sites_or_sets_are_printed_as_json_and_as_a_table_of_one_output(capsys: 
     assert "has no output 'logits'; it has output, 463" in refused(capsys, "sites", model, "--output", "logits")
 
 
-def test_what_cannot_be_cut_or_run_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
+def test_a_model_that_cannot_be_cut_or_run_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
     one = saved(tmp_path, graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [weight("w", 4, 4)]), "one.onnx")
-    assert "has no site: 1 of its 1 operators work" in refused(capsys, "sites", one)
+    assert "has no site: 1 of its 1 operators compute" in refused(capsys, "sites", one)
     branches = saved(tmp_path, graph_of([branching("Loop")], ["x"], ["y"]), "loop.onnx")
     assert "Loop (the_Loop) is control flow" in refused(capsys, "sites", branches)
     outside = graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [beside(weight("w", 4, 4), "../w")])
     assert "outside the model's folder" in refused(capsys, "sites", saved(tmp_path, outside, "outside.onnx"))
     nodes = [("MatMul", "x w", "a"), ("Unheard", "a", "b"), ("MatMul", "b w", "y")]
     model = saved(tmp_path, graph_of(nodes, ["x"], ["y"], [weight("w", 4, 4)]))
-    assert "--no-measure lists sites without times" in refused(capsys, "sites", model)
+    assert "with --no-measure, sites are listed without times" in refused(capsys, "sites", model)
     answer = printed(capsys, "sites", model, "--no-measure")
     assert [site["tensor"] for site in answer["sites"]] == ["a", "b"]
 

@@ -34,7 +34,7 @@ planner: {strategy: serial, control: false}
 
 
 class FakeService(ThreadingHTTPServer):
-    """Does what it is told at once."""
+    """A service that starts and stops versions at once."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

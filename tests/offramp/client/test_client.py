@@ -33,14 +33,14 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class HalfwayRandom(random.Random):
-    """Every draw is 0.5: the n-th backoff is half of 0.1 s * 2 ** (n - 1)."""
+    """A generator whose draws are 0.5, so the n-th backoff is half of 0.1 s * 2 ** (n - 1)."""
 
     def random(self) -> float:
         return 0.5
 
 
 class Sleeper:
-    """Sleeps by advancing a clock, and remembers for how long."""
+    """A sleep that advances a clock and records its durations."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -52,7 +52,7 @@ class Sleeper:
 
 
 class Script:
-    """A server that gives prepared replies in order, the last one for ever, and keeps the requests."""
+    """A server that gives prepared replies in order, repeats the last one, and records requests."""
 
     def __init__(self, *replies: httpx.Response | Exception) -> None:
         self.replies = list(replies)
@@ -111,7 +111,7 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
     server = Script(httpx.Response(200, json={"outputs": rows, "request_id": "r7"}))
     client, _ = client_of(server)
     assert client.predict_many([]) == []
-    with pytest.raises(InputError, match="predict takes one"):
+    with pytest.raises(InputError, match="use predict for a single one"):
         client.predict_many("abc")
     assert server.requests == []
     assert client.predict_many(["x", "y"]) == [Prediction(**row, request_id="r7") for row in rows]
@@ -135,7 +135,7 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
         pytest.param(failure(429, "rate_limit", retry_after="3"), 3.05, id="429 for 3 s"),
     ],
 )
-def test_what_may_pass_is_sent_again_with_id_and_time_left(reply: httpx.Response | Exception, wait_s: float) -> None:
+def test_a_temporary_error_is_retried_with_the_remaining_time(reply: httpx.Response | Exception, wait_s: float) -> None:
     server = Script(reply, answer())
     client, sleeper = client_of(server)
     assert client.predict("x").label == "positive"
@@ -158,7 +158,7 @@ def test_backoff_doubles_up_to_its_longest_until_the_attempts_are_used_up() -> N
 @pytest.mark.parametrize(
     ("status", "kind", "error"), [(503, "overloaded", OverloadedError), (429, "rate_limit", RateLimitError)]
 )
-def test_a_wait_for_all_that_is_left_of_the_calls_timeout_is_not_begun_and_told(
+def test_a_retry_that_would_exceed_the_timeout_is_not_started(
     status: int, kind: str, error: type[OverloadedError | RateLimitError]
 ) -> None:
     client, sleeper = client_of(Script(failure(status, kind, "too many", retry_after="9.95")))
@@ -178,7 +178,7 @@ def test_a_wait_for_all_that_is_left_of_the_calls_timeout_is_not_begun_and_told(
         (httpx.ReadTimeout("slow"), DeadlineError, "no answer from http://server within 10 s"),
     ],
 )
-def test_what_stays_wrong_is_sent_once(reply: httpx.Response | Exception, error: type[Exception], words: str) -> None:
+def test_other_errors_are_not_retried(reply: httpx.Response | Exception, error: type[Exception], words: str) -> None:
     server = Script(reply)
     client, sleeper = client_of(server)
     with pytest.raises(error, match=words) as caught:
@@ -212,7 +212,7 @@ def test_an_error_answer_becomes_the_servers_error(status: int, kind: str, expec
     assert type(caught.value) is expected
 
 
-def test_live_and_ready_are_never_errors_and_kinds_are_those_of_the_tree() -> None:
+def test_live_and_ready_raise_no_errors_and_kinds_are_those_of_the_error_tree() -> None:
     assert {kind: cls("").kind for kind, cls in ERRORS_BY_KIND.items()} == {kind: kind for kind in ERRORS_BY_KIND}
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -225,13 +225,13 @@ def test_live_and_ready_are_never_errors_and_kinds_are_those_of_the_tree() -> No
 
 
 @pytest.mark.parametrize("payload", ["<html>", {"label": "a"}, {"outputs": []}, {"outputs": 3}, None, [1]])
-def test_an_answer_that_is_no_prediction_is_an_error(payload: object) -> None:
+def test_an_answer_that_is_not_a_prediction_is_an_error(payload: object) -> None:
     client, _ = client_of(Script(httpx.Response(200, json=payload)))
     with pytest.raises(OfframpError, match="the server"):
         client.predict_many(["x"])
 
 
-def test_a_server_that_cannot_be_reached_is_named_and_one_that_starts_is_waited_for() -> None:
+def test_an_unreachable_server_is_named_and_a_starting_one_is_waited_for() -> None:
     server = Script(httpx.ConnectError("connection refused"))
     with pytest.raises(OfframpError, match=r"http://server: connection refused"):
         client_of(server)[0].predict("x")
@@ -256,7 +256,7 @@ def test_metadata_asks_the_server_which_model_it_serves(server: dict[str, object
     assert client.metadata("other") == {"path": "/v2/models/other"}
 
 
-async def test_the_asynchronous_client_says_the_same() -> None:
+async def test_the_asynchronous_client_gives_the_same_answers() -> None:
     server = Script(failure(503, "overloaded"), answer())
     clock = ManualClock()
     sleeper = Sleeper(clock)
@@ -301,8 +301,8 @@ def test_a_text_that_is_not_unicode_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["", " ", "é" * 16, "a\r\nX-Evil: 1"])
-def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
-    with pytest.raises(InputError, match="the API key is empty or holds what no HTTP header can"):
+def test_a_key_that_no_header_can_hold_is_refused_without_quoting_it(key: str) -> None:
+    with pytest.raises(InputError, match="the API key is empty or has characters that an HTTP header cannot hold"):
         Client("http://server", api_key=key)
 
 
@@ -311,7 +311,7 @@ ROW = {"name": "intents", "version": "2", "reason": ""}
 
 
 class FakeServer:
-    """Says its name, gives one index after the other (the last for ever), and keeps what it was told."""
+    """A server that gives indexes in order, repeats the last one, and records requests."""
 
     def __init__(self, *states: str | None) -> None:
         self.states = list(states)
@@ -353,7 +353,7 @@ def test_loading_waits_until_the_version_is_ready_or_did_not_start() -> None:
 
 
 @pytest.mark.parametrize("last", [HTTPStatus.OK, HTTPStatus.NOT_FOUND])
-def test_a_version_that_runs_is_loaded_once_it_is_ready_under_its_path_or_not_found_there(last: HTTPStatus) -> None:
+def test_loading_waits_until_the_path_of_the_version_answers(last: HTTPStatus) -> None:
     server = FakeServer("READY")
     server.under_its_path = [HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, last]
     client, clock = client_and_clock(server)
@@ -361,7 +361,7 @@ def test_a_version_that_runs_is_loaded_once_it_is_ready_under_its_path_or_not_fo
     assert clock.now_s() == 1.0
 
 
-def test_waiting_for_a_version_ends_in_time() -> None:
+def test_waiting_for_a_version_ends_at_the_timeout() -> None:
     server = FakeServer("READY")
     server.under_its_path = [HTTPStatus.SERVICE_UNAVAILABLE]
     client, clock = client_and_clock(server)

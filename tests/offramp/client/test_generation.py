@@ -1,4 +1,4 @@
-"""Clients ask our own HTTP server for text; what it says is scripted."""
+"""Clients of generated text with our own HTTP server and scripted answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from earlyexit.errors import ExecutionError, InputError, OfframpError, UnknownModelError
 from offramp.cli.app import main
 from offramp.client.client import AsyncClient, Client
-from offramp.client.generation import Reading
+from offramp.client.generation import StreamReader
 from tests.deployments.ingress.completions.generating import CUT_SHORT, Teller, listening
 from tests.earlyexit.codecs.prompts import prompt_codec
 
@@ -25,7 +25,7 @@ def teller(tmp_path: Path) -> Teller:
 
 
 async def with_client(teller: Teller, ask: Callable[[Client], object]) -> None:
-    """A blocking client in a thread, of a server on this loop."""
+    """Runs a blocking client in a thread, with a server on this event loop."""
 
     def run(port: int) -> None:
         with Client(f"http://127.0.0.1:{port}", 10.0, max_attempts=1) as client:
@@ -35,7 +35,7 @@ async def with_client(teller: Teller, ask: Callable[[Client], object]) -> None:
         await asyncio.to_thread(run, port)
 
 
-async def test_texts_and_messages_are_answered_whole_or_in_pieces_with_their_exits(teller: Teller) -> None:
+async def test_texts_and_messages_are_answered_at_once_or_as_a_stream_with_their_exits(teller: Teller) -> None:
     def ask(client: Client) -> None:
         text = client.generate("Once", max_tokens=50, stop=["!"], request_id="r7")
         assert (text.text, text.ended, text.num_prompt) == ("a 🐭", "stop", 5)
@@ -58,12 +58,12 @@ async def test_texts_and_messages_are_answered_whole_or_in_pieces_with_their_exi
             ("🐭", (1, 3, 1, 3)),
             ("!", (1,)),
         ]
-        assert pieces.whole() == client.generate("Once", max_tokens=50)
+        assert pieces.result() == client.generate("Once", max_tokens=50)
 
     await with_client(teller, stream)
 
 
-async def test_an_answer_that_a_time_limit_ends_says_so_and_a_stream_asks_for_no_limit_on_all(teller: Teller) -> None:
+async def test_an_answer_that_a_time_limit_ends_reports_it_and_a_stream_has_no_total_limit(teller: Teller) -> None:
     teller.cut_after = 4
 
     def ask(client: Client) -> None:
@@ -71,7 +71,7 @@ async def test_an_answer_that_a_time_limit_ends_says_so_and_a_stream_asks_for_no
         assert (found.ended, found.cut_short) == ("length", CUT_SHORT)
         with client.stream("Once", max_tokens=50) as pieces:
             list(pieces)
-        assert pieces.whole().cut_short == CUT_SHORT
+        assert pieces.result().cut_short == CUT_SHORT
 
     await with_client(teller, ask)
     assert [request.timeout_s is None for request in teller.asked] == [False, True]
@@ -82,7 +82,7 @@ async def test_the_asynchronous_client_does_the_same(teller: Teller) -> None:
         async with await client.stream(MESSAGES, max_tokens=50) as pieces:
             text = "".join([piece.text async for piece in pieces])
         assert text == "a 🐭!"
-        assert pieces.whole() == await client.generate(MESSAGES, max_tokens=50)
+        assert pieces.result() == await client.generate(MESSAGES, max_tokens=50)
 
 
 async def test_errors_are_raised_before_a_stream_and_within_it(teller: Teller) -> None:
@@ -98,14 +98,14 @@ async def test_errors_are_raised_before_a_stream_and_within_it(teller: Teller) -
     await with_client(teller, ask)
 
 
-async def test_who_stops_early_ends_the_sequence(teller: Teller) -> None:
+async def test_closing_a_stream_ends_the_sequence(teller: Teller) -> None:
     teller.goes_on, teller.may_say = True, asyncio.Semaphore(1)
 
     def ask(client: Client) -> None:
         with client.stream("Once", max_tokens=50, request_id="r7") as pieces:
             next(iter(pieces))
         with pytest.raises(OfframpError, match="broke off"):
-            pieces.whole()
+            pieces.result()
 
     await with_client(teller, ask)
     async with asyncio.timeout(10):
@@ -114,7 +114,7 @@ async def test_who_stops_early_ends_the_sequence(teller: Teller) -> None:
     assert teller.aborted == ["r7"]
 
 
-def test_a_stream_that_ends_without_its_end_is_no_answer() -> None:
+def test_a_stream_that_ends_early_is_an_error() -> None:
     for status, body in ((200, 'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'), (404, "{}")):
         transport = httpx.MockTransport(
             lambda request, status=status, body=body: (
@@ -130,8 +130,8 @@ def test_a_stream_that_ends_without_its_end_is_no_answer() -> None:
             else:
                 with pytest.raises(OfframpError, match="before its end"):
                     list(client.stream("Once"))
-    with pytest.raises(OfframpError, match="an event that is none"):
-        Reading("r7").line('data: {"choices"')
+    with pytest.raises(OfframpError, match="an invalid event"):
+        StreamReader("r7").feed('data: {"choices"')
 
 
 async def test_the_command_prints_answers_and_their_exits(teller: Teller, capsys: pytest.CaptureFixture[str]) -> None:

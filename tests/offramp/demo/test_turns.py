@@ -12,7 +12,7 @@ from earlyexit.network.boundary import Split
 from offramp.client.protocol import Prediction
 from offramp.commands.machine import plan_for, stock_s
 from offramp.demo.run import V100, draw, emulated_problem
-from offramp.demo.turns import Load, Ran, batch_at_block, mean, summarized, table_of
+from offramp.demo.turns import Load, PlanRun, batch_at_block, mean, results_table, summarize_run
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.exit_records import exit_records
@@ -20,7 +20,7 @@ from tests.exit_records import exit_records
 FUSED = (Split(first=0, end=1, batch=16, ramps=(0,)), Split(first=1, end=4, batch=16, ramps=(2,)))
 SHRINKING = (Split(first=0, end=4, batch=16, ramps=(0, 2)),)
 EXITS = {0: 60, 2: 20, 3: 20}
-"""Of a hundred answers, where they came from."""
+"""The exits of a hundred answers."""
 LOAD = Load(texts=("a", "b"), keys=None, full_model=("yes", "no"), slo_s=1.0, seconds=10.0, warm_s=2.0)
 
 
@@ -30,7 +30,7 @@ def plan(splits: tuple[Split, ...]) -> Plan:
 
 
 def request(due_s: float, took_s: float, label: str, left: int) -> RequestRecord:
-    """One that carried the first text."""
+    """Returns the record of a request with the first text."""
     answer = Prediction(label=label, score=0.9, exit=left, request_id="")
     return RequestRecord(
         request_id="",
@@ -43,8 +43,8 @@ def request(due_s: float, took_s: float, label: str, left: int) -> RequestRecord
     )
 
 
-def ran(splits: tuple[Split, ...], **changes: float) -> Ran:
-    found = Ran(
+def ran(splits: tuple[Split, ...], **changes: float) -> PlanRun:
+    found = PlanRun(
         plan=plan(splits),
         in_time=0.7,
         in_time_per_s=70.0,
@@ -64,7 +64,7 @@ def test_a_batch_shrinks_by_those_that_leave_and_requests_count_after_the_warm_u
     assert batch_at_block(plan(FUSED), {0: (10, 100), 1: (5, 40)}, EXITS) == pytest.approx((10, 8, 8, 4))
     assert batch_at_block(plan(FUSED), {0: (10, 100), 1: (0, 0)}, {0: 100}) == (10, 0, 0, 0)
     records = [request(0.5, 0.1, "yes", 0), request(3.0, 0.4, "yes", 0), request(4.0, 2.0, "no", 3)]
-    found = summarized(plan(SHRINKING), LOAD, records, {0: (2, 3)}, spent_s=0.6)
+    found = summarize_run(plan(SHRINKING), LOAD, records, {0: (2, 3)}, spent_s=0.6)
     assert (found.in_time, found.in_time_per_s) == (0.5, 0.1), "one of two, in ten seconds"
     assert found.p50_s == pytest.approx(1.2)
     assert found.cpu_per_answer_s == pytest.approx(0.2), "of all three answers"
@@ -80,8 +80,8 @@ def test_the_table_has_a_row_for_every_plan_and_the_picture_is_drawn(tmp_path: P
     pytest.importorskip("matplotlib")
     sides = {"stock": ran(SHRINKING), "early-exit": ran(SHRINKING), "planned": ran(FUSED)}
     console = Console(width=160, record=True, file=StringIO())
-    console.print(table_of("load", sides))
-    console.print(table_of("emulated", sides, time_scale=40.0))
+    console.print(results_table("load", sides))
+    console.print(results_table("emulated", sides, time_scale=40.0))
     rows = [line.split() for line in console.export_text().splitlines() if "%" in line]
     batches = ["10.0", "4.0", "4.0", "2.0"]
     assert rows[:3] == [[name, "70.0%", "70", "10", "50", "2.00", "99.0%", *batches] for name in sides]
@@ -91,7 +91,7 @@ def test_the_table_has_a_row_for_every_plan_and_the_picture_is_drawn(tmp_path: P
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_sixteen_emulated_accelerators_gain_by_fusing_what_an_early_ramp_leaves() -> None:
+def test_fusing_survivors_improves_the_rate_of_sixteen_emulated_accelerators() -> None:
     leaves_NR = np.arange(100)[:, None] < np.array([60, 70, 70, 70, 70])
     scores_NR = np.where(leaves_NR, 0.1, 0.6)
     records = exit_records(scores_NR, answers_NE=np.zeros((100, 6), dtype=np.int64), score="entropy")

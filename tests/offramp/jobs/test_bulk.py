@@ -15,28 +15,28 @@ from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
 from offramp.commands.options import PredictJob
 from offramp.commands.predict import Row, Tally, format_of, predict_all, row_writer
-from offramp.load.data_stream import Given
+from offramp.load.data_stream import InputRow
 from tests.clock import ManualClock
 from tests.offramp.client.test_client import failure
 
 
 async def no_sleep(seconds: float) -> None:
-    """The client waits for no time."""
+    """A sleep that returns at once."""
 
 
 def answered(texts: list[str]) -> httpx.Response:
-    """Every text is its own label, and left after as many blocks as it has letters."""
+    """An answer in which each text is its own label and leaves after as many blocks as it has letters."""
     return httpx.Response(
         200, json={"outputs": [{"label": text, "score": 0.5, "exit": len(text)} for text in texts], "request_id": "r"}
     )
 
 
-def given(text: str) -> Given:
-    return Given({"text": text}, text)
+def given(text: str) -> InputRow:
+    return InputRow({"text": text}, text)
 
 
 class Server:
-    """Answers all but the texts that hold an x, of which one spoils its whole request; keeps what it was sent."""
+    """A server that refuses requests with a text that contains an x, and records all requests."""
 
     def __init__(self, slow: str = "") -> None:
         self.batches: list[list[str]] = []
@@ -76,17 +76,17 @@ async def run(
     return written, tally
 
 
-async def test_rows_come_in_the_texts_order_although_a_request_is_slow() -> None:
+async def test_rows_are_in_the_order_of_the_texts_although_a_request_is_slow() -> None:
     texts = ["a", "bb", "c", "dd", "e"]
     server = Server(slow="a")
     rows, tally = await run(iter(texts), server)
-    assert [row.shown["text"] for row in rows] == texts
+    assert [row.id_columns["text"] for row in rows] == texts
     assert [row.prediction.label for row in rows if row.prediction] == texts
     assert (tally.rows, tally.failed, dict(tally.exits)) == (5, 0, {1: 3, 2: 2})
     assert sorted(server.batches) == [["a", "bb"], ["c", "dd"], ["e"]]
 
 
-async def test_as_many_requests_as_allowed_are_under_way_and_no_more() -> None:
+async def test_the_number_of_concurrent_requests_is_limited() -> None:
     three_at_once, now, most = asyncio.Barrier(3), 0, 0
 
     async def server(request: httpx.Request) -> httpx.Response:
@@ -101,7 +101,7 @@ async def test_as_many_requests_as_allowed_are_under_way_and_no_more() -> None:
     assert (len(rows), most) == (39, 3)
 
 
-async def test_little_more_is_read_than_is_under_way() -> None:
+async def test_few_inputs_are_read_ahead_of_the_running_requests() -> None:
     taken: list[int] = []
     most_ahead = 0
 
@@ -121,7 +121,7 @@ async def test_little_more_is_read_than_is_under_way() -> None:
     assert most_ahead <= 4 * (2 * 2 + 2), "the window, the batch being read and the one being written"
 
 
-async def test_a_text_that_fails_even_when_tried_again_says_so_in_its_row() -> None:
+async def test_a_text_that_fails_alone_has_an_error_in_its_row() -> None:
     server = Server()
     rows, tally = await run(iter(["a", "b", "x", "d"]), server, batch=4)
     assert [row.error for row in rows] == [None, None, "unprocessable_input: an x", None]
@@ -142,7 +142,7 @@ async def test_a_text_that_fails_even_when_tried_again_says_so_in_its_row() -> N
     assert (asked.count("busy"), asked.count("soon"), tally.failed) == (4, 2, 1)
 
 
-async def test_what_ends_a_run_ends_it_behind_the_rows_before() -> None:
+async def test_an_error_of_the_service_ends_the_run_after_all_earlier_rows() -> None:
     def server(request: httpx.Request) -> httpx.Response:
         texts = json.loads(request.content)["inputs"]
         if texts == ["a"]:
@@ -152,7 +152,7 @@ async def test_what_ends_a_run_ends_it_behind_the_rows_before() -> None:
     rows: list[Row] = []
     with pytest.raises(OfframpError, match="no connection to http://server"):
         await run(iter("abcdefgh"), server, batch=1, rows=rows)
-    assert [row.shown["text"] for row in rows] == ["a"]
+    assert [row.id_columns["text"] for row in rows] == ["a"]
 
     def texts() -> Iterator[str]:
         yield from ("a", "b")
@@ -161,7 +161,7 @@ async def test_what_ends_a_run_ends_it_behind_the_rows_before() -> None:
     rows.clear()
     with pytest.raises(DataError, match=r"t\.csv:4"):
         await run(texts(), Server(), batch=1, rows=rows)
-    assert [row.shown["text"] for row in rows] == ["a", "b"]
+    assert [row.id_columns["text"] for row in rows] == ["a", "b"]
 
 
 def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,8 +169,8 @@ def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys
     with row_writer(tmp_path / "o.csv", "csv", ("image", "keypoints", "exit")) as write:
         for _ in range(2):
             found = Prediction(exit=1, request_id="r", keypoints=joints, classes=["sky"])
-            write(Row(shown={"image": "a.png"}, prediction=found))
+            write(Row(id_columns={"image": "a.png"}, prediction=found))
     [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
     assert json.loads(row["keypoints"]) == joints
-    assert capsys.readouterr().err == "no columns of CSV, so left out: classes; --format jsonl has them\n"
+    assert capsys.readouterr().err == "left out of the CSV file: classes; --format jsonl includes them\n"
     assert (format_of(None, None), format_of(None, "csv"), format_of(Path("a.csv"), None)) == ("jsonl", "csv", "csv")

@@ -1,4 +1,4 @@
-"""Calibrations of labels, of answers in tokens and of maps: thresholds, exit records, and what ramps are worth."""
+"""Calibrations of models for labels, tokens and maps."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from earlyexit.tasks.token import TokenTask
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrate_command import calibration_tables, leave_text
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
-from offramp.commands.recording import join_records, outputs_of, record_exits, records_from_outputs
+from offramp.commands.recording import compute_outputs, join_records, record_exits, records_from_outputs
 from offramp.commands.thresholds import (
-    Recorded,
+    CalibrationData,
     calibrate_records,
     calibration_warnings,
     constant_accuracy,
+    design_and_test_rows,
     outcome_figures,
-    parts_of,
     warnings_of,
     work_share,
 )
-from offramp.commands.train import spread, train, warnings_on
+from offramp.commands.train import default_ramps, train, warnings_on
 from optimizer.calibration_file import CalibrationCard
 from optimizer.sequences import sequences_of
 from profiles.networks import decay_of
@@ -73,7 +73,7 @@ EASY = CalibrateJob(budget=0.5, confidence=0.9)
     ],
 )
 def test_the_fewest_rows_leave_enough_to_test(job: CalibrateJob, least: int) -> None:
-    assert job.least_rows == least
+    assert job.min_rows == least
 
 
 def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> No
         calibrate(tmp_path / "no model", few, CalibrateJob(source="d.csv"))
     assert str(refused.value) == (
         "d.csv: 305 rows; at least 306 are needed to promise agreement of 0.99 with confidence 0.9: "
-        "25% of the rows lay the path of thresholds, 230 rows test it; give more rows, or --budget 0.02: 152 rows are "
+        "25% of the rows choose thresholds, and 230 rows test them; give more rows, or --budget 0.02: 152 rows are "
         "needed for 98 % at 90 %"
     )
 
@@ -96,7 +96,7 @@ def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: 
     assert read_calibration(model).thresholds == card.thresholds
 
 
-def test_outputs_that_are_known_already_give_what_running_the_model_gives(model: Path, data: Path) -> None:
+def test_known_outputs_give_the_same_calibration_as_running_the_model(model: Path, data: Path) -> None:
     rows, job = read_labelled(data), EASY
     loaded = load_model(model)
     outputs = exit_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)))
@@ -127,11 +127,11 @@ def recorded_exits(*agrees: bool, num_blocks: int = 4) -> ExitRecords:
     return exit_records(scores_NR, answers_NE=answers_NE, score="entropy", num_blocks=num_blocks)
 
 
-def recorded(*views: ExitRecords) -> Recorded:
-    return Recorded(job=EASY, views=views, parts=parts_of(views[0], EASY), facts={})
+def recorded(*views: ExitRecords) -> CalibrationData:
+    return CalibrationData(job=EASY, views=views, parts=design_and_test_rows(views[0], EASY), facts={})
 
 
-def test_a_view_promises_what_others_hold_and_no_ramp_before_the_entry() -> None:
+def test_thresholds_hold_for_all_views_and_for_no_ramp_before_the_entry() -> None:
     right, wrong = recorded_exits(True), recorded_exits(False)
     assert set(recorded(right).card().thresholds) == {0}
     assert recorded(right, wrong).card().thresholds == {}
@@ -155,7 +155,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def start(kind: str) -> tuple[int, ...]:
-    """What answers start with, of an encoder-decoder."""
+    """Returns the token that starts the answers of an encoder-decoder."""
     return (PAD[kind],) if kind in PAD else ()
 
 
@@ -169,7 +169,7 @@ def untrained(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def taught(untrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After ramps learned of eight tokens per prompt, and are calibrated."""
+    """A calibrated model whose ramps were trained on eight tokens per prompt."""
     out = tmp_path_factory.mktemp("model")
     job = TrainJob(
         backbone=str(untrained), name="tiny", task="token", answers=ANSWER, epochs=30, batch=32, max_length=128
@@ -179,7 +179,7 @@ def taught(untrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_checkpoint_that_generates_says_tokens_if_nothing_else_is_asked(untrained: Path, tmp_path: Path) -> None:
+def test_the_default_task_of_a_generating_checkpoint_is_token(untrained: Path, tmp_path: Path) -> None:
     assert default_task(str(untrained)) == "token"
     assert default_task("somewhere/model.gguf") == "token"
     assert default_task("somewhere/on-a-hub") == "label"
@@ -188,14 +188,14 @@ def test_a_checkpoint_that_generates_says_tokens_if_nothing_else_is_asked(untrai
     assert default_task(str(tmp_path)) == "label"
 
 
-def test_ramps_and_records_come_of_prompts_and_generations(taught: Path, start: tuple[int, ...]) -> None:
+def test_ramps_and_records_are_made_from_prompts_and_generations(taught: Path, start: tuple[int, ...]) -> None:
     card = read_card(taught)
     assert (card.codec, card.task["name"], card.ramp_style) == (
         {"name": "prompt", "max_length": 128},
         "token",
         "adapted",
     )
-    assert card.ramps == spread(5) == (0, 1, 2, 3)
+    assert card.ramps == default_ramps(5) == (0, 1, 2, 3)
     assert (card.provenance["answers"], card.provenance["head"]) == (ANSWER, "checkpoint")
     task = load_model(taught).task
     assert isinstance(task, TokenTask)
@@ -209,27 +209,27 @@ def test_ramps_and_records_come_of_prompts_and_generations(taught: Path, start: 
     assert agreed[-1] > 0.5
 
 
-def test_the_backbone_stays_and_decay_is_of_generations_alone(taught: Path, untrained: Path, tmp_path: Path) -> None:
+def test_the_backbone_stays_and_decay_is_for_generations(taught: Path, untrained: Path, tmp_path: Path) -> None:
     job = TrainJob(backbone=str(untrained), name="again", task="token", answers=2, epochs=1)
     again = train(job, PROMPTS, taught.parent / "again")
     ours, theirs = load_model(taught), again
     assert ours.backbone.sha256() == theirs.backbone.sha256()
     records = ExitRecords.load(taught / "exit_records.npz")
-    with pytest.raises(DataError, match="a decay is in the scores already"):
+    with pytest.raises(DataError, match="--decay is not for exit records"):
         calibrate_records(records, JOB.model_copy(update={"decay": 2.0}))
     (tmp_path / "bert.json").write_text('{"family": "bert", "hidden_size": 8, "num_heads": 2, "num_blocks": 2}')
-    with pytest.raises(ModelFolderError, match="is no decoder"):
+    with pytest.raises(ModelFolderError, match="is not a decoder"):
         train(TrainJob(backbone=str(tmp_path / "bert.json"), name="x", task="token"), PROMPTS, tmp_path / "out")
 
 
 def generated(model: EarlyExitModel, start: tuple[int, ...], **given: Any) -> list[Generated]:
-    """What a model says of every prompt, by a policy if one is given."""
+    """Returns a model's answers to all prompts, with a policy if given."""
     prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
     assert isinstance(model.task, TokenTask)
     return generate(model, prompts, GenerationOptions(max_tokens=ANSWER, ends=frozenset(model.task.ends), **given))
 
 
-def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(taught: Path, start: tuple[int, ...]) -> None:
+def test_an_early_generation_equals_the_full_models_until_a_ramp_is_wrong(taught: Path, start: tuple[int, ...]) -> None:
     """Line 5: every token that left early passed its threshold; and the bound by records holds of real generations."""
     model, records = load_model(taught), ExitRecords.load(taught / "exit_records.npz")
     thresholds = {ramp: float(np.quantile(records.scores_NR[:, ramp], 0.7)) for ramp in (1, 3)}
@@ -245,7 +245,7 @@ def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(taught: Pa
     assert {exit_block for exit_block, _ in left} == {1, 3, 4}
 
 
-def test_thresholds_that_fall_are_found_kept_and_obeyed(taught: Path, start: tuple[int, ...], tmp_path: Path) -> None:
+def test_decaying_thresholds_are_found_stored_and_applied(taught: Path, start: tuple[int, ...], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(taught, tmp_path / "model"))
     card, records = calibrate(folder, PROMPTS, JOB.model_copy(update={"decay": 2.0}))
     assert card.decay == card.policy_spec().decay == decay_of(records) == 2.0
@@ -271,11 +271,11 @@ SURE = CalibrateJob(budget=0.25, confidence=0.8)
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Shows nothing."""
+    """A progress callback that does nothing."""
 
 
 def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
-    """Noise, labelled with what the full model says of it but for a column of pixels."""
+    """Noise, labelled with the full model's answers except for a column of pixels."""
     outputs = exit_outputs(model_of_maps(), encoded_images(count, seed))
     right = STREET.answer(outputs[2]).numpy()
     right[:, :, 0] = 0
@@ -300,7 +300,7 @@ def outcome_of(card: CalibrationCard, records: ExitRecords) -> Sequence[int]:
     return exits
 
 
-def test_records_are_what_the_policy_decides_by_beside_figures_of_the_task(mapper: Path, seen: LabelledRows) -> None:
+def test_records_hold_the_policys_scores_and_figures_of_the_task(mapper: Path, seen: LabelledRows) -> None:
     card, records = calibrate(mapper, seen, SURE)
     assert (card.policy, records.score, records.answers_NE) == ("share", "share", None)
     assert card.confidences is not None
@@ -333,8 +333,8 @@ def test_records_are_what_the_policy_decides_by_beside_figures_of_the_task(mappe
         record_exits(mapper, seen, "share")
 
 
-def test_large_outputs_are_never_held_all_at_once(mapper: Path, seen: LabelledRows) -> None:
-    parts = list(outputs_of(mapper, read_card(mapper), seen, "float32", no_progress)[0])
+def test_large_outputs_are_processed_batch_by_batch(mapper: Path, seen: LabelledRows) -> None:
+    parts = list(compute_outputs(mapper, read_card(mapper), seen, "float32", no_progress)[0])
     assert [len(some) for some, _ in parts] == [64, 64, 22]
     whole = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     right = STREET.targets(seen.labels)
@@ -345,21 +345,21 @@ def test_large_outputs_are_never_held_all_at_once(mapper: Path, seen: LabelledRo
     np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
 
 
-def test_thresholds_that_none_passes_leave_none_and_confidence_may_be_asked(mapper: Path, seen: LabelledRows) -> None:
+def test_without_thresholds_no_input_leaves_and_confidence_can_be_chosen(mapper: Path, seen: LabelledRows) -> None:
     card, records = calibrate(mapper, seen, CalibrateJob(budget=0.02, confidence=0.8))
     assert card.thresholds == {}
     assert set(outcome_of(card, records)) == {2}
     [warning] = calibration_warnings(card, {}, load_model(mapper).info.provenance, None)
-    assert warning.startswith("no threshold keeps a budget of 0.02 with confidence 0.8: no input would leave early")
+    assert warning.startswith("no threshold keeps a budget of 0.02 with confidence 0.8, so no input would leave early")
     job = CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="confidence")
     card, _ = calibrate(mapper, seen, job)
     assert (card.policy, card.confidences) == ("confidence", None)
     assert "confidences" not in json.loads((mapper / "calibration.json").read_text()), "as the files of other tasks"
-    with pytest.raises(DataError, match="entropy is of labels, and the model's task is segmentation"):
+    with pytest.raises(DataError, match="entropy is only for labels, not for the task segmentation"):
         calibrate(mapper, seen, CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="entropy"))
 
 
-def test_a_threshold_that_every_score_passes_is_told_as_always() -> None:
+def test_a_threshold_that_every_score_passes_is_shown_as_always() -> None:
     assert [leave_text("share", at) for at in (-0.01, 0.0, 0.5, SCORES["share"].never, None)] == [
         *("always", "always", "0.5000", "never", "-")
     ]
@@ -371,21 +371,21 @@ FROZEN, JOINT, INJECTED = {"joint": False}, {"joint": True}, {"cuts": [["a"]]}
 
 @pytest.fixture
 def dull(tmp_path: Path) -> Path:
-    """Rows whose texts say nothing of their labels, two thirds of which are `x`."""
+    """Rows whose labels do not depend on the texts; two thirds are `x`."""
     path = tmp_path / "dull.csv"
     path.write_text("text,label\n" + "pay my bill,x\npay my bill,y\npay my bill,x\n" * 60, encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize("options", [(), ("--hold-out", 0.5)], ids=["on the rows", "on the rows held out"])
-def test_a_frozen_model_no_better_than_one_label_for_all_is_named_with_what_to_do(
+def test_a_frozen_model_no_better_than_a_constant_answer_is_warned_of(
     checkpoint: Path, dull: Path, tmp_path: Path, capsys: Captured, options: tuple[object, ...]
 ) -> None:
     arguments = ("train", "--data", dull, "--backbone", checkpoint, "--out", tmp_path / "m", "--epochs", 3)
     assert run(*arguments, *options) == 0
     [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert warning == (
-        "warning: the full model answers 66.7% of the rows right, and the same answer to all of them is right for "
+        "warning: the full model answers 66.7% of the rows right, but a constant answer would be right for "
         "66.7%: train the backbone with its ramps (train --joint)"
     )
     assert run("calibrate", tmp_path / "m", "--data", dull, "--budget", 0.1, "--json") == 0
@@ -397,7 +397,7 @@ def test_a_frozen_model_no_better_than_one_label_for_all_is_named_with_what_to_d
     assert report["tested"]["constant_accuracy"] == report["tested"]["full_accuracy"] < 0.7
 
 
-def test_what_exits_save_and_a_dull_answer_does_is_in_the_calibration(model: Path, data: Path) -> None:
+def test_a_calibration_holds_the_saved_work_and_the_constant_accuracy(model: Path, data: Path) -> None:
     card, _ = calibrate(model, read_labelled(data), CalibrateJob(budget=0.5, confidence=0.9))
     assert card.tested["work_share"] == pytest.approx(card.tested["mean_blocks"] / 3)
     assert card.tested["constant_accuracy"] == 0.5
@@ -410,9 +410,9 @@ def test_what_exits_save_and_a_dull_answer_does_is_in_the_calibration(model: Pat
     assert work_share(survival, costs, first=2, entry=2) == pytest.approx(3 / 8), "that model alone"
 
 
-def test_an_injected_model_of_which_little_can_be_saved_is_named(tmp_path: Path) -> None:
+def test_an_injected_model_with_little_saving_is_warned_of(tmp_path: Path) -> None:
     def late_ramps(model: EarlyExitModel, _: Path) -> tuple[FloatArray, FloatArray]:
-        """The time is spent before the first ramp: less than 3 % of it comes after."""
+        """Times of which less than 3 % come after the first ramp."""
         return np.array([0.97, *[0.03 / (model.num_blocks - 1)] * (model.num_blocks - 1)]), np.zeros(
             len(model.ramp_indices)
         )
@@ -448,7 +448,7 @@ def test_the_best_constant_answer(task: Task, truth: list[float], accuracy: floa
         ((None, None, None), FROZEN, []),
     ],
 )
-def test_what_to_do_fits_the_model(worth: tuple[Any, Any, Any], model: dict[str, Any] | None, words: list[str]) -> None:
+def test_the_advice_fits_the_model(worth: tuple[Any, Any, Any], model: dict[str, Any] | None, words: list[str]) -> None:
     accuracy, constant, saved = worth
     said = warnings_of(accuracy, constant, saved, model)
     assert len(said) == len(words)
@@ -462,23 +462,23 @@ def card_of_chain(work: float, blocks: float, ramp: int = 3) -> CalibrationCard:
     )
 
 
-def test_a_cascade_of_more_work_than_its_reference_and_a_diverged_training_are_named() -> None:
+def test_a_chain_with_more_work_than_its_reference_and_a_diverged_training_are_warned_of() -> None:
     chain, alone = card_of_chain(0.9, 5.78), card_of_chain(0.69, 4.11)
     [warning] = calibration_warnings(chain, {"reference": alone}, {}, "mpnet")
     assert warning == (
-        "the chain takes 90% of the work of mpnet, after 5.78 blocks; mpnet alone takes 69%, after 4.11 blocks: leave "
-        "the chain alone and serve mpnet"
+        "the chain takes 90% of the work of mpnet, after 5.78 blocks; mpnet alone takes 69%, after 4.11 blocks: serve "
+        "mpnet without the chain"
     )
     assert calibration_warnings(card_of_chain(0.5, 5.78), {"reference": alone}, {}, "mpnet") == []
-    assert "mpnet alone takes 100%: leave" in calibration_warnings(card_of_chain(1.2, 8.0), {}, {}, "mpnet")[0]
-    for num_rows, words in ((3, ["diverged; train again with a lower --learning-rate"]), (0, [])):
+    assert "mpnet alone takes 100%: serve" in calibration_warnings(card_of_chain(1.2, 8.0), {}, {}, "mpnet")[0]
+    for num_rows, words in ((3, ["training diverged: train again with a lower --learning-rate"]), (0, [])):
         outputs = {block: torch.full((num_rows, 2), float("nan")) for block in range(2)}
         truth_N = np.zeros(num_rows, dtype=np.int64)
         said = warnings_on(outputs, LabelTask(("a", "b")), truth_N, {}, block_costs=None)
         assert [part in each for part, each in zip(words, said, strict=True)] == [True] * len(words)
 
 
-def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured) -> None:
+def test_alternative_calibrations_are_shown_with_their_ramps(capsys: Captured) -> None:
     from offramp.commands.output import show
 
     tested: dict[str, Any] = card_of_chain(0.7, 4.1).tested | {"num_blocks": 6}

@@ -1,4 +1,4 @@
-"""Chains: what makes one, and calibrations of all its networks, ramps and ends together."""
+"""Chains of models, and their calibrations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from earlyexit.tasks.base import Task
 from earlyexit.training.ramps import exit_outputs
 from offramp.cli.app import main
 from offramp.commands.calibrate import calibrate
-from offramp.commands.calibrated import check_members, read_calibration
+from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.chain import chain_models
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import parameters_by_block, profile_model
 from offramp.commands.recording import record_exits
 from offramp.commands.train import train
-from offramp.doctor.look import look_at_target
+from offramp.doctor.inspection import check_target
 from optimizer.calibration_file import (
     AMONG,
     CALIBRATION_FILE,
@@ -64,7 +64,7 @@ CALIBRATION = CalibrationCard(
 
 
 def put(folder: Path, name: str, *, task: Task = ABC, blocks: int = 2, seed: int = 1) -> Path:
-    """A calibrated model of texts."""
+    """Trains and calibrates a model for texts."""
     save_model(renamed(small(task, num_blocks=blocks, seed=seed), name), folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / CALIBRATION_FILE).write_text(CALIBRATION.model_dump_json(), encoding="utf-8")
@@ -81,7 +81,7 @@ def changed(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
-def test_a_chain_is_a_model_folder_like_others_and_a_refused_one_leaves_none(pair: list[Path], tmp_path: Path) -> None:
+def test_a_chain_is_a_model_folder_and_a_refused_chain_leaves_no_folder(pair: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "cascades" / "one"
     card = chain_models(pair, out)
     assert read_card(out) == card
@@ -125,11 +125,11 @@ def test_its_network_and_its_profile_are_those_of_its_models(pair: list[Path], t
 
 def test_the_doctor_looks_at_every_model(pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chain_models(pair, tmp_path / "both")
-    found, _ = look_at_target(tmp_path / "both")
+    found, _ = check_target(tmp_path / "both")
     assert "large, a chain of small and large, 5 blocks, 3 labels" in found.found
     assert found.verdict != "failed"
     (pair[1] / "model.safetensors").write_bytes(b"broken")
-    assert "big/model.safetensors cannot be read" in look_at_target(tmp_path / "both")[0].found
+    assert "big/model.safetensors cannot be read" in check_target(tmp_path / "both")[0].found
     arguments = ["chain", *map(str, pair), "--out", str(tmp_path / "both")]
     with pytest.raises(SystemExit, match="0"):
         main([*arguments, "--json"])
@@ -180,7 +180,7 @@ def models(calibrated: Path, tmp_path: Path) -> Path:
     return shutil.copytree(calibrated, tmp_path / "models")
 
 
-def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRows) -> None:
+def test_records_of_a_chain_join_the_answers_of_each_model(models: Path, rows: LabelledRows) -> None:
     before = {name: (models / name / WEIGHTS_FILE).read_bytes() for name in ("small", "large")}
     card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": "all"}))
     assert (records.num_blocks, records.ramps) == (6, (0, 2, 3, 4))
@@ -201,7 +201,7 @@ def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRo
     assert AMONG not in card.provenance
 
 
-def test_of_a_chain_ends_with_few_ramps_and_the_last_alone_are_calibrated(models: Path, rows: LabelledRows) -> None:
+def test_a_chain_is_calibrated_with_few_ramps_and_for_its_last_network(models: Path, rows: LabelledRows) -> None:
     chain = models / "chain"
     card, records = calibrate(chain, rows, EASY)
     assert {2} <= set(card.thresholds) <= {0, 2, 3, 4}
@@ -227,20 +227,18 @@ def test_of_a_chain_ends_with_few_ramps_and_the_last_alone_are_calibrated(models
 
 def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path, rows: LabelledRows) -> None:
     strict = EASY.model_copy(update={"budget": 0.1, "confidence": 0.95})
-    assert len(rows) >= strict.least_rows
-    with pytest.raises(
-        DataError, match=r"36 rows test it, of 2 calibrations; ramps that are named, or `all`, have one"
-    ):
+    assert len(rows) >= strict.min_rows
+    with pytest.raises(DataError, match=r"for 2 calibrations .*36 rows test them"):
         calibrate(models / "chain", rows, strict)
     changed(models / "chain", ramps=[0, 1, 2, 3, 4])
-    with pytest.raises(ModelFolderError, match=r"'small' has ramps \[0\], the chain knows \[0, 1\]; `offramp chain`"):
+    with pytest.raises(ModelFolderError, match=r"'small' has ramps \[0\], but had \[0, 1\] when the chain was made"):
         calibrate(models / "chain", rows, EASY)
     (models / "small" / CALIBRATION_FILE).unlink()
     with pytest.raises(ModelFolderError, match="small is not calibrated; run: offramp calibrate"):
         calibrate(models / "chain", rows, EASY)
 
 
-def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows: LabelledRows) -> None:
+def test_every_exit_of_a_model_has_a_temperature_including_its_end(models: Path, rows: LabelledRows) -> None:
     for name, exits in (("small", (0, 2)), ("large", (0, 1, 2))):
         model = load_model(models / name)
         fitted = model.temperatures_E.clone()
@@ -254,7 +252,7 @@ def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows:
             assert losses[1] <= losses[0] + 1e-3, (name, block)
 
 
-def test_leaving_is_priced_by_parameters_or_by_known_seconds(models: Path, rows: LabelledRows, tmp_path: Path) -> None:
+def test_exits_are_valued_by_parameters_or_seconds(models: Path, rows: LabelledRows, tmp_path: Path) -> None:
     card = read_card(models / "chain")
     sizes = parameters_by_block(models / "chain", card)
     block = load_model(models / "small").backbone.get_submodule("blocks.0")
@@ -274,7 +272,7 @@ def test_leaving_is_priced_by_parameters_or_by_known_seconds(models: Path, rows:
         calibrate(models / "small", rows, EASY.model_copy(update={"latency": tmp_path / "latency.json"}))
 
 
-def test_thresholds_of_the_ends_alone_are_promised_alone(models: Path, rows: LabelledRows) -> None:
+def test_thresholds_of_the_ends_are_one_calibration(models: Path, rows: LabelledRows) -> None:
     card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": "ends"}))
     assert set(card.thresholds) == {2}
     assert records.ramps == (0, 2, 3, 4), "records know all ramps"
@@ -282,9 +280,9 @@ def test_thresholds_of_the_ends_alone_are_promised_alone(models: Path, rows: Lab
     bold = EASY.model_copy(update={"budget": 0.9, "confidence": 0.5, "ramps": (0, 3)})
     some, _ = calibrate(models / "chain", rows, bold)
     assert set(some.thresholds) == {0, 3}
-    with pytest.raises(DataError, match=r"there are no ramps \[1\] to find thresholds for, but \[0, 2, 3, 4\]"):
+    with pytest.raises(DataError, match=r"the model has no ramps \[1\], but \[0, 2, 3, 4\]"):
         calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": (1,)}), progress=_nothing_runs)
-    with pytest.raises(DataError, match="the ends are those of a chain's networks, and this is a single model"):
+    with pytest.raises(DataError, match="--ramps ends is only for chains, and this is a single model"):
         calibrate(models / "small", rows, EASY.model_copy(update={"ramps": "ends"}))
 
 
@@ -300,7 +298,7 @@ def _replaced(models: Path, rows: LabelledRows) -> None:
 @pytest.mark.parametrize(
     ("change", "name"), [(_recalibrated, "large"), (_replaced, "small")], ids=["calibrated since", "other weights"]
 )
-def test_what_is_of_other_models_is_refused(
+def test_a_calibration_of_other_models_is_refused(
     models: Path, rows: LabelledRows, change: Callable[[Path, LabelledRows], None], name: str
 ) -> None:
     chain = models / "chain"
@@ -312,12 +310,11 @@ def test_what_is_of_other_models_is_refused(
     with pytest.raises(ModelFolderError) as refused:
         read_calibration(chain)
     assert str(refused.value) == (
-        f"{chain / CALIBRATION_FILE}: {name} of {chain} is not what it was then, trained or calibrated since: "
-        "calibrate the chain again"
+        f"{chain / CALIBRATION_FILE}: {name} in {chain} was trained or calibrated since: calibrate the chain again"
     )
 
 
-def test_a_calibration_of_pruned_texts_goes_and_records_are_of_chains_alone(models: Path, rows: LabelledRows) -> None:
+def test_a_calibration_of_pruned_texts_is_deleted_with_its_chain(models: Path, rows: LabelledRows) -> None:
     chain = models / "chain"
     (chain / PRUNED).mkdir()
     before = [chain / PRUNED / name for name in (CALIBRATION_FILE, RECORDS_FILE)]
@@ -327,11 +324,11 @@ def test_a_calibration_of_pruned_texts_goes_and_records_are_of_chains_alone(mode
     assert read_calibration(chain)
     assert not any(path.exists() for path in before)
     _, records = calibrate(models / "chain", rows, EASY)
-    with pytest.raises(ModelFolderError, match=r"r.npz is of small before large, .*large of large: calibrate again"):
+    with pytest.raises(ModelFolderError, match=r"made with small and large, .*large has large: calibrate again"):
         check_members(records.provenance, models / "large", Path("r.npz"))
 
 
-def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: LabelledRows) -> None:
+def test_word_pruning_adds_a_calibration(models: Path, rows: LabelledRows) -> None:
     whole_card, whole = calibrate(models / "chain", rows, EASY)
     card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"prune": 0.3}))
     kept_card = read_calibration(models / "chain")
@@ -384,7 +381,7 @@ __all__ = ["calibrated", "models", "rows"]
 
 JOB = CalibrateJob(budget=0.05, confidence=0.8, ensemble=True, source="data.csv")
 SKILLS = {0: 0.5, 2: 1.5, 3: 0.5, 4: 1.5, 5: 1.6}
-"""How much more the true label gets, by exit."""
+"""What is added to the output of the true label, by exit."""
 
 
 def rows_of(folder: Path, count: int = 4000) -> LabelledRows:
@@ -393,7 +390,7 @@ def rows_of(folder: Path, count: int = 4000) -> LabelledRows:
 
 
 def outputs_of(folder: Path, rows: LabelledRows, skills: Mapping[int, float]) -> dict[int, Tensor]:
-    """Every exit leans towards the truth, and errs by itself."""
+    """Outputs of exits that prefer the true label and make independent errors."""
     names = read_card(folder).task["label_names"]
     generator = torch.Generator().manual_seed(0)
     right_NC = torch.eye(len(names))[torch.tensor([names.index(label) for label in rows.labels])]
@@ -403,7 +400,7 @@ def outputs_of(folder: Path, rows: LabelledRows, skills: Mapping[int, float]) ->
     }
 
 
-def test_where_errors_differ_networks_answer_together_and_keep_what_is_promised(models: Path) -> None:
+def test_an_ensemble_of_networks_with_different_errors_keeps_the_budget(models: Path) -> None:
     folder = models / "chain"
     given = rows_of(folder)
     outputs = outputs_of(folder, given, SKILLS)
@@ -444,7 +441,7 @@ def test_where_errors_differ_networks_answer_together_and_keep_what_is_promised(
         check_weights(records, None, "exit_records.npz")
 
 
-def test_where_nothing_is_gained_nothing_is_mixed_or_left(models: Path) -> None:
+def test_an_ensemble_without_a_gain_is_not_used(models: Path) -> None:
     folder = models / "chain"
     given = rows_of(folder)
     outputs = [(range(len(given)), outputs_of(folder, given, SKILLS | {2: 0.0, 5: 9.0}))]
@@ -464,10 +461,10 @@ def test_where_nothing_is_gained_nothing_is_mixed_or_left(models: Path) -> None:
     assert not (folder / ALONE_FILE).exists()
 
 
-def test_an_ensemble_of_one_network_and_one_by_shares_are_refused(models: Path) -> None:
+def test_an_ensemble_of_one_network_or_with_shares_is_refused(models: Path) -> None:
     given = rows_of(models / "small")
-    with pytest.raises(DataError, match="small is a single network: an ensemble is of a chain's"):
+    with pytest.raises(DataError, match="small is a single network: ensembles are for chains"):
         calibrate(models / "small", given, JOB)
     outputs = [(range(len(given)), outputs_of(models / "chain", given, SKILLS))]
-    with pytest.raises(DataError, match="leave by entropy or confidence, not by share"):
+    with pytest.raises(DataError, match="ensembles need the policy entropy or confidence, not share"):
         calibrate(models / "chain", given, JOB.model_copy(update={"policy": "share"}), outputs=outputs)

@@ -19,7 +19,7 @@ from tests.offramp.jobs.test_injecting import HERE, ROWS, injected_into, job_of,
 
 
 def with_outputs(path: Path, *names: str) -> Path:
-    """Of `pictures_graph`, with more outputs of floating point."""
+    """A file with `pictures_graph` and further floating-point outputs."""
     import onnx
 
     model = onnx.load(path)
@@ -29,7 +29,7 @@ def with_outputs(path: Path, *names: str) -> Path:
     return path
 
 
-def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp_path: Path) -> None:
+def test_an_onnx_file_is_cut_for_its_answer_despite_other_outputs(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import PIXELS, pictures_graph, saved
 
@@ -42,7 +42,7 @@ def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp
         injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logit")
 
 
-def test_of_a_module_with_several_answers_one_is_asked_for(tmp_path: Path) -> None:
+def test_a_module_with_several_answers_needs_an_output_name(tmp_path: Path) -> None:
     backbone = f"{HERE}:two_answers"
     first, second = read_model(job_of(backbone), rows_of()).flow.outputs
     with pytest.raises(GraphError, match="; several can be the answer, choose one"):
@@ -56,9 +56,9 @@ def test_of_a_module_with_several_answers_one_is_asked_for(tmp_path: Path) -> No
     assert done.model.num_blocks == load_model(tmp_path).num_blocks > 2
 
 
-def test_sites_of_a_type_that_does_not_cross_are_named_with_their_type(tmp_path: Path) -> None:
+def test_sites_with_an_unsupported_type_are_reported_with_their_type(tmp_path: Path) -> None:
     found = read_model(job_of(f"{HERE}:doubled"), rows_of())
-    with pytest.raises(GraphError, match=r"no site that can be cut at; not at .*is torch\.float64, but must be"):
+    with pytest.raises(GraphError, match=r"cannot be cut at any site; not at .*is torch\.float64, but must be"):
         crossing_sites(job_of(f"{HERE}:doubled"), found, {"name": "image"}, print)
 
 
@@ -82,7 +82,7 @@ def test_all_candidates_of_an_onnx_file_share_one_session(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("written", ["onnx", "torch"])
-def test_a_tokenizer_of_more_words_than_the_models_table_has_is_refused(tmp_path: Path, written: str) -> None:
+def test_a_tokenizer_with_more_words_than_the_lookup_table_is_refused(tmp_path: Path, written: str) -> None:
     pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import WORDS, saved, words_graph
 
@@ -101,7 +101,7 @@ def test_a_tokenizer_of_more_words_than_the_models_table_has_is_refused(tmp_path
     rows = {"onnx": WORDS, "torch": VOCABULARY}[written]
     backbone = f"{HERE}:texts" if written == "torch" else str(saved(words_graph(), tmp_path / "theirs"))
     texts = LabelledRows.of_texts([f"w{k % 7} w{k % 200}" for k in range(ROWS)], [""] * ROWS)
-    with pytest.raises(InputError, match=rf"goes up to 199, and .* table of {rows} rows; --tokenizer .* is another"):
+    with pytest.raises(InputError, match=rf"has values up to 199, and .* has {rows} rows; --tokenizer .* is another"):
         injected_into(
             tmp_path / "out", texts, backbone=backbone, tokenizer=str(tmp_path / "tokenizer.json"), max_length=6
         )

@@ -1,4 +1,4 @@
-"""Models without any preparation, made model folders as the command line does it."""
+"""Adding ramps to foreign models, as `offramp inject` does it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.inject import (
-    Injected,
+    InjectionResult,
     Times,
     answer_names,
     crossing_sites,
@@ -46,7 +46,7 @@ LOOSE = CalibrateJob(budget=0.2, confidence=0.9)
 
 
 def png(seed: int) -> bytes:
-    """Of a colour of its own, so that networks of random weights answer in more than one way."""
+    """An image with its own colour, so that networks with random weights give different answers."""
     rng = np.random.default_rng(seed)
     return file_of((rng.integers(0, 200, 3) + rng.integers(0, 56, (SIDE, SIDE, 3))).astype(np.uint8))
 
@@ -62,24 +62,24 @@ def job_of(backbone: str = f"{HERE}:pictures", **options: Any) -> InjectJob:
 
 
 def uncut_answers(network: nn.Module, encoded: Sequence[Encoded]) -> torch.Tensor:
-    """What a module says of encoded images."""
+    """Returns the outputs of a module for encoded images."""
     with torch.no_grad():
         answers: torch.Tensor = network(torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded])))
     return answers
 
 
 def quick_ramps(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
-    """Of blocks as small as these a ramp would take longer."""
+    """Times in which ramps are faster than blocks, which they are not in models as small as these."""
     return np.ones(model.num_blocks), np.full(len(model.ramp_indices), 0.1)
 
 
-def injected_into(out: Path, data: LabelledRows, **options: Any) -> Injected:
+def injected_into(out: Path, data: LabelledRows, **options: Any) -> InjectionResult:
     return inject(job_of(**options), data, out, times=quick_ramps)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of rows without labels, half of them kept."""
+    """A model that is injected with rows without labels, half of which are held out."""
     out = tmp_path_factory.mktemp("injected")
     injected_into(out, rows_of(2 * HELD), hold_out=0.5)
     return out
@@ -101,7 +101,7 @@ def test_the_full_model_answers_as_the_module_and_kept_rows_calibrate_it(folder:
 
 
 @pytest.mark.parametrize("labelled", [False, True])
-def test_calibrated_scores_are_still_the_modules_own(folder: Path, tmp_path: Path, labelled: bool) -> None:
+def test_calibration_does_not_change_the_modules_scores(folder: Path, tmp_path: Path, labelled: bool) -> None:
     out = tmp_path / "model"
     if labelled:
         injected_into(out, rows_of(2 * HELD, labels=("0", "1", "2")), hold_out=0.5, from_answers=True)
@@ -116,7 +116,7 @@ def test_calibrated_scores_are_still_the_modules_own(folder: Path, tmp_path: Pat
     assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
 
 
-def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
+def test_calibration_does_not_change_an_onnx_files_scores(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import PIXELS, picture_feeds, pictures_graph, saved, uncut
 
@@ -130,7 +130,7 @@ def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
     assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
 
 
-def test_a_file_that_inputs_round_is_taken_by_the_users_rows_and_keeps_its_scores(tmp_path: Path) -> None:
+def test_a_file_that_rounds_its_inputs_is_tried_with_the_users_rows_and_keeps_its_scores(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import LETTERS, rounding_graph, saved
 
@@ -143,7 +143,7 @@ def test_a_file_that_inputs_round_is_taken_by_the_users_rows_and_keeps_its_score
     rows = LabelledRows(columns={"bytes": letters}, labels=("",) * len(letters))
     injected_into(tmp_path / "m", rows, backbone=str(path))
     calibrate(tmp_path / "m", rows, LOOSE)
-    with pytest.raises(DataError, match=r"rows without labels; harm is measured by labels"):
+    with pytest.raises(DataError, match=r"rows without labels; --metric harm needs labels"):
         calibrate(tmp_path / "m", rows, CalibrateJob(budget=0.2, metric="harm"))
     model = load_model(tmp_path / "m")
     encoded = rows.encode(find_codec(model.info.codec, tmp_path / "m"))[:50]
@@ -152,12 +152,12 @@ def test_a_file_that_inputs_round_is_taken_by_the_users_rows_and_keeps_its_score
     assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
 
 
-def test_a_cut_that_cannot_be_is_said_and_only_a_model_without_any_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_cut_is_reported_and_a_model_without_a_cut_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import PIXELS, across_graph, saved
 
     path, said = saved(across_graph(seed=3), tmp_path / "theirs"), list[str]()
-    done = inject(job_of(str(path), **PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, say=said.append)
+    done = inject(job_of(str(path), **PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, notify=said.append)
     assert said[0].startswith("no cut at 'across': the graph's tensor 'across', [8, 2] for 2 inputs, has a row neither")
     assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
 
@@ -166,11 +166,11 @@ def test_a_cut_that_cannot_be_is_said_and_only_a_model_without_any_is_refused(tm
             return {tuple(cut): "it is crooked" for cut in cuts}
 
     found = read_model(job_of(), rows_of())
-    with pytest.raises(GraphError, match=r"pictures: no site that can be cut at; not at '.*': it is crooked$"):
+    with pytest.raises(GraphError, match=r"pictures: cannot be cut at any site; not at '.*': it is crooked$"):
         crossing_sites(job_of(), Nowhere(**vars(found)), {"name": "image"}, print)
 
 
-def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_uncut(tmp_path: Path) -> None:
+def test_sets_of_tensors_cut_a_module_with_a_mask_without_changing_its_answers(tmp_path: Path) -> None:
     network, _ = masked()
     model = injected_into(tmp_path, rows_of(), backbone=f"{HERE}:masked", sets=True).model
     assert [len(cut) for cut in model.info.provenance["cuts"]] == [2, 2, 2, 1]
@@ -188,12 +188,12 @@ def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_u
     ],
     ids=["as most answers say", "the alphabet's where that is right", "numbers are outputs", "no labels"],
 )
-def test_names_are_in_outputs_order(labels: tuple[str, ...], answers: tuple[int, ...], names: tuple[str, ...]) -> None:
+def test_names_are_in_output_order(labels: tuple[str, ...], answers: tuple[int, ...], names: tuple[str, ...]) -> None:
     data = LabelledRows.of_texts(["x"] * len(labels), labels)
     assert answer_names(job_of(), data, torch.tensor(answers), ("0", "1", "2")) == names
 
 
-def test_from_answers_labels_name_the_answers_and_nothing_is_learned_from_them(folder: Path, tmp_path: Path) -> None:
+def test_with_from_answers_labels_only_name_the_answers(folder: Path, tmp_path: Path) -> None:
     named = rows_of(2 * HELD, labels=("b", "c", "a"))
     done = injected_into(tmp_path / "model", named, hold_out=0.5, from_answers=True)
     assert sorted(done.model.task.spec()["label_names"]) == ["a", "b", "c"]
@@ -206,11 +206,11 @@ def test_from_answers_labels_name_the_answers_and_nothing_is_learned_from_them(f
 
 
 @pytest.mark.parametrize("names", [None, ("x", "y", "z")])
-def test_labels_that_name_no_answers_are_not_looked_at(tmp_path: Path, names: tuple[str, ...] | None) -> None:
+def test_labels_that_are_no_answers_are_ignored(tmp_path: Path, names: tuple[str, ...] | None) -> None:
     said: list[str] = []
     job = job_of(from_answers=True, hold_out=0.5, names=names)
-    done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps, say=said.append)
-    assert said[-1] == "labels are not looked at: 'cat' is none of the model's 3 answers"
+    done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps, notify=said.append)
+    assert said[-1] == "labels are ignored: 'cat' is none of the model's 3 answers"
     assert done.right is None
     assert done.held_out is not None
     assert set(read_labelled(done.held_out).label_names) <= set(names or ("0", "1", "2"))
@@ -220,10 +220,10 @@ def test_labels_that_name_no_answers_are_not_looked_at(tmp_path: Path, names: tu
 def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(folder: Path) -> None:
     said: list[str] = []
     block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
-    assert ramps_worth_their_time((0, 1), block_s, ramp_s, asked=False, say=said.append) == (0,)
+    assert ramps_worth_their_time((0, 1), block_s, ramp_s, requested=False, notify=said.append) == (0,)
     assert said == ["no ramps after blocks 1: the ramp after block 1 takes 4 ms, the blocks up to the next exit 3 ms"]
-    with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; --ramps without it"):
-        ramps_worth_their_time((0, 1), block_s, ramp_s, asked=True, say=said.append)
+    with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; leave it out of --ramps"):
+        ramps_worth_their_time((0, 1), block_s, ramp_s, requested=True, notify=said.append)
     model = load_model(folder)
     block_s, ramp_s = time_exits(model, folder)
     assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
@@ -233,14 +233,14 @@ def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(f
 @pytest.mark.parametrize(
     ("options", "times", "words"),
     [
-        ({"backbone": f"{HERE}:broken"}, quick_ramps, r"^d\.zip: of row \d+ block \d+ gives NaN"),
-        ({"backbone": f"{HERE}:stubborn"}, quick_ramps, "every row alike"),
+        ({"backbone": f"{HERE}:broken"}, quick_ramps, r"^d\.zip: row \d+ makes NaN or infinite numbers at block \d+"),
+        ({"backbone": f"{HERE}:stubborn"}, quick_ramps, "all rows the same answer"),
         ({"names": ("a", "b")}, quick_ramps, "--labels: 2"),
-        ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0)), "--blocks fewer"),
+        ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0)), "lower --blocks"),
     ],
     ids=["not a number", "one answer", "too few names", "slow ramps"],
 )
-def test_what_is_refused_leaves_the_model(tmp_path: Path, options: dict[str, Any], times: Times, words: str) -> None:
+def test_a_refused_injection_keeps_the_model(tmp_path: Path, options: dict[str, Any], times: Times, words: str) -> None:
     for name in (CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"):
         (tmp_path / name).write_text("of before")
     with pytest.raises(OfframpError, match=words):
@@ -260,7 +260,7 @@ def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Pat
     assert not list((tmp_path / "model").iterdir())
 
 
-def test_another_model_takes_the_place_of_one_if_its_labels_fit(tmp_path: Path) -> None:
+def test_an_injected_model_replaces_another_if_its_labels_fit(tmp_path: Path) -> None:
     for name in (CALIBRATION_FILE, RECORDS_FILE):
         (tmp_path / name).write_text("of before")
     done = injected_into(tmp_path, rows_of(), name="other")

@@ -1,4 +1,4 @@
-"""Models of every kind of rows, trained and calibrated by commands, and checkpoints ramped by one."""
+"""Models for all kinds of rows, trained and calibrated by commands, and `offramp ramp`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
 from offramp.client.protocol import Prediction
 from offramp.commands import machine, serve
-from offramp.commands.calibrated import read_calibration
-from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_of
+from offramp.commands.calibration_files import read_calibration
+from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_for
+from offramp.commands.codec_and_task import codec_for
 from offramp.commands.jobs import RampJob, TrainJob
-from offramp.commands.kinds import codec_for
 from offramp.commands.predict import IMAGES, Row, is_png, map_folder, with_pictures
 from offramp.commands.ramp import read_log
 from offramp.commands.train import train
-from offramp.doctor.look import look_at_target
+from offramp.doctor.inspection import check_target
 from offramp.spec.jobs import ServeJob
 from profiles.latency import LatencyProfile
 from tests.earlyexit.codecs.pictures import file_of
@@ -53,7 +53,7 @@ def png(brightness: int, seed: int) -> bytes:
 
 
 def write_images(folder: Path) -> Path:
-    """Ten folders of two images each, named as the ten classes of the checkpoint might be."""
+    """Ten folders of two images each, named like the checkpoint's ten classes."""
     for label in range(10):
         (folder / f"class-{label}").mkdir(parents=True)
         for row in range(2):
@@ -100,7 +100,7 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     assert hop == [16 * 32 * 32 * 4, 32 * 16 * 16 * 4, 64 * 8 * 8 * 4]
 
 
-def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: Path, tmp_path: Path) -> None:
+def test_a_head_with_another_number_of_classes_is_replaced(images: Path, resnet: Path, tmp_path: Path) -> None:
     data = read_labelled(images)
     two = data.select(row for row, label in enumerate(data.labels) if label in ("class-0", "class-9"))
     model = train(TrainJob(backbone=str(resnet), name="m", epochs=1), two, tmp_path)
@@ -114,12 +114,12 @@ def test_pairs_make_a_model_of_pairs_and_another_input_is_refused_by_its_name(ch
     assert model.info.codec == {"name": "text_pair", "max_length": 16, "token_types": True}
     assert [spec.name for spec in model.boundary(-1)] == ["token_ids", "token_types"]
     assert of_two_inputs("token_type_ids")["token_types"]
-    with pytest.raises(InputError, match="theirs:network takes 'mask' beside 'input_ids', which texts do not give"):
+    with pytest.raises(InputError, match="network takes 'mask' besides 'input_ids', which is not derived"):
         of_two_inputs("mask")
 
 
 def of_two_inputs(second: str) -> NamedSpec:
-    """The codec of a network for pairs that takes another input beside its tokens."""
+    """Returns the codec of a network for pairs that takes a second input besides tokens."""
     ids = TensorSpec(name="input_ids", shape=(), dtype="int32", per_token=True)
     job = TrainJob(backbone="theirs:network", tokenizer="minilm", name="m")
     rows = LabelledRows(
@@ -157,7 +157,7 @@ def test_arrays_make_a_model_of_tensors_and_a_codec_of_ones_own_is_kept(tmp_path
 
 
 class Logarithms(TensorCodec):
-    """Spectra of any sign, up to a length of its own."""
+    """A codec of spectra with a maximum length."""
 
     def __init__(self, max_length: int = 1) -> None:
         super().__init__([{"name": "spectrum", "datatype": "FP32", "shape": [8]}])
@@ -186,12 +186,12 @@ CONTENT = base64.b64encode(to_png(MAP, 3)).decode()
 
 
 def put(folder: Path, image: str, **said: Any) -> dict[str, Any]:
-    row = with_pictures(Row(shown={"image": image}, prediction=Prediction(exit=2, request_id="r", **said)), folder)
+    row = with_pictures(Row(id_columns={"image": image}, prediction=Prediction(exit=2, request_id="r", **said)), folder)
     assert row.prediction is not None
-    return row.prediction.said
+    return row.prediction.task_values
 
 
-def test_a_picture_becomes_a_file_named_after_its_image_and_none_is_written_over(tmp_path: Path) -> None:
+def test_a_class_map_is_written_under_an_unused_name_of_its_image(tmp_path: Path) -> None:
     maps = map_folder(tmp_path / "maps", IMAGES, ())
     assert maps is not None
     said = put(maps, "street/a.jpg", class_map=CONTENT, score=0.5, note="PNG")
@@ -204,9 +204,9 @@ def test_a_picture_becomes_a_file_named_after_its_image_and_none_is_written_over
     assert (tmp_path / "a.png").read_bytes() == b"a photo"
 
 
-def test_rows_of_a_run_name_the_files_and_those_that_failed_have_none(tmp_path: Path) -> None:
+def test_rows_contain_the_paths_of_class_maps_unless_they_failed(tmp_path: Path) -> None:
     found = Prediction(exit=2, request_id="r", class_map=CONTENT, score=0.5)
-    rows = Row(shown={"image": "a.jpg"}, prediction=found), Row(shown={"image": "b.jpg"}, error="no image")
+    rows = Row(id_columns={"image": "a.jpg"}, prediction=found), Row(id_columns={"image": "b.jpg"}, error="no image")
     assert [with_pictures(row, tmp_path).to_json() for row in rows] == [
         {"image": "a.jpg", "class_map": str(tmp_path / "a.png"), "score": 0.5, "exit": 2},
         {"image": "b.jpg", "error": "no image"},
@@ -215,13 +215,13 @@ def test_rows_of_a_run_name_the_files_and_those_that_failed_have_none(tmp_path: 
 
 
 @pytest.mark.parametrize("value", ["", "bill", "iVBORw0K", 3, None, io.BytesIO()])
-def test_only_png_files_in_base64_are_taken_for_them(value: object) -> None:
+def test_only_png_files_in_base64_are_recognised_as_pictures(value: object) -> None:
     assert not is_png(value)
     assert is_png(CONTENT)
 
 
 LABELS = {0: "weather", 1: "bill", 2: "card"}
-"""Not in the order of the alphabet."""
+"""Labels that are not in alphabetical order."""
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +230,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(folder: Path, checkpoint: Path, family: str = "bert", **config: Any) -> Any:
-    """A classifier of random weights, with the tokenizer of another checkpoint."""
+    """A classifier with random weights and the tokenizer of another checkpoint."""
     theirs = hf_model(family, noise=0.3, id2label=LABELS, label2id={name: k for k, name in LABELS.items()}, **config)
     theirs.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
@@ -246,27 +246,27 @@ def texts(number: int) -> list[str]:
 @torch.inference_mode()
 def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoint: Path, tmp_path: Path) -> None:
     theirs = saved(tmp_path / "tuned", checkpoint, family)
-    folder = model_folder_of(tmp_path / "tuned")
+    folder = model_folder_for(tmp_path / "tuned")
     ours = load_model(folder)
     assert ours.task.spec()["label_names"] == list(LABELS.values())
     encoded = find_codec(ours.info.codec, folder).encode(texts(9))
     expected = theirs(**hf_inputs(encoded)).logits
     torch.testing.assert_close(exit_outputs(ours, encoded)[2], expected, atol=1e-5, rtol=1e-4)
-    assert model_folder_of(tmp_path / "tuned") == folder, "made once"
+    assert model_folder_for(tmp_path / "tuned") == folder, "made once"
     (tmp_path / "tuned" / "tokenizer.json").touch()
-    assert model_folder_of(tmp_path / "tuned") != folder, "the checkpoint's files changed"
+    assert model_folder_for(tmp_path / "tuned") != folder, "the checkpoint's files changed"
 
 
 def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
     saved(tmp_path / "tuned", checkpoint)
     saved(tmp_path / "served", checkpoint)
-    often = model_folder_of(tmp_path / "served")
+    often = model_folder_for(tmp_path / "served")
     (often.parents[1] / "not-a-folder").touch()
     made = []
     for _ in range(KEPT + 1):
         (tmp_path / "tuned" / "tokenizer.json").touch()
-        made.append(model_folder_of(tmp_path / "tuned"))
-        assert model_folder_of(tmp_path / "served") == often, "used since"
+        made.append(model_folder_for(tmp_path / "tuned"))
+        assert model_folder_for(tmp_path / "served") == often, "used since"
     assert [folder.is_dir() for folder in made] == [False] * 2 + [True] * (KEPT - 1)
 
 
@@ -274,13 +274,13 @@ def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> 
     ("labels", "warning"),
     [
         (("bill", "rain"), ""),
-        (("bill", ""), "labels are not looked at: 1 of 2 rows have none"),
-        (("bill", "pay"), "labels are not looked at: 'pay' is none of the checkpoint's"),
+        (("bill", ""), "labels are ignored: 1 of 2 rows have none"),
+        (("bill", "pay"), "labels are ignored: 'pay' is none of the checkpoint's"),
         (("", ""), ""),
     ],
     ids=["all", "some", "others", "none"],
 )
-def test_labels_count_where_all_fit(labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured) -> None:
+def test_known_labels_are_used(labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "log.csv").write_text("text,label\n" + "".join(f"a text,{label}\n" for label in labels))
     rows = read_log(RampJob(folder=tmp_path, data=tmp_path / "log.csv"), ("bill", "rain"))
     assert rows.labels == (labels if not warning else ("", ""))
@@ -289,9 +289,9 @@ def test_labels_count_where_all_fit(labels: tuple[str, str], warning: str, tmp_p
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are planned, measured and exported here: another process would load for seconds what this one has."""
+    """Plans, measures and exports in this process, because another one would import for seconds."""
     for module in (machine, serve):
-        monkeypatch.setattr(module, "in_own_process", lambda work, *given: work(*given))
+        monkeypatch.setattr(module, "run_in_subprocess", lambda work, *given: work(*given))
     monkeypatch.setattr(onnx, "export_elsewhere", lambda net, of: [*map(partial(onnx.export, net), of, of.values())])
 
 
@@ -304,7 +304,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["missing", "broken"],
 )
-def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
+def test_the_doctor_and_serve_refuse_a_tokenizer_with_the_same_message(
     tokenizer: str | None, words: str, checkpoint: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "tuned")
@@ -313,7 +313,7 @@ def test_the_doctor_refuses_a_tokenizer_in_the_words_of_serve(
     assert run("serve", folder) == 2
     refused = capsys.readouterr().err
     assert words.format(folder=folder) in refused
-    assert look_at_target(folder)[0].found.removeprefix(f"{folder}: ") in refused
+    assert check_target(folder)[0].found.removeprefix(f"{folder}: ") in refused
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -341,7 +341,7 @@ def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_pa
         assert (report["rows"], report["thresholds"]) == (700, thresholds)
         assert report["tested"]["worst_agreement"] >= 0.99, "what is promised"
         assert (report["tested"]["full_accuracy"] == 1) == (not labelled), "else the checkpoint is right"
-        model, as_it_is = load_model(out), load_model(model_folder_of(tmp_path / "tuned"))
+        model, as_it_is = load_model(out), load_model(model_folder_for(tmp_path / "tuned"))
         assert model.temperatures_E[-1] == 1, "scores are the checkpoint's"
         encoded = find_codec(model.info.codec, out).encode(texts(5))
         assert exit_outputs(model, encoded)[2].equal(exit_outputs(as_it_is, encoded)[2])
@@ -353,7 +353,7 @@ def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_pa
         assert ("as labelled" in said) == labelled
     with (out / WEIGHTS_FILE).open("ab") as weights:
         weights.write(b" ")
-    with pytest.raises(ModelFolderError, match=r"calibration.json: ramped .* is not what it was then.*calibrate again"):
+    with pytest.raises(ModelFolderError, match=r"ramped in .* was trained or calibrated since: calibrate again"):
         read_calibration(out)
 
 
@@ -366,4 +366,4 @@ def test_weights_without_the_head_are_refused(checkpoint: Path, tmp_path: Path) 
         {name: each for name, each in load_file(path).items() if "classifier" not in name}, path, {"format": "pt"}
     )
     with pytest.raises(ModelFolderError, match=r"the weights of .*tuned' lack classifier.bias"):
-        model_folder_of(tmp_path / "tuned")
+        model_folder_for(tmp_path / "tuned")

@@ -1,4 +1,4 @@
-"""A graph from elsewhere goes the way of every model: ramps, thresholds, a profile, a replica's batches."""
+"""Ramps, thresholds, a profile and batches of a model that was injected from an ONNX file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import calibrate
 from offramp.commands.jobs import CalibrateJob
-from offramp.doctor.look import look_at_target
+from offramp.doctor.inspection import check_target
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.model import _parameter_bytes
@@ -42,7 +42,7 @@ def rows(answers: tuple[str, ...]) -> LabelledRows:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ramps that learned of the graph's own answers, saved."""
+    """The folder of a model whose ramps were trained on the graph's own answers."""
     folder = tmp_path_factory.mktemp("onnx")
     model = with_ramps(pictures_taken(saved(pictures_graph(), folder / "from"), folder / "model"))
     encoded = random_pictures(ROWS)
@@ -84,14 +84,14 @@ def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:
     assert warm.tensors[0].shape == (2, SIDE, SIDE, 3)
 
 
-def test_its_own_files_are_looked_for_and_count_as_memory(folder: Path, tmp_path: Path) -> None:
+def test_the_files_of_a_network_must_exist_and_count_as_memory(folder: Path, tmp_path: Path) -> None:
     card = read_card(folder)
     sizes = [(folder / name).stat().st_size for name in ("model.safetensors", "graph.onnx", "graph.onnx.data")]
     assert _parameter_bytes(folder, card, "float32") == sum(sizes)
-    assert look_at_target(folder)[0].verdict != "failed"
+    assert check_target(folder)[0].verdict != "failed"
     for name in ("model.json", "model.safetensors", "graph.onnx"):
         shutil.copy(folder / name, tmp_path)
-    assert look_at_target(tmp_path)[0].found == f"{tmp_path} has no graph.onnx.data, which its network consists of"
+    assert check_target(tmp_path)[0].found == f"{tmp_path} has no graph.onnx.data, which its network needs"
     with pytest.raises(DataError, match=r"has no graph.onnx.data"):
         _parameter_bytes(tmp_path, card, "float32")
 

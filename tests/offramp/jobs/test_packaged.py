@@ -17,7 +17,7 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 
 
 def pieces(folder: Path, *, name: str = "net", weights: bytes = WEIGHTS) -> list[Path]:
-    """A zip of a checkpoint, in three pieces."""
+    """A zip archive of a checkpoint in three parts."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
         archive.writestr(f"{name}/model.safetensors", weights)
@@ -36,7 +36,7 @@ def test_a_training_without_a_backbone_begins_with_the_packaged_one(tmp_path: Pa
     assert (Path(options.backbone) / "config.json").is_file()
 
 
-def test_pieces_joined_are_the_checkpoints_folder_and_other_weights_leave_nothing(tmp_path: Path) -> None:
+def test_joined_parts_are_the_checkpoints_folder_and_other_weights_are_refused(tmp_path: Path) -> None:
     place = tmp_path / "cache" / "net"
     with pytest.raises(InputError):
         unpack(pieces(tmp_path, weights=b"others"), "net", SHA256, place)
@@ -47,7 +47,7 @@ def test_pieces_joined_are_the_checkpoints_folder_and_other_weights_leave_nothin
     assert [path.name for path in place.parent.iterdir()] == ["net"]
 
 
-def test_without_its_packages_mpnet_is_as_unpacked_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpnet_without_its_packages_must_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(packaged, "MPNET_PARTS", ("no-such-package",))
     with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'offramp\[mpnet\]'"):

@@ -47,11 +47,11 @@ from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 FILE = parse_problem(DOCUMENT)
 STOCK = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=2, batch=4),)),)
-"""2000/s: 4 inputs in 2 ms."""
+"""A plan that runs 4 inputs in 2 ms, which is 2000/s."""
 
 
 def solve(problem: PlanProblem, strategy: Strategy) -> Decision:
-    """A planner that knows two plans, and no serial one; an SLO below 4 ms has none."""
+    """A planner with two plans and no serial one. It finds no plan for an SLO below 4 ms."""
     if strategy == "serial" or problem.slo.latency_s < 0.004:
         return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=0.005)
     stages = BEST if strategy == "best" else STOCK
@@ -137,11 +137,11 @@ def test_a_plan_is_scored_again_by_exit_records_and_served_with_their_thresholds
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
     assert plan.predicted["rate_per_s"] == pytest.approx(4000)
-    with pytest.raises(InputError, match="--threshold: the problem's exit records have thresholds already"):
+    with pytest.raises(InputError, match="--threshold: the problem's exit records already define thresholds"):
         serving_plan(file, planned_answer(file).planned, 0.4)
 
 
-def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_another_plan() -> None:
+def test_strategies_are_compared_with_nested_survival_although_the_records_prefer_another_plan() -> None:
     """With the ramp, 3 replicas do 2 in 1 ms: 12000/s if half of all get there, 6000/s if all do. Stock does 8000/s."""
     stock = (replace(STOCK[0], replicas=4),)
     ramped = (
@@ -163,10 +163,10 @@ def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_ano
     assert found.rescoring.chosen is not None
     assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
     assert [each.times_better for each in found.comparisons] == pytest.approx([12_000 / 8000] * 4)
-    assert "Survival nested in all of them" in shown(*plan_tables(found))
+    assert "All figures are for nested survival" in shown(*plan_tables(found))
 
 
-def test_a_what_if_names_what_is_changed_and_what_is_sought() -> None:
+def test_a_what_if_table_names_the_changed_quantity_and_the_objective() -> None:
     by_rate = Axis(name="rate_per_s", values=(1000.0,))
     table = what_if_table(FILE.problem, by_rate, list(what_if(FILE.problem, by_rate, solve)))
     names = [column.header for column in table.columns]
@@ -178,7 +178,7 @@ def test_a_what_if_names_what_is_changed_and_what_is_sought() -> None:
 
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
-"""Three windows; nothing is known of the middle one."""
+"""Three windows, of which the second is unknown."""
 FORECAST = SurvivalForecast(
     survival_HK=np.array([[1.0, 0.5]]),
     survival_low_HK=np.array([[1.0, 0.4]]),
@@ -213,7 +213,7 @@ def test_a_series_is_read_from_csv_or_json(tmp_path: Path) -> None:
         pytest.param(CSV, "utf-8-sig", id="the mark that spreadsheets write first"),
     ],
 )
-def test_a_missing_window_is_told_apart(tmp_path: Path, text: str, encoding: str) -> None:
+def test_a_missing_window_is_not_a_window_of_zeros(tmp_path: Path, text: str, encoding: str) -> None:
     path = tmp_path / "series.csv"
     path.write_text(text, encoding=encoding)
     assert read_series(path).missing_W.tolist() == [False, True, False]
@@ -235,7 +235,7 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
     console.print(forecast_table(document))
     rows = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "1 0.500 0.400-0.600 0: 0.500 0.400-0.600 last value: only one window was seen" in rows
-    assert "Intervals are of the level" in " ".join(rows)
+    assert "Intervals are for the true shares" in " ".join(rows)
 
 
 def test_the_command_prints_the_next_window_and_its_rate(tmp_path: Path, capsys: Captured) -> None:
@@ -258,7 +258,7 @@ def network() -> ChainNetwork:
 
 
 def outputs_of(network: ChainNetwork, inputs: Inputs) -> dict[int, Tensor]:
-    """Every network run in full alone."""
+    """Returns the outputs of all networks, each run in full."""
     return {
         network.chain.starts[place] + block: outputs
         for place, member in enumerate(network.members)
@@ -267,7 +267,7 @@ def outputs_of(network: ChainNetwork, inputs: Inputs) -> dict[int, Tensor]:
 
 
 @pytest.mark.parametrize("used", [(0, 1, 2), (0, 2), (1, 2), (2,)], ids=str)
-def test_records_of_an_ensemble_hold_what_the_served_chain_says(network: ChainNetwork, used: Sequence[int]) -> None:
+def test_records_of_an_ensemble_equal_the_served_answers(network: ChainNetwork, used: Sequence[int]) -> None:
     inputs = inputs_for(network)
     outputs = mixed_outputs(outputs_of(network, inputs), network.chain, network.task, WEIGHTS, used)
     splits = [Split(first=network.chain.starts[k], end=network.chain.bounds[k], batch=4) for k in used]
@@ -284,7 +284,7 @@ def test_records_of_an_ensemble_hold_what_the_served_chain_says(network: ChainNe
             assert found == pytest.approx(score_N, abs=HALF)
 
 
-def test_the_end_says_equation_6(network: ChainNetwork) -> None:
+def test_the_end_of_an_ensemble_follows_equation_6(network: ChainNetwork) -> None:
     inputs = inputs_for(network)
     outputs = outputs_of(network, inputs)
     alone = [outputs[end].double().softmax(-1).numpy() for end in network.chain.ends]
@@ -295,7 +295,7 @@ def test_the_end_says_equation_6(network: ChainNetwork) -> None:
     assert torch.equal(mixed[1], outputs[1])
 
 
-def test_weights_are_found_by_the_given_rows_and_mixing_is_off_where_nothing_is_gained(network: ChainNetwork) -> None:
+def test_weights_depend_only_on_the_design_rows_and_mixing_is_off_without_a_gain(network: ChainNetwork) -> None:
     inputs = inputs_for(network, count=200)
     outputs = outputs_of(network, inputs)
     truth_N = outputs[4].argmax(1).numpy()  # no answer can be more right than the last network's

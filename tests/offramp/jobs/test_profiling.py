@@ -25,7 +25,7 @@ QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 def test_a_missing_gpu_is_said_and_measuring_leaves_the_threads_as_they_were(model: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(InputError, match="device 'V100' needs CUDA, and torch finds none here"):
+    with pytest.raises(InputError, match="device 'V100' needs CUDA, which torch does not find"):
         profile_model(model, ProfileJob(device="V100"))
     profile_model(model, ProfileJob(batches=(1,), lengths=(4,), repeats=1, threads=2))
     assert torch.get_num_threads() == 1
@@ -57,7 +57,7 @@ def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path
     assert json.loads(json.dumps(figures)) == figures
 
 
-def test_of_inner_blocks_that_are_built_alike_one_is_measured(tmp_path: Path) -> None:
+def test_only_one_of_the_inner_blocks_with_equal_structure_is_measured(tmp_path: Path) -> None:
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "max_length": 16}
     save_model(random_model({**sizes, "num_blocks": 5}, ramps=RampOptions(at=(0, 2, 3))), tmp_path)
     profile, points = profile_model(tmp_path, QUICK, one_of_each=True)
@@ -70,7 +70,7 @@ def test_of_inner_blocks_that_are_built_alike_one_is_measured(tmp_path: Path) ->
     assert table.ramp_s_EB[1].tolist() == table.ramp_s_EB[2].tolist()
 
 
-def test_of_a_decoder_steps_and_prompts_are_measured(tmp_path: Path) -> None:
+def test_steps_and_prompts_of_a_decoder_are_measured(tmp_path: Path) -> None:
     save_model(decoder(hf_decoder()), tmp_path)
     profile, _ = profile_model(tmp_path, ProfileJob(batches=(1, 4), repeats=2, context=20))
     assert (profile.lengths, profile.provenance["context"]) == ((1, 16), 20)
@@ -88,7 +88,7 @@ def test_of_a_decoder_steps_and_prompts_are_measured(tmp_path: Path) -> None:
         pytest.param(0.06, "spread 6.0%, 3 outliers in 72 timings\nwarning: a spread above 5%", id="noisy"),
     ],
 )
-def test_how_noisy_the_machine_was_is_said_and_warned_of(spread: float, text: str) -> None:
+def test_the_noise_of_the_machine_is_reported(spread: float, text: str) -> None:
     said = noise_text({"spread": spread, "outliers": 3, "timings": 72})
     assert said.startswith(text)
     assert ("warning" in said) == ("warning" in text)
@@ -103,7 +103,7 @@ def test_a_gpu_is_waited_for_and_named(model: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_profile_is_of_what_is_served(model: Path) -> None:
+def test_a_gpu_profile_measures_the_served_configuration(model: Path) -> None:
     job = ProfileJob(device="cuda", batches=(1, 4), lengths=(5, 8), repeats=3)
     network, rng = load_network(model, device="cuda"), np.random.default_rng(0)
     segments, splits = open_network("torch", network, model, 1), splits_of(job, network)

@@ -21,12 +21,12 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.augmentation import Augmentation
-from offramp.commands.calibrated import read_calibration
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.chain import chain_models
+from offramp.commands.codec_and_task import task_for
 from offramp.commands.forecast import read_series
 from offramp.commands.inject import check_names, inject
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob, default_task
-from offramp.commands.kinds import task_for
 from offramp.commands.packaged import unpack
 from offramp.commands.plan import serving_plan
 from offramp.commands.predict import IMAGES, map_folder
@@ -58,14 +58,14 @@ CARD = CalibrationCard(policy="entropy", thresholds={0: 0.4}, budget=0.01, confi
 
 
 def models_in(folder: Path, **large: Any) -> list[Path]:
-    """Two calibrated models of texts, the second of three blocks."""
+    """Two calibrated models for texts, the second with three blocks."""
     return [put(folder / "little", "small"), put(folder / "big", "large", **{"blocks": 3, "seed": 2} | large)]
 
 
 def chained(
     spoil: Callable[[list[Path]], object] = list, of: Callable[[list[Path]], list[Path]] = list, **large: Any
 ) -> Reader:
-    """Makes a chain of some models, after they are spoilt."""
+    """Makes a chain of models, after changing them."""
 
     def read(folder: Path) -> object:
         models = models_in(folder, **large)
@@ -76,7 +76,7 @@ def chained(
 
 
 def after(change: Callable[[list[Path], Path], object], read: Reader) -> Reader:
-    """Reads a chain that was changed since it was made."""
+    """Reads a chain whose models have changed."""
 
     def read_changed(folder: Path) -> object:
         models, out = models_in(folder), folder / "both"
@@ -88,7 +88,7 @@ def after(change: Callable[[list[Path], Path], object], read: Reader) -> Reader:
 
 
 def turned(models: list[Path], _: Path) -> None:
-    """Both models are of other labels now."""
+    """Gives both models other labels."""
     for model, name, blocks in zip(models, ("small", "large"), (2, 3), strict=True):
         put(model, name, task=LabelTask(("c", "b", "a")), blocks=blocks)
 
@@ -113,7 +113,7 @@ def trained(rows: LabelledRows | None = None, **fields: Any) -> Reader:
 
 
 def of_dense(task: str, inputs: Any, *, joints: bool) -> Reader:
-    """Asks for the task of a network of these inputs, for rows of joints or of class maps."""
+    """Makes the task of a network with these inputs, for rows of joints or class maps."""
 
     def read(folder: Path) -> object:
         table = write_poses(folder / "set") if joints else write_scenes(folder / "set")
@@ -147,7 +147,7 @@ def profiled(model: Any, **fields: Any) -> Reader:
 
 
 def mapped(given: str) -> Reader:
-    """Writes maps into a folder with an image, of which an input lies there."""
+    """Writes class maps into a folder that contains an input."""
 
     def read(folder: Path) -> object:
         photos = folder / "photos"

@@ -14,9 +14,9 @@ from earlyexit.network.store import load_model, read_card
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation, Moves
+from offramp.commands.codec_and_task import task_for
 from offramp.commands.jobs import TrainJob
-from offramp.commands.kinds import task_for
-from offramp.commands.train import head_in_words, train
+from offramp.commands.train import describe_head, train
 from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_poses, write_scenes
 from tests.offramp.cli.runs import run
 
@@ -25,7 +25,7 @@ def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
     return TrainJob(backbone=str(checkpoint), name="m", epochs=1, joint=joint, source="d.csv")
 
 
-def test_a_checkpoint_with_the_labels_keeps_its_head_and_the_default_is_no_folder(
+def test_a_checkpoint_with_the_same_labels_keeps_its_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Path, model: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{broken", encoding="utf-8")
@@ -39,7 +39,7 @@ def test_a_checkpoint_with_the_labels_keeps_its_head_and_the_default_is_no_folde
     assert load_model(model).head.state_dict()["classifier.weight"].equal(theirs)
 
 
-def test_a_calibration_outlives_a_training_that_never_began_alone(checkpoint: Path, data: Path, model: Path) -> None:
+def test_a_calibration_remains_only_if_training_has_not_started(checkpoint: Path, data: Path, model: Path) -> None:
     for name in ("calibration.json", "exit_records.npz"):
         (model / name).write_text("of the model before", encoding="utf-8")
     train(job_of(checkpoint), read_labelled(data), model)
@@ -69,13 +69,13 @@ def test_ramps_learn_from_bfloat16_and_weights_stay(checkpoint: Path, data: Path
     [
         (False, "weather", "the checkpoint's"),
         (True, "weather", "the checkpoint's, trained further"),
-        (False, "rain", "trained on these rows, its backbone as it came (--joint trains that too)"),
+        (False, "rain", "trained on these rows, its backbone unchanged (--joint trains it too)"),
         (True, "rain", "trained on these rows, with its backbone"),
     ],
 )
-def test_where_the_head_is_from_is_said(checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str) -> None:
+def test_the_heads_origin_is_printed(checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str) -> None:
     data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", label) * 4)
-    assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
+    assert describe_head(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
 
 
 FEW = ["--budget", "0.5", "--confidence", "0.5"]
@@ -117,7 +117,7 @@ def test_a_pose_network_is_trained_and_calibrated(tmp_path: Path, capsys: pytest
     assert (tmp_path / "m/calibration.json").is_file()
     command[command.index("--joint")] = "--hold-out=0.5"
     assert run(*command) != 0
-    assert "--hold-out writes rows and their labels" in capsys.readouterr().err
+    assert "--hold-out is not for images with joints or maps" in capsys.readouterr().err
 
 
 def test_a_network_of_class_maps_is_trained_and_calibrated(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ MIRRORED = Moves(
         ("leftankle", "rightankle"),
     ],
 )
-def test_left_and_right_are_known_however_they_are_written(left: str, right: str) -> None:
+def test_left_and_right_joints_are_recognised_in_all_spellings(left: str, right: str) -> None:
     assert pairs_of(right, "heel", "elbow", left, "r2") == ((left, right),)
 
 
@@ -181,7 +181,7 @@ def test_joints_without_sides_are_not_mirrored() -> None:
     assert pairs_of("nose", augmentation=Augmentation()) == (), "it is where it is"
 
 
-def test_joints_change_sides_in_a_mirror_and_maps_are_filled_with_what_does_not_count() -> None:
+def test_mirroring_swaps_left_and_right_joints_and_fills_maps_with_ignored_classes() -> None:
     task = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3, mirror_pairs=[JOINTS[:2]])
     places = torch.tensor([[[1.0, 5], [20, 6], [torch.nan, torch.nan]]] * 2)
     moved = task.moved(places, MIRRORED)

@@ -1,4 +1,4 @@
-"""A server on a real socket that does to each request what a script says, in the order in which requests come."""
+"""A server on a real socket that answers requests by a script, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from offramp.load.arrivals import parse_arrivals
 from offramp.load.processes import FloatArray
 
 Reply = tuple[bytes | None, ...]
-"""What is written, piece by piece; None closes the connection there. An empty one never answers."""
+"""The parts of an answer, which are written one by one; None closes the connection. An empty script never answers."""
 
 
 def ok(body: str = '{"label": "yes", "score": 1.0}') -> bytes:
-    """A whole answer."""
+    """Returns an answer with a body."""
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def refusal(status: int) -> bytes:
-    """An answer without a body."""
+    """Returns an answer without a body."""
     return f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
 
 
@@ -33,18 +33,18 @@ YES = (ok(),)
 
 @dataclass
 class Scripted:
-    """What came in."""
+    """A received request."""
 
     replies: Iterator[Reply]
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
     heads: list[bytes] = field(default_factory=list)
     connections: list[int] = field(default_factory=list)
-    """Which one each request came on."""
+    """The index of the connection of each request."""
     num_connections: int = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer until the client, or the script, closes."""
+        """Answers until the client or the script closes the connection."""
         index = self.num_connections
         self.num_connections += 1
         try:
@@ -73,7 +73,7 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
 
 @asynccontextmanager
 async def scripted(*replies: Reply, then: Reply = YES) -> AsyncIterator[Scripted]:
-    """A server at `url`; after the script every request gets `then`."""
+    """Yields a server at `url`, which answers all requests after the script with `then`."""
     state = Scripted(replies=chain(replies, repeat(then)))
     server = await asyncio.start_server(state.connected, "127.0.0.1", 0)
     state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -95,16 +95,16 @@ def bodies(texts: Sequence[str]) -> str:
 
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
-    """Their seconds."""
+    """Draws the arrivals of a process, in seconds."""
     return parse_arrivals(spec).process.draw(duration_s, np.random.default_rng(seed))
 
 
 def trace(folder: Path, text: str, name: str = "trace") -> str:
-    """The words for a trace in a file."""
+    """Returns the arrivals option for a trace file."""
     (folder / name).write_text(text, encoding="utf-8")
     return f"trace:{folder / name}"
 
 
 def per_second(arrivals_s_N: FloatArray, duration_s: int) -> list[int]:
-    """How many come in each second."""
+    """Returns the number of arrivals in each second."""
     return [int(count) for count in np.bincount(arrivals_s_N.astype(np.int64), minlength=duration_s)]

@@ -17,7 +17,7 @@ from offramp.client.protocol import NoReply, Reply
 from offramp.load import connections
 from offramp.load.connections import Connection, connected
 from offramp.load.generator import exact_sleep
-from offramp.load.sustained import Ending, Measured, Search, Verdict
+from offramp.load.sustained import Ending, ProbeResult, Search, Verdict
 from tests.offramp.load.scripted_server import Reply as Said
 from tests.offramp.load.scripted_server import ok, refusal, scripted
 
@@ -30,13 +30,13 @@ BUSY = b"HTTP/1.1 503 No\r\nretry-after: 2.5\r\nContent-Length: 4\r\n\r\nbusy"
 
 
 async def asked(said: Sequence[Said], num: int = 1, timeout_s: float = 30.0) -> list[object]:
-    """What becomes of requests sent one after the other."""
+    """Returns the outcomes of requests that are sent one after the other."""
     async with scripted(*said) as server, connected(server.url) as post:
         outcomes = [await post("r", {}, timeout_s) for _ in range(num)]
     return [each.kind if isinstance(each, NoReply) else (each.status, each.payload) for each in outcomes]
 
 
-async def test_a_request_says_who_asks_and_what_and_where() -> None:
+async def test_a_request_has_its_key_body_and_address() -> None:
     async with scripted() as server, connected(f"{server.url}/below/", api_key="k") as post:
         await post("the-id", {"inputs": "so"}, 30.0)
     lines = server.heads[0].decode().split("\r\n")
@@ -54,7 +54,7 @@ async def test_a_request_says_who_asks_and_what_and_where() -> None:
     assert server.bodies == [b'{"inputs": [], "parameters": {"timeout": 2000000}}\x00\xff']
 
 
-async def test_answers_have_their_own_bytes_and_say_when_to_come_again() -> None:
+async def test_bodies_and_retry_after_of_answers_are_read() -> None:
     described = {"name": "class_map", "datatype": "UINT8", "shape": [1, 2, 2], "parameters": {"binary_data_size": 4}}
     content = json.dumps({"outputs": [described]}).encode()
     head = f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(content)}\r\n"
@@ -87,12 +87,12 @@ async def test_answers_have_their_own_bytes_and_say_when_to_come_again() -> None
         pytest.param((b"SSH-2.0-OpenSSH_9.6\r\n",), "connection", id="not HTTP"),
     ],
 )
-async def test_every_request_has_its_outcome_and_the_next_one_is_answered(said: Said, outcome: object) -> None:
+async def test_every_broken_answer_is_an_outcome_and_the_next_request_is_answered(said: Said, outcome: object) -> None:
     assert await asked([said, (ok("1"),)], num=2) == [outcome, (200, 1)]
 
 
 @pytest.mark.parametrize("patience_s", [0.2, 30.0], ids=["timed out", "cancelled"])
-async def test_a_connection_whose_request_was_given_up_carries_no_other(patience_s: float) -> None:
+async def test_a_connection_is_not_reused_after_a_timeout(patience_s: float) -> None:
     async with scripted((ok(),), then=()) as server, connected(server.url) as post:
         await post("r", {}, 30.0)
         with contextlib.suppress(TimeoutError):
@@ -101,12 +101,12 @@ async def test_a_connection_whose_request_was_given_up_carries_no_other(patience
     assert 0 not in server.connections[2:]
 
 
-async def test_an_answer_to_a_request_that_was_just_cancelled_frees_no_connection() -> None:
+async def test_a_connection_is_not_reused_after_a_cancelled_request() -> None:
     free: deque[Connection] = deque()
     async with scripted(then=()) as server:
         loop, (host, port) = asyncio.get_running_loop(), server.url.removeprefix("http://").split(":")
         _, connection = await loop.create_connection(lambda: Connection(free), host, int(port))
-        asking = asyncio.create_task(connection.ask(b"", loop.time() + 30.0))
+        asking = asyncio.create_task(connection.send(b"", loop.time() + 30.0))
         await asyncio.sleep(0)
         asking.cancel()
         connection.data_received(ok())
@@ -116,7 +116,7 @@ async def test_an_answer_to_a_request_that_was_just_cancelled_frees_no_connectio
             await asking
 
 
-async def test_free_connections_take_turns_and_busy_ones_are_joined_by_more() -> None:
+async def test_free_connections_are_used_in_turn_and_new_ones_opened_if_all_are_busy() -> None:
     async with scripted() as server, connected(server.url) as post:
         await asyncio.gather(*(post("r", {}, 30.0) for _ in range(3)))
         for _ in range(6):
@@ -136,7 +136,7 @@ async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch
     assert server.num_connections == 2
 
 
-async def test_without_a_listener_or_without_tls_of_its_own_the_connection_is_to_blame() -> None:
+async def test_a_missing_listener_or_failed_tls_is_a_connection_error() -> None:
     with socket.socket() as bound:  # no other process takes the port
         bound.bind(("127.0.0.1", 0))
         async with connected(f"http://127.0.0.1:{bound.getsockname()[1]}") as post:
@@ -168,13 +168,13 @@ async def test_without_a_listener_or_without_tls_of_its_own_the_connection_is_to
         ("http://me:secret@there", "^(?!.*secret).*api_key"),
     ],
 )
-async def test_an_address_is_one_of_http(url: str, words: str) -> None:
+async def test_only_http_addresses_are_accepted(url: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         async with connected(url):
             pytest.fail("nothing to connect to")
 
 
-async def test_a_sleeper_is_never_woken_before_its_time_and_can_sleep_again() -> None:
+async def test_an_exact_sleep_is_never_too_short_and_can_be_repeated() -> None:
     with exact_sleep() as sleep:
         for seconds in (0.002, 0.0, 0.001):
             began_s = time.monotonic()
@@ -190,13 +190,13 @@ async def test_a_sleeper_is_never_woken_before_its_time_and_can_sleep_again() ->
 
 
 Server = Callable[[float, int], Verdict]
-"""What a probe of a rate gives, and the how manyth probe it is, from 0."""
+"""Returns the verdict of a probe from its rate and its index."""
 
 
-def run(**changes: Any) -> Measured:
-    """A good one, unless told otherwise."""
+def run(**changes: Any) -> ProbeResult:
+    """Returns a result that passes, except for the given fields."""
     good = {"lost_share": 0.0, "p99_s": 0.05, "from_sent_p99_s": 0.05, "lateness_p99_s": 0.001}
-    return Measured(**(good | changes))
+    return ProbeResult(**(good | changes))
 
 
 def up_to(capacity_per_s: float) -> Server:
@@ -204,11 +204,11 @@ def up_to(capacity_per_s: float) -> Server:
 
 
 def searched(server: Server, *, growth: float = 2.0, resolution: float = 0.1, most_probes: int = 30) -> Search:
-    """From 100/s, between 10/s and 1000/s."""
+    """Runs a search from 100/s, between 10/s and 1000/s."""
     bounds: Any = {"low_per_s": 10.0, "high_per_s": 1000.0, "resolution": resolution, "most_probes": most_probes}
     search = Search(start_per_s=100.0, growth=growth, **bounds)
     while (rate_per_s := search.next_rate()) is not None:
-        search = search.learn(rate_per_s, server(rate_per_s, len(search.probes)))
+        search = search.with_probe(rate_per_s, server(rate_per_s, len(search.probes)))
     return search
 
 
@@ -234,11 +234,11 @@ def rates(search: Search) -> list[float]:
         pytest.param(run(lateness_p99_s=0.02, lost_share=0.02), "failed", id="late, but the server refused too much"),
     ],
 )
-def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(told: Measured, verdict: Verdict) -> None:
+def test_a_probe_passes_fails_or_is_void_because_the_client_was_late(told: ProbeResult, verdict: Verdict) -> None:
     assert told.verdict(0.1) == verdict
 
 
-def test_a_search_brackets_the_capacity_and_asks_each_failure_again() -> None:
+def test_a_search_brackets_the_capacity_and_repeats_each_failure() -> None:
     search = searched(up_to(250.0), resolution=0.2)
     # 100 passes, so does 2 times that, 4 times that is 800; means: sqrt(200 * 800) = 400, 282.8, 237.8; 282.8 / 237.8
     # is 1.19.
@@ -259,7 +259,7 @@ def test_the_result_is_within_the_resolution_of_the_capacity(capacity_per_s: flo
     assert best_per_s <= capacity_per_s <= 1.03 * best_per_s
 
 
-def test_a_search_ends_at_both_bounds_and_asks_a_late_client_again() -> None:
+def test_a_search_ends_at_its_bounds_and_repeats_probes_with_a_late_client() -> None:
     search = searched(up_to(0.0))
     assert rates(search) == [100.0, 50.0, 12.5, 10.0, 10.0]
     assert (search.best_per_s, search.ending) == (0.0, "none passed")

@@ -91,7 +91,7 @@ async def test_an_open_loop_never_waits_for_an_answer() -> None:
     assert {record.scheduled_s: record.latency_s for record in records} == {1.0: 3.0, 2.0: 2.0, 4.0: 0.0}
 
 
-async def test_a_closed_loop_keeps_as_many_requests_under_way_as_it_has_workers() -> None:
+async def test_a_closed_loop_keeps_one_request_per_worker_running() -> None:
     under_way, most = 0, 0
 
     async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
@@ -127,7 +127,7 @@ async def test_a_repeated_request_keeps_its_id_and_counts_from_its_first_schedul
 
 
 @pytest.mark.parametrize("retries", [0, 3])
-async def test_a_request_is_repeated_only_where_that_can_help(retries: int) -> None:
+async def test_a_request_is_retried_only_after_a_temporary_error(retries: int) -> None:
     bodies: list[dict[str, object]] = []
 
     async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
@@ -138,7 +138,7 @@ async def test_a_request_is_repeated_only_where_that_can_help(retries: int) -> N
     assert (record.error, record.num_attempts, len(bodies)) == ("unprocessable_input", 1, 1)
 
 
-async def test_every_request_is_counted_exactly_once_whatever_became_of_it() -> None:
+async def test_every_request_is_counted_exactly_once_whatever_its_outcome() -> None:
     bodies: list[dict[str, Any]] = []
     ids: set[str] = set()
 
@@ -219,7 +219,7 @@ async def test_class_maps_of_a_run_are_not_kept() -> None:
         return Reply(status=200, payload={"model_name": "m", "outputs": outputs})
 
     record = await generator_of(config_of(), post, ManualClock()).request(0, start_s=0.0, scheduled_s=0.0)
-    assert [(each.said, each.exit) for each in record.predictions] == [({"score": 0.5}, 4)]
+    assert [(each.task_values, each.exit) for each in record.predictions] == [({"score": 0.5}, 4)]
 
 
 def answered(
@@ -246,7 +246,7 @@ def report_of(*records: RequestRecord, slo_s: float = 0.1, offered_rps: float | 
     )
 
 
-def test_percentiles_are_of_a_known_list_in_the_order_of_the_schedule() -> None:
+def test_percentiles_of_a_known_list_and_records_in_the_order_of_the_schedule() -> None:
     latency = report_of(*(answered(0.0, float(value)) for value in range(100, -1, -1))).latency
     figures = {"p50_s": 50.0, "p90_s": 90.0, "p95_s": 95.0, "p99_s": 99.0, "max_s": 100.0, "mean_s": 50.0}
     assert latency == pytest.approx(figures)
@@ -258,7 +258,7 @@ def test_percentiles_are_of_a_known_list_in_the_order_of_the_schedule() -> None:
     assert (stored["seed"], stored["schema_version"]) == (7, 1)
 
 
-def test_rates_count_answers_over_the_whole_run_and_a_late_client_is_to_blame() -> None:
+def test_rates_cover_the_whole_run_and_a_late_client_is_reported() -> None:
     report = report_of(
         answered(1.0, 0.0625, exit_index=0),
         answered(2.0, 0.125, exit_index=3, text=1),
@@ -309,7 +309,7 @@ def test_texts_are_read_by_the_files_ending_without_their_labels(tmp_path: Path,
     assert list(stream_texts(tmp_path / name, ["text"])) == [("a, b",), ("c",)]
 
 
-def test_parts_and_columns_are_named_and_no_more_lines_are_taken_than_asked_for(tmp_path: Path) -> None:
+def test_parts_and_columns_can_be_chosen_and_lines_are_read_lazily(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"train": [["a", "x"]], "val": [["b", "y"]]}', encoding="utf-8")
     assert list(stream_texts(tmp_path / "c.json", ["text"], part="val")) == [("b",)]
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What loads refuse, one case per rule; `python -m tests.offramp.load.test_refusals` writes `refusals.txt` anew."""
+"""Refusals of the load generator, one case per rule. The module writes `refusals.txt` if it is run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CASES: dict[str, Case] = {
 
 
 def arriving(spec: str, duration_s: float | None = None) -> Callable[[Path], object]:
-    """Parses arrivals of a file, and draws them where a duration is given."""
+    """Parses the arrivals of a file, and draws them if a duration is given."""
 
     def read(path: Path) -> object:
         given = spec.format(path)

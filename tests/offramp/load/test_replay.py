@@ -26,7 +26,7 @@ def test_counts_are_drawn_second_by_second_or_minute_by_minute_and_spread_evenly
     assert abs(len(arrivals_s_N) - 12_000) < 3 * 110
 
 
-def test_a_rate_is_the_mean_of_the_window_and_counts_go_round_again(tmp_path: Path) -> None:
+def test_a_rate_is_the_mean_of_the_window_and_counts_repeat(tmp_path: Path) -> None:
     spec = trace(tmp_path, "10 30 9999") + ",rate=10000"
     counts = per_second(draw(spec, 2.0), 2)
     assert abs(counts[0] - 5_000) < 3 * 71
@@ -39,7 +39,7 @@ def test_a_rate_is_the_mean_of_the_window_and_counts_go_round_again(tmp_path: Pa
     assert min(counts[0], counts[2], counts[4]) > 1000 - 3 * 32
 
 
-def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
+def test_gaps_are_cut_out_and_reported_and_from_includes_them(tmp_path: Path) -> None:
     spec = trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5" + " 0" * 70)
     found = parse_arrivals(spec + ",from=64.5")
     assert isinstance(found.process, CountReplay)
@@ -48,7 +48,7 @@ def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
         f"{tmp_path / 'trace'}: read as 136 counts, requests per second "
         "(times: reads them as the time of each request)",
         "cut out: 2 gaps of 60 s or more without a request, 130 s of 136 in all",
-        "the trace is 6 s long; where more is drawn it goes round again",
+        "the trace is 6 s long, and repeats if more is drawn",
     )
     inside = parse_arrivals(spec + ",from=30.5").process
     assert isinstance(inside, CountReplay)
@@ -73,7 +73,7 @@ def test_whole_numbers_are_counts_or_times_as_the_caller_says(tmp_path: Path) ->
     assert draw(f"times:{spec},rate=1", 4.0).tolist() == [0.0, 0.5, 1.5, 3.0]  # the round of 8 s in 4 s
 
 
-def test_recorded_seconds_are_drawn_as_they_were_and_go_round_a_mean_gap_later(tmp_path: Path) -> None:
+def test_recorded_times_are_replayed_and_repeat_after_a_mean_interval(tmp_path: Path) -> None:
     spec = trace(tmp_path, "0.0\n1.0\n3.0\n")  # mean gap 1.5 s, so the next round begins at 4.5 s
     assert draw(spec, 3.0).tolist() == [0.0, 1.0]
     assert draw(spec, 6.0).tolist() == [0.0, 1.0, 3.0, 4.5, 5.5]
@@ -103,7 +103,7 @@ def test_a_rate_fits_recorded_arrivals_and_names_may_hold_commas(tmp_path: Path)
     duration_s=st.floats(8, 50),
     rate_per_s=st.none() | st.floats(1, 50),
 )
-def test_replayed_counts_ascend_within_the_duration_and_never_fall_in_silent_seconds(
+def test_replayed_counts_ascend_within_the_duration_and_skip_empty_seconds(
     counts: list[int], start_s: float, duration_s: float, rate_per_s: float | None
 ) -> None:
     replay = CountReplay(counts_B=np.array(counts, dtype=np.float64), bin_s=1.0, start_s=start_s, rate_per_s=rate_per_s)
@@ -168,7 +168,7 @@ def test_whole_numbers_are_requests_per_second(tmp_path: Path, text: str) -> Non
     assert counts(tmp_path, text) == ([3.0, 0.0, 12.0, 1.0], 1.0)
 
 
-def test_one_number_with_a_point_makes_all_seconds_unless_the_caller_says(tmp_path: Path) -> None:
+def test_a_decimal_point_makes_all_numbers_times_unless_counts_are_requested(tmp_path: Path) -> None:
     assert seconds(tmp_path, "0.25\n1\n1\n\n3e0\n") == [0.25, 1.0, 1.0, 3.0]
     path = write(tmp_path, "0\n3\n12\n")
     timed, counted = read_trace(path, "times"), read_trace(path, "counts")
@@ -180,7 +180,7 @@ def test_one_number_with_a_point_makes_all_seconds_unless_the_caller_says(tmp_pa
     assert read_counts(path).counts_B.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_functions_are_added_by_the_minute_and_stamps_become_seconds_since_the_first(tmp_path: Path) -> None:
+def test_counts_of_functions_are_summed_and_timestamps_become_seconds(tmp_path: Path) -> None:
     assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
     assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
     rows = "2023-11-16 23:59:59.5000000,4808,10\r\n2023-11-17 00:00:00.7500001,1,8\r\n2023-11-17 00:01:00,1,1"
@@ -209,7 +209,7 @@ def test_the_twitter_trace_is_the_one_described() -> None:
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"
 
 
-def test_equal_gaps_end_before_the_end_and_higher_rates_draw_closer_points() -> None:
+def test_uniform_arrivals_end_before_the_duration_and_are_closer_at_higher_rates() -> None:
     assert draw("uniform:4", 1.0).tolist() == [0.0, 0.25, 0.5, 0.75]
     assert draw("uniform:4", 1.1).tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert draw("uniform:0.1", 1.0).tolist() == [0.0]
@@ -238,7 +238,7 @@ def test_gamma_gaps_have_the_coefficient_of_variation_asked_for(cv: float) -> No
     assert np.std(gaps_s) / np.mean(gaps_s) == pytest.approx(cv, rel=0.02)
 
 
-def test_a_modulated_process_is_in_either_state_for_its_share_of_the_time() -> None:
+def test_a_modulated_process_spends_its_share_of_time_in_each_state() -> None:
     process = Modulated(mean_per_s=1000, peak_per_s=5000, calm_s=10, burst_s=1)
     assert process.calm_per_s == 600  # 10 s of 600/s and 1 s of 5000/s are 11,000 in 11 s
     counts = np.array(per_second(draw(MMPP, 40_000.0), 40_000))  # 60/s for 100 s, 300/s for 20 s

@@ -1,4 +1,4 @@
-"""Model folders that a service file can name, without training anything, and such a file that a test may change."""
+"""Writes model folders without training, and service files that tests may change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_model(
 
 
 def write_chain(folder: Path, *members: Path) -> Path:
-    """A calibrated chain of such models, in the folder beside theirs; all its thresholds are 0.5."""
+    """Writes a calibrated chain of such models next to their folders, with thresholds of 0.5."""
     blocks = [read_card(member).num_blocks for member in members]
     num_blocks, ramps = sum(blocks), tuple(range(sum(blocks) - 1))
     write_model(folder, num_blocks=num_blocks)
@@ -92,7 +92,7 @@ def write_pruned(chain: Path, *, end: int, kept: float, measuring: float) -> Non
 
 
 def write_beside(chain: Path, name: str, thresholds: dict[int, float]) -> None:
-    """Beside the calibration of a chain, or without a name in its place, one of other thresholds, by its records."""
+    """Writes a further calibration of a chain, or without a name replaces it, with other thresholds."""
     folder = chain / name
     folder.mkdir(exist_ok=True)
     calibration = json.loads((chain / CALIBRATION_FILE).read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def write_beside(chain: Path, name: str, thresholds: dict[int, float]) -> None:
 
 
 def write_records(path: Path, *, num_blocks: int = 3) -> Path:
-    """The exit records of such a model."""
+    """Returns the exit records of such a model."""
     ramps = tuple(range(num_blocks - 1))
     scores_NR = np.full((8, len(ramps)), 0.9, dtype=np.float32)
     for ramp, first_sure in zip(ramps, (4, 2, 1), strict=False):
@@ -111,7 +111,7 @@ def write_records(path: Path, *, num_blocks: int = 3) -> Path:
 
 
 def write_shares(folder: Path, *, calibrated: float, recorded: float) -> None:
-    """Calibrate and record the model by shares of values above these confidences."""
+    """Calibrates and records the model by shares of values above these confidences."""
     calibration = json.loads((folder / CALIBRATION_FILE).read_text(encoding="utf-8"))
     calibration |= {"policy": "share", "confidences": dict.fromkeys(calibration["thresholds"], calibrated)}
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
@@ -121,18 +121,18 @@ def write_shares(folder: Path, *, calibrated: float, recorded: float) -> None:
 
 
 def with_card(folder: Path, **fields: object) -> None:
-    """Change what a model's card says."""
+    """Changes fields of a model's card."""
     path = folder / CARD_FILE
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
 
 
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
 CHAIN_TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
-"""Of a small network of two blocks before the model."""
+"""Latencies of a chain of a small network with two blocks and the model."""
 
 
 class Files:
-    """A service file and its model's folder; what is given takes the place of what the file says."""
+    """A service file and its model folder. Given fields replace those of the file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -154,17 +154,17 @@ class Files:
         return read_service(self.write(**parts))
 
     def write_plan(self, *, policy: dict[str, Any] | None = None, ramps: Sequence[int] = (), **stage: Any) -> None:
-        """A plan of one split for all blocks, in plan.yaml."""
+        """Writes a plan with one split for all blocks to plan.yaml."""
         split = {"first": 0, "end": 3, "batch": 2, "ramps": list(ramps)}
         write_plan(parse_plan({"stages": [{"splits": [split]} | stage], "policy": policy}), self.folder / "plan.yaml")
 
     def write_chain(self) -> Path:
-        """A chain of a small network and the model, in the folder `cascade`."""
+        """Writes a chain of a small network and the model to the folder `cascade`."""
         small = write_model(self.folder / "small", num_blocks=2, name="s")
         return write_chain(self.folder / "cascade", small, self.model)
 
     def refused(self, **parts: Any) -> tuple[int, str]:
-        """The line and the words of a refusal."""
+        """Returns the line and the message of a refusal."""
         with pytest.raises(InputError) as refusal:
             self.read(**parts)
         where, _, words = str(refusal.value).partition(": ")
@@ -192,7 +192,7 @@ def policy_of(service: Service) -> PolicySpec:
 
 
 def emulated(scale: float = 1.0, count: int = 4, **model: Any) -> dict[str, Any]:
-    """The parts of a service on emulated accelerators."""
+    """Returns the parts of a service on emulated accelerators."""
     return {
         "model": {"folder": "model", "latency": {"emulated:V100": TABLE}} | model,
         "cluster": {

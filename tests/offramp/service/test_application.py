@@ -12,7 +12,7 @@ from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, ModelFolderError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
-from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
+from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
 from offramp.spec.deploying import Dashboard, applications_document, token_header
 from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
@@ -36,7 +36,7 @@ def plan_file(tmp_path: Path) -> str:
     return str(tmp_path / "plan.yaml")
 
 
-def test_files_are_found_beside_the_one_naming_them_and_budgets_reach_replicas(tmp_path: Path, model: Path) -> None:
+def test_paths_are_relative_to_the_service_file_and_budgets_reach_replicas(tmp_path: Path, model: Path) -> None:
     document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessDocument(keys_file="../keys"))
     found = application_settings(document, PLAN, tmp_path / "services")
     assert found.model == str(tmp_path / "services" / "m")
@@ -66,9 +66,9 @@ def test_a_built_in_plan_has_a_batch_of_32_and_with_ramps_the_calibrations_thres
 
 def test_a_plan_of_a_file_is_taken_or_refused(model: Path, plan_file: str) -> None:
     assert resolve_plan(plan_file, model) == PLAN
-    with pytest.raises(InputError, match=r"--batch and --device: only for built-in plans; .* says it for every stage"):
+    with pytest.raises(InputError, match=r"--batch and --device: only for built-in plans; .* sets this"):
         resolve_plan(plan_file, model, batch=32, device="cpu")
-    with pytest.raises(PlanError, match="--plan serail: no such file; built in are stock, early-exit, serial"):
+    with pytest.raises(PlanError, match="--plan serail: no such file; built-in plans are stock, early-exit, serial"):
         resolve_plan("serail", model, batch=4)
     with pytest.raises(ModelFolderError, match="is not calibrated; run: offramp calibrate"):
         resolve_plan("serial", model)
@@ -87,12 +87,12 @@ def test_a_plan_of_a_file_is_taken_or_refused(model: Path, plan_file: str) -> No
         pytest.param(AccessSettings(keys_file="/k"), KEYS, AccessSettings(keys_file="/k"), id="file"),
     ],
 )
-def test_the_environments_keys_count_where_none_are_named_and_are_never_held(
+def test_keys_of_the_environment_are_used_if_none_are_named_and_are_not_stored(
     named: AccessSettings | None, environment: dict[str, str], access: AccessSettings | None
 ) -> None:
-    found = with_environment(settings(named), environment)
-    assert found == settings(access)
-    assert "alice" not in found.model_dump_json()
+    found = with_environment_keys(named, environment)
+    assert found == access
+    assert "alice" not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_environments_keys_count_where_none_are_named_and_are_never_held(
         ("0.0.0.0", True, False, "disabled", ["without API keys", "opens them to all"]),
     ],
 )
-def test_open_ports_are_said(host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str]) -> None:
+def test_open_ports_are_reported(host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str]) -> None:
     notes = exposure_notes(host, has_keys=has_keys, ray_is_open=ray_is_open, environment={"RAY_AUTH_MODE": mode})
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)
 
@@ -124,7 +124,7 @@ def deployment(wanted: int = 1, running: int = 1, status: str = "HEALTHY") -> di
 
 
 class FakeRay:
-    """A dashboard that gives one answer after the other, the last for ever, and keeps what it was told to run."""
+    """A dashboard that gives answers in order, repeats the last one, and records the applications."""
 
     def __init__(self, *serves: dict[str, Any]) -> None:
         self.serves = list(serves)
@@ -146,7 +146,7 @@ def dashboard(answer: Any) -> Dashboard:
     return Dashboard(client, clock, clock.advance)
 
 
-def test_the_inventory_is_of_nodes_alive_and_the_status_of_replicas() -> None:
+def test_the_inventory_counts_living_nodes_and_the_status_counts_replicas() -> None:
     assert dashboard(FakeRay(serving())).inventory().counts == {"cpu": 4, "emulated:V100": 2}
     slots = {"split-emulated-V100-0": deployment(2, 1), "split-cpu-0": deployment()}
     serve = serving(application("demo") | {"deployments": slots})
@@ -158,7 +158,7 @@ def test_the_inventory_is_of_nodes_alive_and_the_status_of_replicas() -> None:
     ]
 
 
-def test_waiting_tells_every_news_once_until_the_application_runs_or_is_gone() -> None:
+def test_waiting_reports_each_change_once_until_the_application_runs_or_is_gone() -> None:
     starting = serving(application("demo", status="DEPLOYING", a=deployment(2, 0, "UPDATING"), b=deployment()))
     running = serving(application("demo", a=deployment(2, 2), b=deployment()))
     said: list[str] = []
@@ -170,11 +170,11 @@ def test_waiting_tells_every_news_once_until_the_application_runs_or_is_gone() -
     ]
     deleting = serving(application("demo", status="DELETING"))
     dashboard(FakeRay(deleting, deleting, serving())).wait_until_gone("demo", 10.0)
-    with pytest.raises(OfframpError, match="still there after 3 s"):
+    with pytest.raises(OfframpError, match="still exists after 3 s"):
         dashboard(FakeRay(deleting)).wait_until_gone("demo", 3.0)
 
 
-def test_an_application_that_never_runs_ends_the_wait_with_serves_words() -> None:
+def test_an_application_that_fails_ends_the_wait_with_serves_message() -> None:
     failed = application("demo", status="DEPLOY_FAILED") | {"message": "Traceback:\n  a\nPlanError: too many stages\n"}
     with pytest.raises(OfframpError, match="application 'demo': DEPLOY_FAILED: PlanError: too many stages"):
         dashboard(FakeRay(serving(failed))).wait_until_running("demo", 10.0, print)
@@ -199,15 +199,15 @@ TRACEBACK = "Traceback\n\n  ValueError: no such app \n  For further information"
     ("answer", "words"),
     [
         (refuse, "no Ray dashboard answers at http://ray:8265: Connection refused"),
-        (says(401), "http://ray:8265 refuses: 401; set RAY_AUTH_MODE=token and its token"),
-        (says(400, TRACEBACK), f"{AT} says 400: ValueError: no such app"),
-        (says(200, "<html>"), f"{AT} answers, but not as a Ray dashboard"),
-        (says(200, '{"detail": "?"}'), f"{AT} answers, but not as a Ray dashboard"),
-        (says(302, "elsewhere"), f"{AT} says 302: elsewhere"),
+        (says(401), "http://ray:8265 refuses with 401: set RAY_AUTH_MODE=token and its token"),
+        (says(400, TRACEBACK), f"{AT} answers 400: ValueError: no such app"),
+        (says(200, "<html>"), f"{AT} answers, but it is not a Ray dashboard"),
+        (says(200, '{"detail": "?"}'), f"{AT} answers, but it is not a Ray dashboard"),
+        (says(302, "elsewhere"), f"{AT} answers 302: elsewhere"),
     ],
     ids=["no server", "no token", "refused", "a page", "another service", "elsewhere"],
 )
-def test_what_goes_wrong_is_one_line_with_the_address(answer: Any, words: str) -> None:
+def test_an_error_is_one_line_with_the_address(answer: Any, words: str) -> None:
     with pytest.raises(OfframpError) as error:
         dashboard(answer).serve()
     assert str(error.value) == words
@@ -227,6 +227,6 @@ def test_a_token_is_sent_only_where_ray_is_told_to_use_one(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("token", ["", "sec\nret", "\ufeffsecret"], ids=["empty", "two lines", "a mark before it"])
 def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(token: str) -> None:
-    with pytest.raises(InputError, match="holds what no HTTP header can") as refusal:
+    with pytest.raises(InputError, match="has characters that no HTTP header can hold") as refusal:
         token_header({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
     assert "sec" not in str(refusal.value)

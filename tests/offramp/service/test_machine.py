@@ -1,4 +1,4 @@
-"""What `offramp serve` chooses for this machine, by a profile that is kept with the model."""
+"""How `offramp serve` chooses plan, replicas and backend from the profile in the model folder."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
         (0.7e9, 1700.0, "torch", (1, 4)),  # memory for one process, which runs one batch at a time
     ],
 )
-def test_there_are_no_more_batches_at_once_than_cores_memory_and_ingress_take(
+def test_concurrent_batches_are_limited_by_cores_memory_and_ingress(
     bytes_free: float,
     rate_per_s: float,
     backend: BackendName,
@@ -112,7 +112,7 @@ def test_there_are_no_more_batches_at_once_than_cores_memory_and_ingress_take(
         (5, 5, 600.0, "onnx", True, (2, "work-conserving", 9)),
     ],
 )
-def test_a_second_batch_fills_where_the_cores_hold_one_and_the_ingress(
+def test_dispatch_is_filling_if_one_batch_and_the_ingress_keep_the_cores_busy(
     cores: int,
     workers: int,
     rate_per_s: float,
@@ -126,7 +126,7 @@ def test_a_second_batch_fills_where_the_cores_hold_one_and_the_ingress(
     assert (found.stages[0].replicas, found.dispatch, found.overlap_below) == chosen
 
 
-def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_torch_where_it_is_served(
+def test_a_profile_is_measured_once_per_machine_in_another_process(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
@@ -141,7 +141,7 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
     assert loaded == "False"
     said, path = list[str](), model / KEPT_FILE
     monkeypatch.setattr(machine, "num_cores", lambda: 99)
-    monkeypatch.setattr(machine, "in_own_process", lambda work, *given: work(*given))
+    monkeypatch.setattr(machine, "run_in_subprocess", lambda work, *given: work(*given))
     first, again = (kept_profile(model, ProfileJob(), said.append) for _ in range(2))
     assert (first.lengths, first.ramps) == ((16,), (0, 1))
     assert first.tables[16].batches == BATCHES
@@ -150,9 +150,9 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine_and_leaves_no_to
     assert said[2] == f"profile: {path}, of {first.provenance['created_at']}"
 
 
-def test_what_a_command_has_started_ends_with_it() -> None:
+def test_processes_of_a_command_end_with_it() -> None:
     sleeps = "import time; print('on', flush=True); time.sleep(60)"
-    code = f"from offramp.commands.output import in_own_process; in_own_process(exec, {sleeps!r})"
+    code = f"from offramp.commands.output import run_in_subprocess; run_in_subprocess(exec, {sleeps!r})"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == b"on\n"

@@ -44,7 +44,7 @@ SERVICES = yaml.safe_load(Path(__file__).with_name("services.yaml").read_text(en
 
 
 def found_at(service: Service, path: str) -> Any:
-    """What stands at a dotted path of attributes, keys and positions, as YAML would have it."""
+    """Returns the value at a dotted path of attributes, keys and indices, as YAML data."""
     value: Any = service
     for part in path.split("."):
         if isinstance(value, Mapping):
@@ -57,12 +57,12 @@ def found_at(service: Service, path: str) -> Any:
 
 
 @pytest.mark.parametrize("case", SERVICES, ids=lambda case: case["what"])
-def test_what_a_file_says_is_found_in_the_service(case: dict[str, Any], files: Files) -> None:
+def test_fields_of_a_service_file_become_settings(case: dict[str, Any], files: Files) -> None:
     service = files.read(**case["given"])
     assert {path: found_at(service, path) for path in case["found"]} == case["found"]
 
 
-def test_shares_are_of_calibrated_values_and_harm_is_nothing_to_watch(files: Files) -> None:
+def test_shares_keep_their_confidences_and_a_budget_of_harm_is_not_monitored(files: Files) -> None:
     write_shares(files.model, calibrated=0.9, recorded=0.9)
     policy = PolicySpec(name="share", thresholds={0: 0.5, 1: 0.5}, confidences={0: 0.9, 1: 0.9})
     assert files.read().settings.plan.policy == policy
@@ -82,7 +82,7 @@ def test_a_model_without_thresholds_is_planned_without_ramps_and_not_tuned(tmp_p
         files.read(model={"folder": "none", "latency": {"cpu": TABLE}}, planner={"tuning": "guarantee"})
 
 
-def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> None:
+def test_settings_that_the_file_leaves_out_have_the_applications_defaults(files: Files) -> None:
     for nothing in ({}, {"ingress": {"max_queued": None}, "planner": {"strategy": "serial", "period_s": None}}):
         service = files.read(**nothing)
         settings = service.settings
@@ -94,7 +94,7 @@ def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> 
     assert elsewhere.state == str(files.folder / "s" / "x.sqlite")
 
 
-def test_the_first_plan_may_use_all_accelerators_or_be_a_files(files: Files) -> None:
+def test_the_first_plan_uses_all_accelerators_or_is_read_from_a_file(files: Files) -> None:
     assert sum(stage.replicas for stage in files.read().settings.plan.stages) == 4
     files.write_plan(replicas=2)
     settings = files.read(planner={"plan": "plan.yaml"}).settings
@@ -104,7 +104,7 @@ def test_the_first_plan_may_use_all_accelerators_or_be_a_files(files: Files) -> 
     assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None
 
 
-def test_order_and_dispatch_are_the_plan_files_unless_the_service_says_another(files: Files) -> None:
+def test_order_and_dispatch_are_the_plan_files_unless_the_service_file_sets_them(files: Files) -> None:
     files.write_plan(replicas=2)
     path = files.folder / "plan.yaml"
     path.write_text(path.read_text(encoding="utf-8") + "order: shortest\n", encoding="utf-8")
@@ -120,7 +120,7 @@ def test_order_and_dispatch_are_the_plan_files_unless_the_service_says_another(f
     assert files.read(planner={"strategy": "serial"}).settings.plan.dispatch == "work-conserving"
 
 
-def test_emulated_time_is_stretched_for_the_controller_and_kept_for_replicas(files: Files) -> None:
+def test_emulated_time_is_scaled_for_the_controller_and_kept_for_replicas(files: Files) -> None:
     service = files.read(**emulated(scale=20.0))
     settings, problem = service.settings, problem_of(service)
     table = problem.latency["emulated:V100"]
@@ -135,7 +135,7 @@ def test_emulated_time_is_stretched_for_the_controller_and_kept_for_replicas(fil
     assert slow.predicted["latency_s"] == pytest.approx(plain.predicted["latency_s"] * 20)
 
 
-def test_early_answers_are_sought_in_stretched_time_or_by_recorded_batches(files: Files) -> None:
+def test_early_answers_are_planned_in_scaled_time_or_from_recorded_batches(files: Files) -> None:
     objective = {"minimize": "latency", "rate_per_s": 40.0, "ramp_budget": 0.5}
     service = files.read(**emulated(scale=20.0), planner={"objective": objective, "strategy": "apparate"})
     assert problem_of(service).objective == MinimizeLatency(rate_per_s=2.0, ramp_budget=0.5)
@@ -163,7 +163,7 @@ def test_emulated_accelerators_answer_from_exit_records_that_have_answers(files:
     assert files.read().settings.plan.policy is not None
 
 
-def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(tmp_path: Path) -> None:
+def test_an_emulated_accelerator_has_the_published_profile_of_the_real_one(tmp_path: Path) -> None:
     files = Files(tmp_path)
     write_model(tmp_path / "big", num_blocks=12)
     latency = {"emulated:V100": {"published": "bert-base", "length": 128}}
@@ -176,7 +176,7 @@ def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(
     assert problem_of(service).latency["emulated:V100"].batches == (1, 2, 4)
 
 
-def test_keys_a_cluster_and_exit_records_may_stand_in_files_of_their_own(files: Files) -> None:
+def test_keys_cluster_and_exit_records_can_be_in_other_files(files: Files) -> None:
     access = files.read(
         access={"keys_file": "keys", "rate_per_s": 5.0, "cors_origins": ["https://a.org"]}
     ).settings.access
@@ -202,7 +202,7 @@ def test_lengths_give_the_plan_budgets_of_tokens_and_the_controller_their_mean(f
     assert settings.emulated["emulated:V100"].length == 4
 
 
-def test_of_an_emulated_cluster_the_nearest_slo_is_in_the_files_own_seconds(files: Files) -> None:
+def test_the_nearest_slo_of_an_emulated_cluster_is_in_emulated_seconds(files: Files) -> None:
     plain = files.refused(**emulated(scale=1.0), slo={"latency_s": 0.001})
     assert files.refused(**emulated(scale=20.0), slo={"latency_s": 0.001}) == plain
 
@@ -217,7 +217,7 @@ def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int)
 
     assert files.read(**parts(needed)).name == "demo"
     said = files.refused(**parts(needed - 1))[1]
-    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in {dtype}; cpu has ")
+    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB (the parameters in {dtype}), cpu has ")
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(chained:
     needed, fits = 2 * WEIGHTS_BYTES, {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}}
     assert chained.read(model=fits, cluster=cluster(needed)).name == "demo"
     said = chained.refused(model=fits, cluster=cluster(needed - 1))[1]
-    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in float32, of s and m; cpu has ")
+    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB (the parameters of s and m in float32), cpu has ")
     card = chained.folder / "small" / "model.json"
     card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
     with pytest.raises(ModelFolderError, match="s: onnx models run in float32, not bfloat16"):
@@ -285,21 +285,21 @@ def test_words_are_pruned_where_plans_gain_more(chained: Files, kept: float, mea
     assert problem.latency["cpu"].block_s_NB[0].tolist() == pytest.approx([0.01 * measuring, 0.02 * measuring])
 
 
-def test_texts_are_pruned_where_only_that_is_quick_enough_and_not_where_inputs_stay(chained: Files) -> None:
+def test_texts_are_pruned_if_necessary_and_not_if_answered_inputs_run_on(chained: Files) -> None:
     write_pruned(chained.folder / "cascade", end=1, kept=0.5, measuring=1.0)
     soonest = {"planner": {"objective": {"minimize": "latency", "rate_per_s": 5.0}}, "slo": {"latency_s": 9.0}}
     plan = chained.read(model=model(), **soonest).settings.plan
     assert plan.after_answer == "stay"
     assert plan.prune == {}
     said = chained.refused(model=model(), accuracy={"prune": True}, **soonest)[1]
-    assert said.startswith("accuracy.prune: where early answers are sought inputs may stay")
+    assert said.startswith("accuracy.prune: with minimal latency as the objective")
     most = chained.read(model=model(), accuracy={"prune": False}).settings.plan.predicted["rate_per_s"]
     priced = {"devices": {"cpu": {"count": 4, "usd_per_hour": 1.0}}}
     cheapest = {"objective": {"minimize": "cost", "rate_per_s": 1.05 * most}}
     assert chained.read(model=model(), cluster=priced, planner=cheapest).settings.plan.prune
 
 
-def test_what_the_end_loses_is_no_longer_the_ramps_to_lose_where_no_probe_sees_it(chained: Files) -> None:
+def test_the_loss_at_an_ensembles_end_is_subtracted_from_the_budget(chained: Files) -> None:
     folder = chained.folder / "cascade"
     write_pruned(folder, end=1, kept=0.8, measuring=1.0)
     records = ExitRecords.load(folder / "pruned" / RECORDS_FILE)
@@ -318,7 +318,7 @@ def test_what_the_end_loses_is_no_longer_the_ramps_to_lose_where_no_probe_sees_i
         pytest.param({0: 0.05, 1: 0.05}, {2: 0.05}, (1,), id="equal, so its own"),
     ],
 )
-def test_of_several_calibrations_that_of_the_plan_that_is_worth_most_is_followed(
+def test_the_calibration_with_the_best_plan_is_used(
     chained: Files, own: dict[int, float], reference: dict[int, float], used: tuple[int, ...]
 ) -> None:
     write_beside(chained.folder / "cascade", "", own)
@@ -331,7 +331,7 @@ def test_of_several_calibrations_that_of_the_plan_that_is_worth_most_is_followed
     assert problem_of(service).ramps == tuple(thresholds), "the controller keeps to it"
 
 
-def test_a_files_thresholds_leave_no_choice_and_pruned_texts_are_one(chained: Files) -> None:
+def test_thresholds_in_the_file_exclude_alternatives_and_prune_can_be_required(chained: Files) -> None:
     write_beside(chained.folder / "cascade", "reference", {2: 0.5})
     said = {"policy": "entropy", "thresholds": {1: 0.5}}
     assert policy_of(chained.read(model=model(), accuracy=said)).thresholds == {1: 0.5}

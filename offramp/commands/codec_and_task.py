@@ -1,4 +1,4 @@
-"""Chooses codec and task of a new model: as asked for, else by its network and its data."""
+"""Chooses the codec and the task of a new model: those of the options, or those that fit its network and data."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
-from offramp.commands.jobs import NewModel, TrainJob
+from offramp.commands.jobs import NewModelJob, TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
-"""Datatypes of a network's inputs, by the names of the v2 protocol."""
+"""Datatypes of the v2 protocol by those of a network's inputs."""
 HEATMAP_SHARE, TOLERANCE_SHARE = 4, 10
-"""Divisors of an image's side: for the side of a heatmap, and for the tolerance of a joint's place."""
+"""The image's side divided by the side of a heatmap, and by the tolerance of a joint's position."""
 IGNORED = ("unlabelled", "unlabeled", "void", "ignored")
-"""Names of classes, in lower case, that are ignored in losses and figures."""
+"""Names of classes, in lower case, that losses and figures ignore."""
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
-"""A word of a joint's name."""
+"""A word within a joint's name."""
 TOKEN_TYPES = ("token_types", "token_type_ids")
-"""Names of the input that distinguishes the texts of a pair."""
+"""Names of the input that distinguishes the two texts of a pair."""
 
 
-def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
-    """Returns the codec of a network that takes these inputs, of at most `longest` tokens.
+def codec_for(job: NewModelJob, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
+    """Returns the codec of a network with these inputs, of at most `longest` tokens.
 
-    Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer, or takes what
-    texts do not give; ModelFolderError for a codec of one's own that cannot be made, or that takes no `max_length`
-    where one is given.
+    Raises InputError for an invalid `--codec`, and for a network for texts without a tokenizer or with inputs that are
+    not derived from texts. Raises ModelFolderError if the user's codec cannot be created.
     """
     if job.codec is not None:
-        asked = {} if job.max_length is None else {"max_length": job.max_length}
-        return make_codec({**_own(job.codec, "codec", [name for name in CODECS if name != CHAIN]), **asked}).spec()
+        options = {} if job.max_length is None else {"max_length": job.max_length}
+        return make_codec({**_own(job.codec, "codec", [name for name in CODECS if name != CHAIN]), **options}).spec()
     names = data.kind
     if names in ((TEXT,), (TEXT, PAIR)):
         if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):
-            raise InputError(f"{job.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
+            raise InputError(f"{job.backbone} has no tokenizer: choose one with --tokenizer, such as minilm")
         spec = {"name": names[-1], "max_length": job.max_length or longest}
         types = _has_token_types(inputs, job.backbone)
         return spec if names[-1] == TEXT else spec | {"token_types": types}
@@ -55,8 +54,8 @@ def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: i
         image = inputs[0]
         if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] != 3:
             raise InputError(
-                f"{job.backbone} takes {image.name!r}, {image.dtype} of the shape {list(image.shape)}, and the data "
-                "holds images: (height, width, 3) of uint8 is needed, or a codec of your own (--codec module:function)"
+                f"{job.backbone} takes {image.name!r}, {image.dtype} of shape {list(image.shape)}; images need uint8 "
+                "of shape (height, width, 3), or your own codec (--codec module:function)"
             )
         height, width, _ = image.shape
         return {"name": "image", "height": height, "width": width}
@@ -64,23 +63,20 @@ def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: i
     return {"name": "tensor", "columns": columns}
 
 
-def load_codec(spec: NamedSpec, job: NewModel, folder: Path) -> Codec[object]:
-    """Returns the codec, after copying the tokenizer that it may need into the model's folder.
-
-    Raises InputError for `--tokenizer` where it reads none.
-    """
+def load_codec(spec: NamedSpec, job: NewModelJob, folder: Path) -> Codec[object]:
+    """Returns the codec, after copying its tokenizer into the model folder; raises InputError if it uses none."""
     if make_codec(spec).reads_tokenizer:
         copy_tokenizer(job.tokenizer or job.backbone, folder)
     elif job.tokenizer is not None:
-        raise InputError(f"--tokenizer {job.tokenizer}: the codec {spec['name']} reads none")
+        raise InputError(f"--tokenizer {job.tokenizer}: the codec {spec['name']} uses no tokenizer")
     return find_codec(spec, folder)
 
 
 def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
-    """Returns the task of a model that takes these inputs.
+    """Returns the task of a model with these inputs.
 
-    Raises DataError for labels that it cannot be trained on, InputError for others, and for joints that cannot be
-    mirrored where images are.
+    Raises DataError for labels that do not fit the task, and InputError for an unknown task, inputs that do not fit it,
+    or joints that cannot be mirrored although images are.
     """
     if job.task in TASK_MAKERS:
         task = TASK_MAKERS[job.task](data, inputs, job.source or "the data")
@@ -89,27 +85,27 @@ def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
     mirrors = job.augmentation is not None and job.augmentation.mirror
     if mirrors and isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
         raise InputError(
-            f"--augment mirrors images, and no two joints are called left and right of the same: "
-            f"{', '.join(task.joint_names)}; call them so, or leave it out"
+            f"--augment mirrors images, but no joints are named as left and right of a pair: "
+            f"{', '.join(task.joint_names)}; rename them, or leave --augment out"
         )
     return task
 
 
 def _label(data: LabelledRows, _: Boundary, source: str) -> LabelTask:
     if data.part_names:
-        raise DataError(f"{source}: rows have joints, or maps of classes: --task pose or segmentation answers so")
+        raise DataError(f"{source}: rows have joints or class maps, which need --task pose or segmentation")
     if len(data.label_names) < 2:
         raise DataError(f"{source}: only one class, {data.labels[0]!r}; a classifier needs at least two")
     return LabelTask(data.label_names)
 
 
 def _pose(data: LabelledRows, inputs: Boundary, source: str) -> PoseTask:
-    """Heatmaps have a quarter of the image's side (Xiao et al. 2018); the tolerance is a tenth of it."""
+    """Returns the task with heatmaps of a quarter of the image's side (Xiao et al. 2018) and a tolerance of a tenth."""
     height, width = _image_sides(inputs, PoseTask.name)
     if data.sides is None:
-        raise DataError(f"{source}: a pose is of joints; --joints names their table")
+        raise DataError(f"{source}: poses need a table of joints (--joints)")
     if height != width:
-        raise DataError(f"poses are in square images; the network takes {width} x {height}")
+        raise DataError(f"poses need square images; the network takes {width} x {height}")
     return PoseTask(
         data.part_names,
         image_side=height,
@@ -122,20 +118,20 @@ def _pose(data: LabelledRows, inputs: Boundary, source: str) -> PoseTask:
 def _segmentation(data: LabelledRows, inputs: Boundary, source: str) -> SegmentationTask:
     height, width = _image_sides(inputs, SegmentationTask.name)
     if not data.part_names or data.sides is not None:
-        raise DataError(f"{source}: segmentation is by maps of classes; --classes names their table")
+        raise DataError(f"{source}: segmentation needs class maps and a table of classes (--classes)")
     ignored = [name for name in data.part_names if name.lower() in IGNORED]
     return SegmentationTask(data.part_names, height=height, width=width, ignored=ignored)
 
 
 def _image_sides(inputs: Boundary, task: str) -> tuple[int, int]:
     if not takes_images(inputs):
-        raise InputError(f"--task {task} is of images; the network takes {inputs[0].name!r}")
+        raise InputError(f"--task {task} is for images; the network takes {inputs[0].name!r}")
     height, width, _ = inputs[0].shape
     return height, width
 
 
 def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns pairs of joints whose names differ only by left and right, or l and r."""
+    """Returns the pairs of joints whose names differ only by left and right, or l and r."""
     by_words = {_words(name): name for name in names}
     rights = (
         by_words.get(tuple("r" if word == "l" else re.sub("^left|left$", "right", word) for word in _words(name)))
@@ -146,43 +142,45 @@ def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """Returns the words of a name in lower case; a capital after a small letter starts a word, too."""
+    """Returns the words of a name in lower case; names may be in camel case."""
     return tuple(word.lower() for word in WORD.findall(name))
 
 
 def _regression(data: LabelledRows, _: Boundary, source: str) -> RegressionTask:
-    """The scale is the range of the labels: an error of that size counts as wholly wrong."""
+    """Returns the task with the range of the labels as the scale: an error of this size is completely wrong."""
     numbers = RegressionTask(scale=1.0).targets(data.labels)
-    reach = float(numbers.max() - numbers.min())
-    if not reach:
-        raise DataError(f"{source}: every label is {data.labels[0]}; numbers that differ are needed")
-    return RegressionTask(scale=reach, offset=float(numbers.mean()))
+    scale = float(numbers.max() - numbers.min())
+    if not scale:
+        raise DataError(f"{source}: every label is {data.labels[0]}; different numbers are needed")
+    return RegressionTask(scale=scale, offset=float(numbers.mean()))
 
 
-# Task -> what makes one of data, of what a network takes, and of the data's name.
 TASK_MAKERS: Mapping[str, Callable[[LabelledRows, Boundary, str], Task]] = {
     LabelTask.name: _label,
     RegressionTask.name: _regression,
     PoseTask.name: _pose,
     SegmentationTask.name: _segmentation,
 }
+"""Functions that make a task from the data, the network's inputs and the name of the data, by the task's name."""
 BY_DATA = (LabelTask.name, RegressionTask.name)
-"""Tasks that depend on the data only, not on the network's inputs."""
+"""Tasks that depend only on the data, not on the network's inputs."""
 
 
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:
-    """Returns whether a network for texts takes token types beside its tokens; raises InputError for other inputs."""
+    """Returns whether a network for texts takes token types besides tokens; raises InputError for other inputs."""
     others = [each.name for each in inputs[1:]]
-    strange = [name for name in others if name not in TOKEN_TYPES]
-    if strange:
+    unknown = [name for name in others if name not in TOKEN_TYPES]
+    if unknown:
         raise InputError(
-            f"{backbone} takes {strange[0]!r} beside {inputs[0].name!r}, which texts do not give; masks are called "
-            "attention_mask, positions position_ids, types of tokens token_type_ids"
+            f"{backbone} takes {unknown[0]!r} besides {inputs[0].name!r}, which is not derived from texts; masks must "
+            "be named attention_mask, positions position_ids, and token types token_type_ids"
         )
     return bool(others)
 
 
 def _own(name: str, option: str, known: Iterable[str]) -> NamedSpec:
     if not is_own(name):
-        raise InputError(f"--{option} {name!r}; {', '.join(known)} follow from the data, your own is module:function")
+        raise InputError(
+            f"--{option} {name!r}: it must be your own module:function; {', '.join(known)} follow from the data"
+        )
     return {"name": name}

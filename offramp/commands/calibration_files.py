@@ -1,4 +1,4 @@
-"""Writes and reads the files of a calibration, and refuses those of another model."""
+"""Reads and writes the files of a calibration, and refuses those of another model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from profiles.records import ExitRecords
 
 
 def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
-    """Returns names and hashes of the weights (with temperatures) of a folder's models: of a chain, or the only one."""
+    """Returns the names of a folder's networks, and the hashes of their weights, temperatures included."""
     members = zip(card.chain.names, card.members(folder), strict=True)
     return [{"name": name, "sha256": weights_file_sha256(member)} for name, member in members]
 
@@ -30,26 +30,26 @@ def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
 def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path) -> None:
     """Raises ModelFolderError if a file was made with other models than the folder has now.
 
-    Files without that information pass.
+    Files without this information are accepted.
     """
-    made = members_in(provenance)
-    if not made:
+    recorded = members_in(provenance)
+    if not recorded:
         return
     card = read_card(folder)
-    names = [each["name"] for each in made]
+    names = [each["name"] for each in recorded]
     if names != list(card.chain.names):
-        of, has = (" before ".join(each) for each in (names, card.chain.names))
-        raise ModelFolderError(f"{path} is of {of}, {folder} of {has}: calibrate again")
-    changed = [now["name"] for now, then in zip(members_of(folder, card), made, strict=True) if now != then]
-    if changed:
+        before, now = (" and ".join(each) for each in (names, card.chain.names))
+        raise ModelFolderError(f"{path} was made with {before}, but {folder} has {now}: calibrate again")
+    pairs = zip(members_of(folder, card), recorded, strict=True)
+    if changed := [member["name"] for member, before in pairs if member != before]:
+        again = "again" if card.chain.is_one else "the chain again"
         raise ModelFolderError(
-            f"{path}: {' and '.join(changed)} of {folder} is not what it was then, trained or calibrated since: "
-            f"calibrate {'again' if card.chain.is_one else 'the chain again'}"
+            f"{path}: {' and '.join(changed)} in {folder} was trained or calibrated since: calibrate {again}"
         )
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:
-    """Writes a calibration, and its records unless they are those of the parent folder (None)."""
+    """Writes a calibration and its records; None if they are those of the parent folder."""
     folder.mkdir(exist_ok=True)
     if records is not None:
         records.save(folder / RECORDS_FILE)
@@ -57,18 +57,18 @@ def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder:
 
 
 def forget_calibration(folder: Path) -> None:
-    """Removes thresholds and records before the model changes, since they promise nothing about another one."""
+    """Deletes all calibrations in a model folder, which are not valid for another model."""
     for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
-        for each in (folder, *(folder / beside for beside in BESIDE)):
+        for each in (folder, *(folder / inner for inner in BESIDE)):
             (each / name).unlink(missing_ok=True)
 
 
-def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCard:
-    """Returns a model's calibration: its own, or the one in the folder `beside` it.
+def read_calibration(folder: Path, calibration_folder: Path | None = None) -> CalibrationCard:
+    """Returns a model's own calibration, or the one in `calibration_folder`.
 
-    Raises ModelFolderError if there is none, or one of another schema or of other models.
+    Raises ModelFolderError if there is none, or if it has another schema or is of other models.
     """
-    path = (beside or folder) / CALIBRATION_FILE
+    path = (calibration_folder or folder) / CALIBRATION_FILE
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not calibrated; run: {calibrate_command(folder)}")
     try:
@@ -85,12 +85,12 @@ def calibrate_command(folder: Path) -> str:
 
 
 def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the exits whose temperatures are fitted: all, but not the last of a model that keeps its answers."""
+    """Returns the exits whose temperatures are fitted: all, except the last of a model that keeps its answers."""
     *ramps, last = sorted(exits)
     return tuple(ramps) if keeps_answers(provenance) else (*ramps, last)
 
 
 def keeps_answers(provenance: Mapping[str, Any]) -> bool:
-    """Returns whether the full model's scores stay as they came: it was injected, or ramps imitate its own head."""
+    """Returns whether the full model's scores are unchanged: it was injected, or ramps imitate its own head."""
     imitated = provenance.get("imitate") and provenance.get("head") == "checkpoint" and not provenance.get("joint")
     return "cuts" in provenance or bool(imitated)

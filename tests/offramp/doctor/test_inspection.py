@@ -1,4 +1,4 @@
-"""Facts of the machine that runs the tests, and of files made for them."""
+"""Checks of the machine that runs the tests, and of model folders and service files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
 from offramp.doctor import checks
 from offramp.doctor.checks import Finding, Port
-from offramp.doctor.look import examine, look_at_target
+from offramp.doctor.inspection import check_target, examine
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A calibrated model's folder, whole."""
+    """The folder of a calibrated model."""
     model = write_model(tmp_path / "model")
     (model / WEIGHTS_FILE).unlink()
     save_file({}, model / WEIGHTS_FILE)
@@ -55,7 +55,7 @@ def test_the_facts_of_this_machine_are_found() -> None:
         found = {name: " ".join(words) for name, words in found_by_check(examine([], [number])).items()}
     assert re.search(rf"\b{number} \(service\) is taken by \S+, pid {os.getpid()}\b", found["ports"])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert int(found["packages"].removesuffix(" as pyproject.toml asks")) > 10
+    assert int(found["packages"].removesuffix(" as pyproject.toml requires")) > 10
     assert int(found["pins"].removesuffix(" as constraints.txt pins them")) > 10
     assert found["torch"].startswith("2.13.0")
     assert found["cores"].split()[0] == str(len(os.sched_getaffinity(0)))
@@ -66,30 +66,30 @@ def test_the_facts_of_this_machine_are_found() -> None:
 
 
 def said_of(path: Path) -> str:
-    """What is wrong with a model or a service file."""
-    finding, _ = look_at_target(path)
-    assert (finding.verdict, finding.advice) == ("failed", "mend what it says; offramp serve would refuse it")
+    """Returns the error that the doctor reports for a model or a service file."""
+    finding, _ = check_target(path)
+    assert (finding.verdict, finding.advice) == ("failed", "fix this first; offramp serve would refuse it")
     return finding.found
 
 
-def test_a_model_folder_is_read_by_the_readers_of_the_service(folder: Path) -> None:
-    assert look_at_target(folder) == (Finding("given", "ok", f"{folder}: m, bert, 3 blocks, 2 labels"), None)
+def test_a_model_folder_is_checked_as_the_service_reads_it(folder: Path) -> None:
+    assert check_target(folder) == (Finding("given", "ok", f"{folder}: m, bert, 3 blocks, 2 labels"), None)
     (folder / CALIBRATION_FILE).unlink()
     advice = f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
     words = f"{folder}: m, bert, 3 blocks, 2 labels; no input leaves early"
-    assert look_at_target(folder) == (Finding("given", "warning", words, advice), None)
+    assert check_target(folder) == (Finding("given", "warning", words, advice), None)
 
 
-def test_a_checkpoint_of_transformers_is_what_serve_takes(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path: Path) -> None:
     words = f"{checkpoint}: a classifier of transformers, 2 labels, served as it is; no input leaves early"
     expected = Finding("given", "warning", words, f"offramp ramp {checkpoint} --data LOG")
-    assert look_at_target(checkpoint) == (expected, None)
-    assert "nor is it a checkpoint of transformers" in said_of(tmp_path)
+    assert check_target(checkpoint) == (expected, None)
+    assert "nor a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
     assert said_of(tmp_path) == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
 
 
-def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: Path, tmp_path: Path) -> None:
     assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
     with_card(folder, ramps=[0])
     assert "is of another model: its ramps are not [0]" in said_of(folder)
@@ -100,7 +100,7 @@ def test_what_is_missing_or_broken_in_a_folder_is_its_readers_message(folder: Pa
     assert "num_blocks" in said_of(folder)
 
 
-def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:
+def test_a_service_file_is_checked_with_the_files_that_it_names(folder: Path) -> None:
     service = folder.parent / "service.yaml"
     service.write_text(
         "schema_version: 1\nname: s\n"
@@ -109,15 +109,15 @@ def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:
         "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250}\n",
         encoding="utf-8",
     )
-    assert look_at_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), 8250)
-    lacking, _ = look_at_target(service, 1)
+    assert check_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), 8250)
+    lacking, _ = check_target(service, 1)
     assert (lacking.verdict, "offramp deploy" in str(lacking.advice)) == ("failed", True)
     assert lacking.found == f"{service}: s, m on 3 V100; needs 3 GPUs, 1 are here"
     service.write_text("schema_version: 1\nname: s\n", encoding="utf-8")
     assert "service.yaml:1: model: Field required" in said_of(service)
 
 
-def test_the_command_ends_with_1_where_something_failed_and_loads_neither_torch_nor_ray(tmp_path: Path) -> None:
+def test_the_exit_status_is_1_if_a_check_failed_and_neither_torch_nor_ray_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['offramp', 'doctor', 'gone', '--json', '--port', '8251']\n"
         "from offramp.cli.app import main\n"
@@ -150,7 +150,7 @@ SOUND: dict[str, Any] = {
     "shm_free_bytes": 8 * GIB,
     "disk_free_bytes": {"/srv": 50 * GIB},
     "open_files": (65536, 65536),
-    "wanted": (Port(number=8000, purpose="service", taken=False),),
+    "needed": (Port(number=8000, purpose="service", taken=False),),
     "auth_mode": "disabled",
     "object_store_bytes": GIB // 2,
 }
@@ -158,7 +158,7 @@ CHECKS = (checks.libraries, checks.tools, checks.processors, checks.memory, chec
 
 
 def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The sound machine but for what an entry of checks.yaml says."""
+    """Returns the facts of a healthy machine, changed by an entry of checks.yaml."""
     given = dict(facts)
     for name in {"haproxies", "rays"} & set(given):
         given[name] = processes(given[name])
@@ -167,7 +167,7 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     if "holder" in given:
         port = {"number": 8000, "purpose": "service"} | given.pop("port", {})
         holder = given.pop("holder")
-        given["wanted"] = (Port(**port, taken=True, holder=holder and RunningProcess(**holder)),)
+        given["needed"] = (Port(**port, taken=True, holder=holder and RunningProcess(**holder)),)
     assert given.keys() <= SOUND.keys()
     return SOUND | given
 
@@ -177,7 +177,7 @@ def processes(found: Sequence[Mapping[str, Any]]) -> tuple[RunningProcess, ...]:
 
 
 def examined(machine: Mapping[str, Any]) -> list[Finding]:
-    """What every check finds, each by the facts that it takes."""
+    """Returns the findings of all checks."""
     every = ((check, inspect.signature(check).parameters) for check in (*CHECKS, checks.data))
     return list(chain(*(check(**{name: machine[name] for name in names}) for check, names in every)))
 
@@ -186,14 +186,14 @@ def said(machine: Mapping[str, Any], check: str) -> list[Finding]:
     return [each for each in examined(machine) if each.check == check]
 
 
-def test_nothing_is_wrong_with_a_sound_machine_nor_with_a_haproxy_whose_ray_runs() -> None:
+def test_a_healthy_machine_and_a_haproxy_of_a_running_ray_pass_all_checks() -> None:
     findings = examined(SOUND)
     assert {(each.verdict, each.advice) for each in findings} == {("ok", None)}
     assert said(machine_of(CASES["well"]["free ports"]["machine"]), "left haproxy") == []
 
 
 @pytest.mark.parametrize("case", CASES["wrong"].values(), ids=CASES["wrong"].keys())
-def test_what_is_wrong_is_said_with_what_to_do(case: Mapping[str, Any]) -> None:
+def test_a_problem_is_reported_with_advice(case: Mapping[str, Any]) -> None:
     [finding] = [each for each in said(machine_of(case["machine"]), case["check"]) if each.verdict != "ok"]
     assert finding.verdict == case["verdict"]
     assert case["found"] in finding.found
@@ -202,13 +202,13 @@ def test_what_is_wrong_is_said_with_what_to_do(case: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["well"].values(), ids=CASES["well"].keys())
-def test_what_is_well_is_said_too(case: Mapping[str, Any]) -> None:
+def test_passed_checks_are_reported_too(case: Mapping[str, Any]) -> None:
     [(_, verdict, words, advice)] = said(machine_of(case["machine"]), case["check"])
     assert (verdict, advice) == ("ok", None)
     assert case["found"] in words
 
 
 @pytest.mark.parametrize("check", ["bfloat16", "shared memory", "open files"])
-def test_what_the_system_does_not_tell_is_left_out(check: str) -> None:
+def test_unknown_facts_are_left_out(check: str) -> None:
     machine = machine_of({"cpu_flags": None, "shm_free_bytes": None, "open_files": None})
     assert said(machine, check) == []
