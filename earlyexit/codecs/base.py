@@ -99,7 +99,7 @@ class Codec(Named, ABC, Generic[Row]):
         raise PlanError(f"only words of texts can be pruned; this model's inputs are encoded by {self.name!r}")
 
     def pruned(self, row: Row, importance_N: npt.NDArray[np.floating], alpha: float, *, rest: bool = True) -> Row:
-        """Returns the row without the words that received little attention; see `words.left_of`.
+        """Returns the row without the words that received little attention; see `words.kept_texts`.
 
         `importance_N`: the attention of the tokens of `encode`, truncated if too long. `rest`: whether to keep the part
         of the text that was truncated. Raises PlanError for an invalid alpha, and if rows have no words.
