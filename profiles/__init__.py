@@ -1,1 +1,1 @@
-"""What we know: exit records, and what follows from them."""
+"""Latency profiles, exit records of models, observations of the live stream, and forecasts."""

@@ -1,9 +1,9 @@
-"""Published accelerator figures as latency profiles, for planning before anything was measured.
+"""Latency profiles from published benchmarks, for planning without own measurements.
 
-Sources print the latency of a whole model. It is spread over the blocks, with the embedding and the head: evenly, since
-the layers of a transformer encoder are alike (Apparate's profiler averages them too), or by what blocks compute, where
-catalogue.yaml says so. A ramp costs a share of a mean block that was measured once (`ramp_share`). The figures of other
-accelerators are derived from these by a published relative speed. Every profile says in its provenance what it is.
+Sources print the latency of a whole model. It is distributed over the blocks, including embedding and head. The
+distribution is even, because the layers of a transformer encoder are alike (Apparate's profiler averages them too), or
+in proportion to multiply-adds if catalogue.yaml has them. A ramp costs a fixed share of a mean block (`ramp_share`).
+Profiles of other accelerators are derived by a published relative speed. Provenance records the source and the method.
 """
 
 from __future__ import annotations
@@ -25,83 +25,83 @@ CATALOGUE = Path(__file__).with_name("catalogue.yaml")
 MS = 1e-3
 DTYPES = {"FP32": "float32", "FP16": "float16", "FP16-AMP": "float16"}
 Facts = Mapping[str, Any]
-"""A mapping of catalogue.yaml, whose comments explain the fields; or of a provenance."""
+"""A mapping in catalogue.yaml, whose comments explain the fields, or a part of a provenance."""
 Tables = Mapping[int, LatencyTable]
 
 
 @cache
 def read_catalogue() -> Facts:
-    """Returns the quoted numbers as they stand in catalogue.yaml."""
+    """Returns the content of catalogue.yaml."""
     catalogue: Facts = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
     return catalogue
 
 
 def published_profile(model: str, device: str) -> LatencyProfile:
-    """Returns the profile of a model on an accelerator type; raises DataError that lists what there is."""
+    """Returns the profile of a model on an accelerator type; raises DataError that lists the known ones."""
     known = published_profiles()
     if (model, device) in known:
         return known[model, device]
-    devices = [each for name, each in known if name == model]
+    devices = [known_device for known_model, known_device in known if known_model == model]
     if devices:
-        raise DataError(f"no published figures of {model} on {device!r}; there are of {', '.join(devices)}")
-    models = ", ".join(sorted({name for name, _ in known}))
-    raise DataError(f"no published figures of model {model!r}; there are of {models}")
+        raise DataError(f"no published figures of {model} on {device!r}; known are {', '.join(devices)}")
+    models = ", ".join(sorted({known_model for known_model, _ in known}))
+    raise DataError(f"no published figures of model {model!r}; known are {models}")
 
 
 @cache
 def published_profiles() -> dict[tuple[str, str], LatencyProfile]:
-    """Returns all profiles with published or derived figures, by model and accelerator type."""
+    """Returns all published and derived profiles, by model and accelerator type."""
     catalogue = read_catalogue()
-    profiles = [_from_whole(catalogue, each) for each in catalogue["whole"]]
-    profiles += [_from_layers(catalogue, each) for each in catalogue["layers"]]
-    found = {(profile.model, profile.device): profile for profile in profiles}
-    pairs = [(each, model) for each in catalogue["scaled"] for model in each["models"]]
-    derived = [_scaled(catalogue, each, found[model, each["base"]]) for each, model in pairs]
-    derived += [_compared(catalogue, each, found[each["model"], each["base"]]) for each in catalogue["compared"]]
-    found |= {(profile.model, profile.device): profile for profile in derived}
-    for table in (table for profile in found.values() for table in profile.tables.values()):
-        table.block_s_NB.setflags(write=False)  # all callers share them
+    published = [_from_whole(catalogue, entry) for entry in catalogue["whole"]]
+    published += [_from_layers(catalogue, entry) for entry in catalogue["layers"]]
+    profiles = {(profile.model, profile.device): profile for profile in published}
+    scaled, compared = catalogue["scaled"], catalogue["compared"]
+    derived = [_scaled(catalogue, each, profiles[model, each["base"]]) for each in scaled for model in each["models"]]
+    derived += [_compared(catalogue, entry, profiles[entry["model"], entry["base"]]) for entry in compared]
+    profiles |= {(profile.model, profile.device): profile for profile in derived}
+    for table in (table for profile in profiles.values() for table in profile.tables.values()):
+        table.block_s_NB.setflags(write=False)  # callers share the cached arrays
         table.ramp_s_EB.setflags(write=False)
-    return dict(sorted(found.items()))
+    return dict(sorted(profiles.items()))
 
 
 def _from_whole(catalogue: Facts, entry: Facts) -> LatencyProfile:
     model, tables = catalogue["models"][entry["model"]], dict[int, LatencyTable]()
     raised: dict[str, list[int]] = {}
-    for each in entry["tables"]:
-        # A smaller batch was published as slower here and there, by chance.
-        kept_ms_B = np.maximum.accumulate(np.array(each["latency_ms"], dtype=np.float64))
-        tables[each["length"]] = _spread(catalogue, model, each["batch"], kept_ms_B * MS)
-        batches = np.array(each["batch"])[kept_ms_B > each["latency_ms"]].tolist()
-        raised |= {str(each["length"]): batches} if batches else {}
+    for table in entry["tables"]:
+        # Some batches are published as faster than a smaller batch, by chance. They are raised to its latency.
+        rising_ms_B = np.maximum.accumulate(np.array(table["latency_ms"], dtype=np.float64))
+        tables[table["length"]] = _spread(catalogue, model, table["batch"], rising_ms_B * MS)
+        batches = np.array(table["batch"])[rising_ms_B > table["latency_ms"]].tolist()
+        raised |= {str(table["length"]): batches} if batches else {}
     how = "by multiply-adds" if "work" in model else "evenly"
-    said: dict[str, Any] = {
-        "lines": {str(each["length"]): each["line"] for each in entry["tables"]},
+    facts: dict[str, Any] = {
+        "lines": {str(table["length"]): table["line"] for table in entry["tables"]},
         "blocks": f"the latency of the whole model spread {how} over its {model['num_blocks']} {model['block']}s",
         "ramps": f"derived: {catalogue['ramp_share']:.1%} of a block, measured for DistilBERT on an A6000 at batch 1",
     }
     if raised:
-        said["smoothed"] = {"how": "latency raised to that of the next smaller batch", "batches_by_length": raised}
-    return _published(catalogue, entry, tables, said)
+        facts["smoothed"] = {"how": "latency raised to that of the next smaller batch", "batches_by_length": raised}
+    return _published(catalogue, entry, tables, facts)
 
 
 def _from_layers(catalogue: Facts, entry: Facts) -> LatencyProfile:
-    # The head belongs to the last block, the embedding to the first.
+    # The first block includes the embedding, and the last block the head.
     ends_ms = [*entry["until_ms"][:-1], entry["whole_ms"]]
     table = LatencyTable(
         batches=(entry["batch"],),
         block_s_NB=np.diff(ends_ms, prepend=0.0)[:, None] * MS,
         ramp_s_EB=np.full((len(ends_ms) - 1, 1), entry["ramp_ms"] * MS),
     )
-    said = {
+    facts = {
         "blocks": "by layer; the embedding is in the first block, the head in the last",
         "ramps": "measured",
         "length": "not stated: that of Apparate's script for BERT, profiling/deepspeed_profile_bert.py",
     }
-    return _published(catalogue, entry, {entry["length"]: table}, said)
+    return _published(catalogue, entry, {entry["length"]: table}, facts)
 
 
-def _published(catalogue: Facts, entry: Facts, tables: Tables, said: Facts) -> LatencyProfile:
+def _published(catalogue: Facts, entry: Facts, tables: Tables, facts: Facts) -> LatencyProfile:
     source, num_blocks = catalogue["sources"][entry["source"]], catalogue["models"][entry["model"]]["num_blocks"]
     return LatencyProfile(
         model=entry["model"],
@@ -112,12 +112,12 @@ def _published(catalogue: Facts, entry: Facts, tables: Tables, said: Facts) -> L
         dtype=DTYPES[entry["precision"]],
         kind="published",
         tables=tables,
-        provenance={"source": dict(source), "precision": entry["precision"], **said},
+        provenance={"source": dict(source), "precision": entry["precision"], **facts},
     )
 
 
 def _spread(catalogue: Facts, model: Facts, batches: list[int], whole_s_B: FloatArray) -> LatencyTable:
-    """Returns a table in which blocks take their parts of the whole, and ramps the share of a mean block."""
+    """Returns a table in which the seconds of the whole model are distributed over blocks, and ramps are added."""
     num_blocks = model["num_blocks"]
     work_N = np.array(model.get("work", [1] * num_blocks), dtype=np.float64)
     return LatencyTable(
@@ -145,20 +145,20 @@ def _scaled(catalogue: Facts, entry: Facts, base: LatencyProfile) -> LatencyProf
 def _compared(catalogue: Facts, entry: Facts, base: LatencyProfile) -> LatencyProfile:
     known, device = base.tables[entry["length"]], entry["device"]
     batches = [batch for batch in entry["batch"] if batch in known.batches]
-    here = [entry["batch"].index(batch) for batch in batches]
-    there = [known.batches.index(batch) for batch in batches]
-    slower_B = (np.array(entry["latency_ms"]) / np.array(entry["base_ms"]))[here]
-    whole_s_B = np.maximum.accumulate(known.block_s_NB[:, there].sum(0) * slower_B)
+    in_entry = [entry["batch"].index(batch) for batch in batches]
+    in_base = [known.batches.index(batch) for batch in batches]
+    slower_B = (np.array(entry["latency_ms"]) / np.array(entry["base_ms"]))[in_entry]
+    whole_s_B = np.maximum.accumulate(known.block_s_NB[:, in_base].sum(0) * slower_B)
     table = _spread(catalogue, catalogue["models"][entry["model"]], batches, whole_s_B)
     how = (
         f"seconds on {base.device} times, at each batch size, what {device} takes in seconds of {base.device} "
         f"under {catalogue['sources'][entry['source']]['backend']} {entry['precision']}"
     )
-    said = {"derived": how, "lines": {base.device: entry["base_line"], device: entry["line"]}}
-    return _derived(catalogue, entry, base, {entry["length"]: table}, said)
+    facts = {"derived": how, "lines": {base.device: entry["base_line"], device: entry["line"]}}
+    return _derived(catalogue, entry, base, {entry["length"]: table}, facts)
 
 
-def _derived(catalogue: Facts, entry: Facts, base: LatencyProfile, tables: Tables, said: Facts) -> LatencyProfile:
+def _derived(catalogue: Facts, entry: Facts, base: LatencyProfile, tables: Tables, facts: Facts) -> LatencyProfile:
     source = dict(catalogue["sources"][entry["source"]])
-    provenance = {**said, "source": source, "base": dict(base.provenance)}
+    provenance = {**facts, "source": source, "base": dict(base.provenance)}
     return replace(base, device=entry["device"], kind="derived", tables=tables, provenance=provenance)

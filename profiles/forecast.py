@@ -1,15 +1,16 @@
-"""Forecasts of the coming windows: survival at every block, and the request rate (E3 section 3.1).
+"""Forecasts of survival at every block, and of the request rate, for the next windows (E3 section 3.1).
 
-E3 forecasts the batch size at every ramp with ARIMA over windows of two minutes. We forecast, on the logit scale, the
-share that goes on *among those that reach a ramp*. These forecasts multiply to a survival between 0 and 1 that never
-rises, and the sampling noise of one share is independent of the next one's. When a stream becomes harder, all ramps
-move together, each hidden in its own noise. So the shares are scaled to equal noise and turned to their principal
-directions, which gathers the drift in few series; these are forecast and turned back.
+E3 forecasts the batch size at every ramp with ARIMA over windows of two minutes. This module forecasts, on the logit
+scale, the share of inputs that continue *among those that reach a ramp*. The product of these forecasts is a survival
+between 0 and 1 that never rises, and the sampling noises of different ramps are independent. If a stream becomes
+harder, the shares of all ramps change together, each with its own noise. Therefore, shares are scaled to equal noise
+and projected on their principal components, which concentrates the drift in few series. The forecasts of these series
+are transformed back.
 
-ARIMA is computed by statsmodels: orders weighed by AICc, exact likelihoods, for every window. Shares of a few hundred
-inputs carry *sampling noise of known size*, which the state space form holds window by window; only the drift beneath
-is estimated. The noise of a rate is unknown, so its size is estimated with the drift. Both walk a grid of parameters
-with statsmodels' Kalman filter rather than an optimizer: a likelihood takes 60 microseconds, a fit 5 to 400 ms.
+ARIMA models are averaged with weights by AICc, and statsmodels computes the exact likelihoods. Shares of a few hundred
+inputs have *sampling noise of known size*, which the state space form includes for each window, so that only the drift
+is estimated. The noise of a rate is unknown and estimated together with the drift. The parameters are on a grid, which
+is evaluated with statsmodels' Kalman filter, because an optimizer would take much longer and could fail to converge.
 """
 
 from __future__ import annotations
@@ -29,43 +30,44 @@ from profiles.windows import ROUNDING, SurvivalHistory, last_break
 # ARIMA.
 
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.97)
-"""Autoregressive coefficients of a drift: without memory, up to nearly a straight line."""
+"""Autoregressive coefficients of a drift, from a random walk to almost a straight line."""
 DRIFTS = np.geomspace(1e-3, 1e6, 24)
-"""Variances of the drift per window, in variances of the sampling noise: those of 100,000 inputs are small."""
+"""Variances of the drift per window, relative to the variance of the sampling noise."""
 BORROWED = 0.5
-"""How much the other series' evidence counts for each: alone, one of a few windows would take its noise for drift.
-Measured when it was chosen: 0.5 gives 2 % less error than 0."""
+"""Weight of the other series' likelihoods in the choice of a series' model. It prevents that a series of few windows
+takes its noise for a drift, and reduces the forecast error by 2 %."""
 RATE_MOMENTA = (0.0, 0.3, 0.5, 0.8, 0.9)
 RATE_NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Variances of a rate's noise, in those of its drift."""
+"""Variances of a rate's noise, relative to the variance of its drift."""
 UNNOTICED = 0.02
-"""Candidates this much less likely than the best are left out, to save their filters."""
+"""Models with a smaller likelihood relative to the best one are left out, to save time."""
 FAILURES = (ValueError, np.linalg.LinAlgError)
-"""What statsmodels raises for a series it cannot fit."""
+"""Exceptions of statsmodels for a series that it cannot fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesForecast:
-    """Of several series (X) over the coming windows (H)."""
+    """Forecast of several series (X) over the next windows (H)."""
 
     mean_HX: FloatArray
     variance_HX: FloatArray
-    """Of the level itself, without the sampling noise that a window would add."""
+    """Variance of the level, without the sampling noise of a window."""
     how_X: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A level that moves by a drift per window, the drift keeping `momentum` of itself, seen through noise."""
+    """A model: a level that changes by a drift with autoregressive coefficient `momentum`, observed with noise."""
 
     momentum: float
     drift: float
+    """Variance of the drift per window."""
     noise: float
-    """Variances: of the drift per window, and of the noise; only their ratio is meant where no noise is known."""
+    """Variance of the noise. If the noise is unknown, only the ratio of the two variances matters."""
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Of what is seen: a random walk seen through noise is an ARIMA(0,1,1), one with momentum an ARIMA(1,1,2)."""
+        """The ARIMA order of the observed series: a random walk with noise is (0,1,1), with momentum (1,1,2)."""
         if self.drift == 0:
             return 0, 0, 0
         memory = int(self.momentum > 0)
@@ -76,32 +78,31 @@ class _Candidate:
         return "arima({},{},{})".format(*self.order)
 
 
-# A drift with momentum m travels 1 / (1 - m) times as far: scaled, so that the grid covers the same ground for each.
+# A drift with momentum m moves the level 1 / (1 - m) times as far. The scale makes the grid equivalent for all momenta.
 _KNOWN_NOISE = (
     _Candidate(momentum=0.0, drift=0.0, noise=1.0),
     *(_Candidate(momentum=m, drift=float(d) * (1 - m), noise=1.0) for m in MOMENTA for d in DRIFTS),
 )
-_KNOWN_PARAMETERS = tuple(int(each.drift > 0) + int(each.momentum > 0) for each in _KNOWN_NOISE)
+_KNOWN_PARAMETERS = tuple(int(model.drift > 0) + int(model.momentum > 0) for model in _KNOWN_NOISE)
 _FREE_NOISE = tuple(_Candidate(momentum=m, drift=1.0, noise=n) for m in RATE_MOMENTA for n in RATE_NOISES)
-_FREE_PARAMETERS = tuple(1 + int(each.noise > 0) + int(each.momentum > 0) for each in _FREE_NOISE)
+_FREE_PARAMETERS = tuple(1 + int(model.noise > 0) + int(model.momentum > 0) for model in _FREE_NOISE)
 
 
 def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> SeriesForecast:
-    """Forecast several series seen through sampling noise of known variance; missing windows are NaN.
+    """Returns the forecast of several series with sampling noise of known variance. Missing windows are NaN.
 
-    Each series is a level that stands still, walks at random, or walks with momentum (statsmodels' state space form of
-    ARIMA(0,0,0), (0,1,0) and (1,1,0)), plus the noise. Orders and parameters lie on one grid and are averaged by their
-    Akaike weights from AICc (Burnham and Anderson 2002, section 4.2): a few windows rarely single one out. When it was
-    chosen: 1 % less error than the best of the grid, and 80 % intervals that hold 77 % of the time instead of
-    69 %. The order named is that of the single best.
+    Each series is a constant level, a random walk, or a random walk with momentum (the state space form of
+    ARIMA(0,0,0), (0,1,0) and (1,1,0)), plus noise. The models on the grid are averaged by Akaike weights from AICc
+    (Burnham and Anderson 2002, section 4.2), because a few windows rarely identify one model. Averaging has a smaller
+    error than the best model, and better intervals. `how_X` is the order of the model with the largest weight.
     """
     num_seen = int((~np.isnan(series_WX[:, 0])).sum())
     filters = [_Filters(series_W, noise_W, horizon) for series_W in series_WX.T]
-    logs_CX = np.array([[each.log_likelihood(candidate) for each in filters] for candidate in _KNOWN_NOISE])
+    logs_CX = np.array([[series.log_likelihood(model) for series in filters] for model in _KNOWN_NOISE])
     penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in _KNOWN_PARAMETERS])
     others_CX = (logs_CX.sum(1, keepdims=True) - logs_CX) / max(len(filters) - 1, 1)
     weights_CX = _akaike_weights(penalties_C[:, None] - 2 * (logs_CX + BORROWED * others_CX))
-    averaged = [_averaged(each, _KNOWN_NOISE, own_C) for each, own_C in zip(filters, weights_CX.T, strict=True)]
+    averaged = [_averaged(series, _KNOWN_NOISE, own_C) for series, own_C in zip(filters, weights_CX.T, strict=True)]
     return SeriesForecast(
         mean_HX=np.array([mean_H for mean_H, _, _ in averaged]).T,
         variance_HX=np.array([variance_H for _, variance_H, _ in averaged]).T,
@@ -110,7 +111,7 @@ def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> 
 
 
 def _akaike_weights(criterion_CX: FloatArray) -> FloatArray:
-    """Weights over the candidates; those that would not be noticed are none."""
+    """Returns the weights of the models, which sum to 1. Weights below UNNOTICED, relative to the best, become 0."""
     weights_CX = np.exp(-0.5 * (criterion_CX - criterion_CX.min(0)))
     weights_CX[weights_CX < UNNOTICED] = 0.0
     return np.asarray(weights_CX / weights_CX.sum(0))
@@ -119,8 +120,8 @@ def _akaike_weights(criterion_CX: FloatArray) -> FloatArray:
 def _averaged(
     filters: _Filters, candidates: Sequence[_Candidate], weights_C: FloatArray
 ) -> tuple[FloatArray, FloatArray, str]:
-    """Mean and variance of the mixture, and the order of its heaviest part."""
-    used = [(weight, each) for weight, each in zip(weights_C, candidates, strict=True) if weight > 0]
+    """Returns mean and variance of the mixture, and the order of the model with the largest weight."""
+    used = [(weight, candidate) for weight, candidate in zip(weights_C, candidates, strict=True) if weight > 0]
     weights_U = np.array([weight for weight, _ in used])
     means_UH, variances_UH = np.array([filters.forecast(candidate) for _, candidate in used]).transpose(1, 0, 2)
     mean_H = weights_U @ means_UH
@@ -129,14 +130,14 @@ def _averaged(
 
 
 class _Filters:
-    """Kalman filters over one series, one per order; coming windows are missing ones at its end."""
+    """Kalman filters of one series, one with and one without momentum. Windows to forecast are appended as missing."""
 
     def __init__(self, series_W: FloatArray, noise_W: FloatArray | None, horizon: int) -> None:
         from statsmodels.tsa.statespace.sarimax import SARIMAX
 
         self._horizon = horizon
         self._scaled = noise_W is None
-        """Without known noise the scale of drift and noise is the likeliest one (statsmodels' concentrated scale)."""
+        """Whether the noise is unknown. Drift and noise then have the scale of the largest likelihood."""
         seen = np.concatenate([series_W, np.full(horizon, np.nan)])
         self._models = {
             momentum: SARIMAX(seen, order=(int(momentum), 1, 0), concentrate_scale=self._scaled)
@@ -150,10 +151,10 @@ class _Filters:
         return float(self._set(candidate).ssm.loglike())
 
     def forecast(self, candidate: _Candidate) -> tuple[FloatArray, FloatArray]:
-        """Mean and variance over the horizon; where the noise is not known, it is part of the variance."""
-        found = self._set(candidate).ssm.filter()
-        coming = slice(-self._horizon, None)
-        return found.forecasts[0, coming], np.maximum(found.forecasts_error_cov[0, 0, coming], 0.0)
+        """Returns mean and variance over the horizon. The variance includes unknown noise."""
+        filtered = self._set(candidate).ssm.filter()
+        ahead = slice(-self._horizon, None)
+        return filtered.forecasts[0, ahead], np.maximum(filtered.forecasts_error_cov[0, 0, ahead], 0.0)
 
     def _set(self, candidate: _Candidate) -> Any:
         model = self._models[candidate.momentum > 0]
@@ -165,16 +166,15 @@ class _Filters:
 
 
 def _aicc_penalty(num_parameters: int, num_seen: int) -> float:
-    """Twice the number of parameters, corrected for short series (Hurvich and Tsai 1989)."""
+    """Returns twice the number of parameters, corrected for short series (Hurvich and Tsai 1989)."""
     num_seen = max(num_seen, num_parameters + 2)
     return 2 * num_parameters * num_seen / (num_seen - num_parameters - 1)
 
 
 def forecast_series(series_W: FloatArray, horizon: int) -> tuple[FloatArray, FloatArray, str]:
-    """Mean and variance over the horizon, and the order, of one series of unknown noise; missing windows are NaN.
+    """Returns mean and variance over the horizon, and the order, for a series with unknown noise.
 
-    The ratio of noise to drift lies on the grid as well. No optimizer runs, so none can fail to converge. Averaged as
-    `forecast_noisy` does.
+    Missing windows are NaN. The grid includes the ratio of noise to drift. Models are averaged as in `forecast_noisy`.
     """
     num_seen = int((~np.isnan(series_W)).sum())
     filters = _Filters(series_W, None, horizon)
@@ -186,44 +186,44 @@ def forecast_series(series_W: FloatArray, horizon: int) -> tuple[FloatArray, Flo
 # The request rate of the coming windows.
 
 WINDOW_S = 120.0
-"""Length of a window where none is given: that of E3 (section 3.1)."""
+"""Default length of a window, that of E3 (section 3.1)."""
 LEAST_WINDOWS = 8
-"""Windows with requests that an order can be weighed on."""
+"""Minimum number of windows with requests for ARIMA."""
 MOST_WINDOWS = 300
-"""Windows that are looked at: ten hours of two minutes."""
+"""Maximum number of windows that are used: ten hours of windows of two minutes."""
 JUMP = 4.0
-"""An upward step of so many usual steps is a burst: it comes at once, and momentum would carry it on and on. (Its end
-takes several windows, and there momentum helps.) Chosen on four days of the Twitter trace."""
+"""An upward step of this many usual steps is a burst. A burst does not continue to grow, as momentum would predict.
+(Its end takes several windows, which momentum predicts well.) Chosen on four days of the Twitter trace."""
 USUAL_STEP = 1.4826
-"""Standard deviations in the median size of a normal step, inverted."""
+"""Factor from the median absolute step to the standard deviation of a normal distribution."""
 FEW = 20
-"""Requests; where no window has more, many may have none, and normal errors of a logarithm make no sense."""
+"""If no window has more requests than this, windows are pooled, because many windows may have no request, and errors of
+the logarithm are not normal."""
 POOLED = 30
-"""Windows that are taken together where there are few requests."""
+"""Maximum number of windows that are pooled if there are few requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a figure was forecast."""
+    """The method of a forecast."""
 
     how: str
     """`arima(p,d,q)`, `pooled share`, `pooled rate`, `last value`, `prior` or `assumed`."""
     reason: str = ""
-    """Why it was no ARIMA, or what was left out; empty where there is nothing to say."""
+    """Why ARIMA was not used, or which data were left out; empty if there is no such reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateForecast:
-    """Requests per second over the coming windows (H): the median, and an interval from normal errors of its log.
+    """Requests per second over the next windows (H): the median, and an interval from normal errors of its logarithm.
 
-    The interval is of the rate that a coming *window* will show, so it is never narrower than the Poisson noise of the
-    requests in it.
+    The interval is for the rate that is observed in a window, so that it includes the Poisson noise of its requests.
     """
 
     rate_rps_H: FloatArray
     low_rps_H: FloatArray
     high_rps_H: FloatArray
-    """Infinite where one window with requests cannot say how rates change."""
+    """Infinite if only one window has requests, because the changes of the rate are then unknown."""
     coverage: float
     method: Method
 
@@ -231,19 +231,19 @@ class RateForecast:
 def forecast_rate(
     rate_rps_W: FloatArray, horizon: int = 1, coverage: float = 0.8, *, window_s: float = WINDOW_S
 ) -> RateForecast:
-    """The rate over the next `horizon` windows, from past windows of `window_s`, oldest first; missing ones are NaN.
+    """Returns the rate over the next `horizon` windows, from past windows, oldest first. Missing windows are NaN.
 
-    ARIMA on the logarithm: rates change by factors; never beyond the rates of those windows, as bursts end. Windows
-    without a request have no logarithm: they count as missing in the median unless they are the last, and the interval
-    goes down to 0 where they are no rarer than what it leaves out below. Raises DataError for negative or infinite
-    rates, and where nothing was seen.
+    The forecast is ARIMA on the logarithm, because rates change by factors, and is limited to the range of past rates,
+    because bursts end. Windows without requests have no logarithm. They count as missing, except if the last window has
+    none, and the interval extends to 0 unless they are rarer than its lower tail. Raises DataError for negative or
+    infinite rates, and if all windows are missing.
     """
     check_request(horizon, coverage)
     if not 0 < window_s < np.inf:
-        raise DataError(f"a window lasts more than 0 s, not {window_s}")
+        raise DataError(f"window_s must be finite and above 0, not {window_s}")
     rate_rps_W = np.asarray(rate_rps_W, dtype=np.float64)
     if rate_rps_W.ndim != 1 or np.isnan(rate_rps_W).all():
-        raise DataError("a forecast of the rate needs a window that is not missing")
+        raise DataError("a forecast of the rate needs at least one window that is not missing")
     if (rate_rps_W < 0).any() or np.isinf(rate_rps_W).any():
         raise DataError("rates must be finite and at least 0")
     past = _Past.of(rate_rps_W, window_s)
@@ -256,7 +256,7 @@ def forecast_rate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Past:
-    """The windows up to the last one seen, and how many were missed since."""
+    """The windows up to the last one that is not missing, and the number of missing windows after it."""
 
     rate_rps_W: FloatArray
     hole: int
@@ -279,7 +279,7 @@ class _Past:
 
     @property
     def why_no_arima(self) -> str:
-        """Empty where there is no reason."""
+        """Why ARIMA must not be used; empty if it can be used."""
         seen_S = self.log_W[~np.isnan(self.log_W)]
         if len(seen_S) < LEAST_WINDOWS:
             return f"fewer than {LEAST_WINDOWS} windows with requests"
@@ -291,7 +291,7 @@ class _Past:
 
 
 def _from_log(past: _Past, horizon: int, coverage: float) -> RateForecast:
-    """ARIMA, or a random walk where there is a reason against it."""
+    """Returns the forecast by ARIMA, or by a random walk if there is a reason against ARIMA."""
     mean_H, variance_H, method = _random_walk(past, horizon)
     if not method.reason:
         mean_H, variance_H, method = _arima(past, horizon)
@@ -307,7 +307,7 @@ def _from_log(past: _Past, horizon: int, coverage: float) -> RateForecast:
 
 
 def _arima(past: _Past, horizon: int) -> tuple[FloatArray, FloatArray, Method]:
-    """Mean and variance of the logarithm; after a long hole the last value, at least as unsure as ARIMA is of its."""
+    """Returns mean and variance of the logarithm. After many missing windows, the mean is the last value."""
     log_W = past.log_W
     last_H, walk_variance_H, method = _random_walk(past, horizon)
     try:
@@ -322,37 +322,37 @@ def _arima(past: _Past, horizon: int) -> tuple[FloatArray, FloatArray, Method]:
 
 
 def _random_walk(past: _Past, horizon: int) -> tuple[FloatArray, FloatArray, Method]:
-    """Mean and variance of the logarithm as if it walked at random from the last window seen, and why it should."""
-    at_S = np.flatnonzero(~np.isnan(past.log_W))
-    log_S = past.log_W[at_S]
+    """Returns mean and variance of the logarithm for a random walk from the last value, and why ARIMA is not used."""
+    window_S = np.flatnonzero(~np.isnan(past.log_W))
+    log_S = past.log_W[window_S]
     ahead_H = past.hole + np.arange(1.0, horizon + 1)
-    per_window = (np.diff(log_S) ** 2 / np.diff(at_S)).mean() if len(log_S) > 1 else np.inf
-    counted = 2 / (past.seen_S[-1] * past.window_s)  # Poisson noise of the last window and of the coming one
+    per_window = (np.diff(log_S) ** 2 / np.diff(window_S)).mean() if len(log_S) > 1 else np.inf
+    poisson = 2 / (past.seen_S[-1] * past.window_s)  # the noise of the last window and of a future window
     method = Method(how="last value", reason=past.why_no_arima)
-    return np.full(horizon, log_S[-1]), np.maximum(ahead_H * per_window, counted), method
+    return np.full(horizon, log_S[-1]), np.maximum(ahead_H * per_window, poisson), method
 
 
 def _stopped_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
-    """No requests, as in the last window, up to what few windows exceed."""
+    """Returns a rate of 0, as in the last window, with a quantile of past windows as the upper bound."""
     high = float(np.quantile(past.seen_S, (1 + coverage) / 2, method="higher"))
     method = Method(how="last value", reason="the last window had no requests")
     return _even(0.0, 0.0, high, horizon, coverage, method)
 
 
 def _pooled_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
-    """All windows taken together: Poisson counts at a rate of Gamma's distribution, from Jeffreys' prior.
+    """Returns the mean rate of pooled windows, with Poisson counts and a gamma posterior from Jeffreys' prior.
 
-    The interval holds that of the counts (negative binomial), the level's own upper bound, and the quantiles of the
-    windows, as requests often come in clumps.
+    The interval contains that of a window's count (negative binomial), the upper bound of the rate, and quantiles of
+    past windows, because requests often come in bursts.
     """
     from scipy.stats import gamma, nbinom
 
     count_S = past.seen_S[-POOLED:] * past.window_s
     low, high = (1 - coverage) / 2, (1 + coverage) / 2
     shape, num = count_S.sum() + 0.5, len(count_S)
-    coming = nbinom(shape, num / (num + 1))
-    least = min(coming.ppf(low), np.quantile(count_S, low, method="lower"), count_S.mean())
-    most = max(coming.ppf(high), gamma.ppf(high, shape) / num, np.quantile(count_S, high, method="higher"))
+    next_count = nbinom(shape, num / (num + 1))
+    least = min(next_count.ppf(low), np.quantile(count_S, low, method="lower"), count_S.mean())
+    most = max(next_count.ppf(high), gamma.ppf(high, shape) / num, np.quantile(count_S, high, method="higher"))
     method = Method(how="pooled rate", reason=f"no window had more than {FEW} requests")
     rate_rps, low_rps, high_rps = (count / past.window_s for count in (count_S.mean(), least, most))
     return _even(rate_rps, low_rps, high_rps, horizon, coverage, method)
@@ -361,22 +361,22 @@ def _pooled_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
 def _even(
     rate_rps: float, low_rps: float, high_rps: float, horizon: int, coverage: float, method: Method
 ) -> RateForecast:
-    """The same for every coming window."""
-    rate_H, low_H, high_H = (np.full(horizon, each) for each in (rate_rps, low_rps, high_rps))
+    """Returns a forecast that is equal for all windows of the horizon."""
+    rate_H, low_H, high_H = (np.full(horizon, number) for number in (rate_rps, low_rps, high_rps))
     return RateForecast(rate_rps_H=rate_H, low_rps_H=low_H, high_rps_H=high_H, coverage=coverage, method=method)
 
 
-def _with_zeros(found: RateForecast, past: _Past) -> RateForecast:
-    """Down to 0, where windows without requests are no rarer than what the interval leaves out below."""
-    if (past.seen_S == 0).mean() < (1 - found.coverage) / 2:
-        return found
-    return replace(found, low_rps_H=np.zeros_like(found.low_rps_H))
+def _with_zeros(forecast: RateForecast, past: _Past) -> RateForecast:
+    """Returns the forecast, with an interval from 0 unless windows without requests are rarer than the lower tail."""
+    if (past.seen_S == 0).mean() < (1 - forecast.coverage) / 2:
+        return forecast
+    return replace(forecast, low_rps_H=np.zeros_like(forecast.low_rps_H))
 
 
 def check_request(horizon: int, coverage: float) -> None:
-    """Raises DataError for a horizon or a coverage that cannot be."""
+    """Raises DataError for an invalid horizon or coverage."""
     if horizon < 1:
-        raise DataError(f"a forecast is for at least 1 window, not {horizon}")
+        raise DataError(f"the horizon must be at least 1 window, not {horizon}")
     if not 0 < coverage < 1:
         raise DataError(f"the coverage of an interval must be between 0 and 1, not {coverage}")
 
@@ -384,22 +384,23 @@ def check_request(horizon: int, coverage: float) -> None:
 # Survival in the coming windows.
 
 LEAST_MOVES = 4.0
-"""Inputs per window that must be expected to leave at a ramp, and to go on: of fewer the logit is too crooked."""
+"""Minimum of inputs per window that leave at a ramp, and that continue there. With fewer, errors of the logit are not
+normal."""
 NEIGHBOUR = 0.7
-"""Weight of a window in its neighbour's variance; of the one after that, its square."""
+"""Weight of the adjacent window in a window's variance. The weight decays as a power of the distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalForecast:
-    """Over the coming windows (H): survival per block (K), the share that goes on per ramp (R = K - 1), intervals.
+    """Survival per block (K), and the share that continues per ramp (R = K - 1), over the next windows (H).
 
-    Intervals come from normal errors on the logit scale. That of a ramp's share is exact there. That of survival is an
-    approximation: the logarithm of the product of shares is taken as linear in their logits (errors of different
-    ramps are correlated, and that is kept), and the result is put on the logit scale of survival.
+    Intervals are from normal errors on the logit scale. The interval of survival is an approximation: the logarithm of
+    the product of shares is linearised in their logits, with the correlations between ramps, and the result is
+    converted to the logit scale of survival.
 
-    Both are intervals of the *level*, the share that endless inputs would show, unless `inputs_to_come` is set: a
-    window of so many inputs scatters around its level, and its share lies in the wider interval. Either holds while
-    the stream goes on as it did: a jump is in no interval.
+    By default, intervals are for the *level*, the share in an infinite number of inputs. With `inputs_to_come`, they
+    are for the share in a window of that many inputs, which has sampling noise. Intervals do not include jumps of the
+    stream.
     """
 
     survival_HK: FloatArray
@@ -409,14 +410,14 @@ class SurvivalForecast:
     go_on_low_HR: FloatArray
     go_on_high_HR: FloatArray
     coverage: float
-    """Chance that one level, or one share of `inputs_to_come` inputs, lies in its interval."""
+    """Probability that a level, or a share of `inputs_to_come` inputs, is in its interval."""
     inputs_to_come: float | None = None
-    """Inputs at block 0 of a coming window whose shares the intervals are for; None: the intervals are of levels."""
+    """Number of inputs at block 0 in a window for which intervals are computed; None for intervals of levels."""
     methods_R: tuple[Method, ...]
 
     @property
     def next_survival(self) -> tuple[float, ...]:
-        """Of the next window: what a plan problem takes."""
+        """Survival in the next window, in the form of a problem file."""
         return tuple(self.survival_HK[0].tolist())
 
 
@@ -428,18 +429,17 @@ def forecast_survival(
     *,
     inputs_to_come: float | None = None,
 ) -> SurvivalForecast:
-    """Survival over the next `horizon` windows; of a long history the last `MOST_WINDOWS` count.
+    """Returns survival over the next `horizon` windows, from the last `MOST_WINDOWS` of the history.
 
-    `prior` is a survival per block, say from calibration; it stands in where nothing was seen. With `inputs_to_come`
-    the intervals are of what a window of so many inputs will show, without it of the level beneath. Raises DataError
-    where nothing was seen and there is no prior.
+    `prior`: survival per block, for example from calibration, for ramps without observations. `inputs_to_come`: see
+    `SurvivalForecast`. Raises DataError if all windows are missing and there is no prior.
     """
     check_request(horizon, coverage)
     if inputs_to_come is not None and not 0 < inputs_to_come < np.inf:
-        raise DataError(f"the inputs to come must be finite and more than 0, not {inputs_to_come}")
+        raise DataError(f"inputs_to_come must be finite and above 0, not {inputs_to_come}")
     prior_R = _prior_shares(prior, history.num_blocks)
     if history.missing_W.all() and prior_R is None:
-        raise DataError("nothing was seen yet: a forecast needs a window that is not missing, or a prior")
+        raise DataError("a forecast needs a window that is not missing, or a prior")
     recent = _since_break(_last_windows(history))
     shares = _pooled_shares(recent, horizon, coverage, prior_R)
     if recent.moving_R.any():
@@ -448,7 +448,7 @@ def forecast_survival(
 
 
 def _last_windows(history: SurvivalHistory) -> SurvivalHistory:
-    """The last windows up to the last one seen, and those missing after it: of each at most `MOST_WINDOWS`."""
+    """Returns at most `MOST_WINDOWS` up to the last one that is not missing, and as many missing ones after it."""
     seen_S = np.flatnonzero(~history.missing_W)
     end = int(seen_S[-1]) + 1 if len(seen_S) else 0
     kept = slice(max(0, end - MOST_WINDOWS), min(len(history), end + MOST_WINDOWS))
@@ -459,7 +459,7 @@ def _last_windows(history: SurvivalHistory) -> SurvivalHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recent:
-    """What counts: the windows seen since the stream last jumped."""
+    """The windows since the last jump of the stream."""
 
     reach_WR: FloatArray
     go_on_WR: FloatArray
@@ -472,7 +472,7 @@ class _Recent:
 
     @property
     def moving_R(self) -> BoolArray:
-        """Ramps that enough inputs leave at, and pass, for a drift to be seen."""
+        """Ramps at which enough inputs leave, and enough inputs continue, to estimate a drift."""
         least = LEAST_MOVES * self.num_seen
         leave_R = (self.reach_WR - self.go_on_WR).sum(0)
         return np.asarray((leave_R >= least) & (self.go_on_WR.sum(0) >= least) & (self.num_seen > 1))
@@ -487,7 +487,7 @@ def _since_break(history: SurvivalHistory) -> _Recent:
         reach_WR=reach_WR[start:],
         go_on_WR=go_on_WR[start:],
         missing_W=history.missing_W[start:],
-        note=f"the stream jumped {len(history) - start} windows ago; what was before is left out" if jump else "",
+        note=f"the stream jumped {len(history) - start} windows ago; earlier windows are left out" if jump else "",
     )
 
 
@@ -497,17 +497,17 @@ class _Shares:
     low_HR: FloatArray
     high_HR: FloatArray
     log_covariance_HRR: FloatArray
-    """Of the errors of log(share)."""
+    """Covariance of the errors of log(share)."""
     methods_R: tuple[Method, ...]
 
 
 def _pooled_shares(recent: _Recent, horizon: int, coverage: float, prior_R: FloatArray | None) -> _Shares:
-    """All windows taken together, as if the stream stood still; intervals are Jeffreys' for a binomial share."""
+    """Returns the shares of pooled windows, for a constant level, with Jeffreys' intervals for a binomial share."""
     from scipy.stats import beta
 
     reach_R, go_on_R = recent.reach_WR.sum(0), recent.go_on_WR.sum(0)
-    stand_in_R = np.ones(len(reach_R)) if prior_R is None else prior_R
-    share_R = np.where(reach_R > 0, go_on_R / np.maximum(reach_R, np.finfo(float).tiny), stand_in_R)
+    default_R = np.ones(len(reach_R)) if prior_R is None else prior_R
+    share_R = np.where(reach_R > 0, go_on_R / np.maximum(reach_R, np.finfo(float).tiny), default_R)
     posterior = beta(go_on_R + 0.5, reach_R - go_on_R + 0.5)
     low_R = np.minimum(posterior.ppf((1 - coverage) / 2), share_R)
     high_R = np.maximum(posterior.ppf((1 + coverage) / 2), share_R)
@@ -526,18 +526,18 @@ def _pooled_method(recent: _Recent, ramp: int, has_prior: bool) -> Method:
     reach = recent.reach_WR[:, ramp].sum()
     leave = reach - recent.go_on_WR[:, ramp].sum()
     if reach <= 0 and has_prior:
-        return Method(how="prior", reason="no input was seen at this ramp")
+        return Method(how="prior", reason="no input was observed at this ramp")
     if reach <= 0:
-        return Method(how="assumed", reason="no input was seen at this ramp and there is no prior: all go on")
+        return Method(how="assumed", reason="no input was observed at this ramp, and there is no prior: all continue")
     if recent.num_seen == 1:
-        return Method(how="last value", reason=recent.note or "only one window was seen")
+        return Method(how="last value", reason=recent.note or "only one window was observed")
     if leave <= ROUNDING * reach or leave >= reach * (1 - ROUNDING):
-        return Method(how="pooled share", reason="constant: all inputs did the same")
-    return Method(how="pooled share", reason="too few inputs leave here, or go on, to see a change")
+        return Method(how="pooled share", reason="constant: all inputs leave here, or none does")
+    return Method(how="pooled share", reason="too few inputs leave or continue here to estimate a change")
 
 
 def _with_drift(shares: _Shares, recent: _Recent, coverage: float) -> _Shares:
-    """Ramps with enough inputs forecast by ARIMA, the others left as they are."""
+    """Returns the shares, with forecasts by ARIMA for ramps with enough inputs."""
     moving_R = recent.moving_R
     horizon = len(shares.share_HR)
     try:
@@ -552,7 +552,7 @@ def _with_drift(shares: _Shares, recent: _Recent, coverage: float) -> _Shares:
     low_HR[:, moving_R], high_HR[:, moving_R] = expit(mean_HM - width_HM), expit(mean_HM + width_HM)
     log_covariance_HRR = shares.log_covariance_HRR.copy()
     moving_M = np.flatnonzero(moving_R)
-    leave_HM = expit(-mean_HM)  # the slope of log(share) in its logit
+    leave_HM = expit(-mean_HM)  # the derivative of log(share) with respect to the logit
     log_covariance_HRR[:, moving_M[:, None], moving_M] = covariance_HMM * leave_HM[:, :, None] * leave_HM[:, None, :]
     methods = [Method(how=how, reason=recent.note) for how in hows]
     return _Shares(
@@ -565,12 +565,12 @@ def _with_drift(shares: _Shares, recent: _Recent, coverage: float) -> _Shares:
 
 
 def _replaced(methods_R: tuple[Method, ...], moving_R: BoolArray, new_M: list[Method]) -> tuple[Method, ...]:
-    coming = iter(new_M)
-    return tuple(next(coming) if moving else old for old, moving in zip(methods_R, moving_R, strict=True))
+    new_methods = iter(new_M)
+    return tuple(next(new_methods) if moving else old for old, moving in zip(methods_R, moving_R, strict=True))
 
 
 def _forecast_logits(recent: _Recent, horizon: int) -> tuple[FloatArray, FloatArray, list[str]]:
-    """Logits of the moving ramps (M): mean (H, M), covariance (H, M, M), and the order that moves each most."""
+    """Returns mean (H, M) and covariance (H, M, M) of the moving ramps' (M) logits, and each one's main ARIMA order."""
     moving_R = recent.moving_R
     logit_WM, noise_WM = _noisy_logits(recent.reach_WR[:, moving_R], recent.go_on_WR[:, moving_R])
     seen_W = ~recent.missing_W
@@ -578,31 +578,31 @@ def _forecast_logits(recent: _Recent, horizon: int) -> tuple[FloatArray, FloatAr
     centre_M = (logit_WM * weight_WM).sum(0) / weight_WM.sum(0)
     scale_M = np.sqrt(recent.num_seen / weight_WM.sum(0))
     noise_W = np.where(seen_W, (noise_WM / scale_M**2).mean(1), 1.0)
-    even_WM = (logit_WM - centre_M) / scale_M
-    turn_MM = np.linalg.svd(even_WM[seen_W] / np.sqrt(noise_W[seen_W, None]), full_matrices=True)[2].T
-    series_WM = np.where(seen_W[:, None], even_WM @ turn_MM, np.nan)
-    found: SeriesForecast = forecast_noisy(series_WM, noise_W, horizon)
-    back_MM = scale_M[:, None] * turn_MM
-    mean_HM = centre_M + found.mean_HX @ back_MM.T
-    covariance_HMM = np.einsum("mx,hx,nx->hmn", back_MM, found.variance_HX, back_MM)
-    leading_M = (np.abs(turn_MM) * np.nanstd(series_WM, axis=0)).argmax(1)
-    return mean_HM, covariance_HMM, [found.how_X[lead] for lead in leading_M]
+    scaled_WM = (logit_WM - centre_M) / scale_M
+    components_MM = np.linalg.svd(scaled_WM[seen_W] / np.sqrt(noise_W[seen_W, None]), full_matrices=True)[2].T
+    series_WM = np.where(seen_W[:, None], scaled_WM @ components_MM, np.nan)
+    forecast: SeriesForecast = forecast_noisy(series_WM, noise_W, horizon)
+    back_MM = scale_M[:, None] * components_MM
+    mean_HM = centre_M + forecast.mean_HX @ back_MM.T
+    covariance_HMM = np.einsum("mx,hx,nx->hmn", back_MM, forecast.variance_HX, back_MM)
+    leading_M = (np.abs(components_MM) * np.nanstd(series_WM, axis=0)).argmax(1)
+    return mean_HM, covariance_HMM, [forecast.how_X[component] for component in leading_M]
 
 
 def _noisy_logits(reach_WM: FloatArray, go_on_WM: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Logits of the shares, and their sampling variances.
+    """Returns the logits of the shares, and their sampling variances.
 
-    One more input is counted, at the share of all windows: a window with few inputs then says little, and none says
-    nothing. (Haldane's half and half pulls a share near 1 towards 1/2, which adds up over many ramps.) A logit of few
-    inputs is further from 0 than that of the share p they come from, to the first order by (p - 1/2) / (n p (1 - p))
-    with the input added here; that is taken off. The variance is 1 / (n p (1 - p)). Both take p from the neighbouring
-    windows: at a window's own share, windows that err upwards would seem surer than those that err downwards.
+    One input with the share of all windows is added to each window, so that windows with few inputs are close to this
+    share. (Adding half an input to both outcomes would pull shares near 1 towards 1/2, which accumulates over ramps.)
+    The logit of n inputs with share p has a bias of (p - 1/2) / (n p (1 - p)) to first order, which is subtracted. The
+    variance is 1 / (n p (1 - p)). In both, p is a local mean over windows. With a window's own share, windows with an
+    error upwards would get another weight than those with an error downwards.
     """
     share_M = go_on_WM.sum(0) / reach_WM.sum(0)
     logit_WM = np.log(go_on_WM + share_M) - np.log(reach_WM - go_on_WM + 1 - share_M)
     window = np.arange(len(reach_WM))
-    near_WW = NEIGHBOUR ** np.abs(window[:, None] - window)
-    local_WM = (near_WW @ go_on_WM + share_M) / (near_WW @ reach_WM + 1)
+    weight_WW = NEIGHBOUR ** np.abs(window[:, None] - window)
+    local_WM = (weight_WW @ go_on_WM + share_M) / (weight_WW @ reach_WM + 1)
     spread_WM = local_WM * (1 - local_WM)
     bias_WM = reach_WM / (reach_WM + 1) ** 2 * (local_WM - 0.5) / spread_WM
     return logit_WM - bias_WM, 1 / ((reach_WM + 1) * spread_WM)
@@ -617,7 +617,7 @@ def _to_survival(shares: _Shares, coverage: float, inputs_to_come: float | None)
     deviation_HK = np.sqrt(np.einsum("kr,hrs,ks->hk", up_to_KR, shares.log_covariance_HRR, up_to_KR))
     low_HK = _on_logit_scale(survival_HK, -width * deviation_HK)
     high_HK = _on_logit_scale(survival_HK, width * deviation_HK)
-    for block in range(1, num_ramps + 1):  # where all leave, as many as may reach the ramp and may yet go on there
+    for block in range(1, num_ramps + 1):  # a survival of 0 has no logit: its upper bound is the product of bounds
         none_H = survival_HK[:, block] == 0
         high_HK[none_H, block] = (high_HK[:, block - 1] * shares.high_HR[:, block - 1])[none_H]
     go_on_low_HR, go_on_high_HR = shares.low_HR, shares.high_HR
@@ -642,9 +642,9 @@ def _to_survival(shares: _Shares, coverage: float, inputs_to_come: float | None)
 def _of_inputs(
     share: FloatArray, low: FloatArray, high: FloatArray, num_inputs: FloatArray, width: float
 ) -> tuple[FloatArray, FloatArray]:
-    """From the interval of a level to that of the share that so many inputs show: binomial noise is added.
+    """Returns the interval of a share in `num_inputs` inputs: the interval of the level plus binomial noise.
 
-    Variances add on the logit scale. A share of 0 or 1 has no logit: there the noise is that at the bound of the level.
+    Variances are added on the logit scale. For shares of 0 and 1, the noise is that of the level's bound.
     """
     num = np.maximum(num_inputs, np.finfo(float).tiny)
     inside = (share > ROUNDING) & (share < 1 - ROUNDING)
@@ -660,7 +660,7 @@ def _of_inputs(
 
 
 def _on_logit_scale(share: FloatArray, log_step: FloatArray) -> FloatArray:
-    """A share after a step of its logarithm, taken as a step of its logit; a share of 1 has none."""
+    """Returns a share after a step of its logarithm, which is converted to a step of its logit."""
     leave = 1 - share
     inside = (leave > ROUNDING) & (share > 0)
     step = np.where(inside, log_step / np.maximum(leave, ROUNDING), 0.0)

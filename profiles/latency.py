@@ -1,6 +1,6 @@
-"""Latency profiles: seconds of every block and ramp of one model on one accelerator, over batch size and length.
+"""Latency profiles: seconds of every block and ramp of a model on an accelerator, by batch size and input length.
 
-E3 section 3.2 plans from such profiles; theirs have one input length, ours as many as were measured.
+E3's planner uses such profiles with one input length (section 3.2). These may have several input lengths.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ Seconds = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LatencyProfile:
-    """Measured or published seconds of one model on one accelerator; refuses what contradicts itself.
+    """Measured or published seconds of one model on one accelerator. Raises DataError for contradictory values.
 
-    It does not check that seconds grow with the batch: a file is taken as it is.
+    Seconds need not grow with the batch size.
     """
 
     model: str
     num_blocks: int
     ramps: tuple[int, ...]
-    """Every ramp the model has, active or not: ramp r sits after block r."""
+    """All ramps of the model, active or not. Ramp r is after block r."""
     device: str
-    """Accelerator type, one of the names in `cluster.devices`."""
+    """Accelerator type, a name of `cluster.devices`."""
     backend: str
-    """What ran the model: torch, onnx, TensorRT, ..."""
+    """The software that ran the model: torch, onnx, TensorRT, ..."""
     dtype: str
     kind: ProfileKind
-    """`derived`: computed from figures of another accelerator, see `provenance`."""
+    """`derived` profiles are computed from another accelerator's; see `provenance`."""
     tables: Mapping[int, LatencyTable]
-    """By input length, ascending: tokens, or for images the side in pixels."""
+    """Tables by ascending input length: tokens, or the side of an image in pixels."""
     provenance: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not all((self.model, self.device, self.backend, self.dtype)):
-            raise DataError("a latency profile names its model, device, backend and dtype")
+            raise DataError("a latency profile needs model, device, backend and dtype")
         check_ramps(self.ramps, self.num_blocks)
         lengths = list(self.tables)
         if not lengths or lengths != sorted(set(lengths)) or lengths[0] < 1:
@@ -67,50 +67,50 @@ class LatencyProfile:
         return tuple(self.tables)
 
     def at(self, length: int) -> LatencyTable:
-        """Seconds at one input length: exact, or linear between the two measured lengths around it.
+        """Returns the table of an input length, if necessary interpolated linearly between two measured lengths.
 
-        Between two lengths only the batch sizes that both have are known. Raises DataError outside the measured ones.
+        Interpolated tables have the batch sizes that both lengths have. Raises DataError outside the measured lengths.
         """
         if length in self.tables:
             return replace(self.tables[length], length=length)
-        below, above = self.lengths[0], self.lengths[-1]
-        if not below < length < above:
+        shortest, longest = self.lengths[0], self.lengths[-1]
+        if not shortest < length < longest:
             raise DataError(
                 f"{self.model} on {self.device}: not measured for {length} tokens (or pixels a side); "
-                f"measured are {below} to {above}"
+                f"measured are {shortest} to {longest}"
             )
-        below = max(each for each in self.lengths if each < length)
-        above = min(each for each in self.lengths if each > length)
+        below = max(measured for measured in self.lengths if measured < length)
+        above = min(measured for measured in self.lengths if measured > length)
         return _between(self.tables[below], self.tables[above], (length - below) / (above - below), length)
 
     def check_fits(self, num_blocks: int, ramps: Collection[int]) -> None:
-        """Raise DataError if this profile is of another model: it has other blocks, or lacks some of the ramps."""
+        """Raise DataError unless the profile has this number of blocks and all of these ramps."""
         if num_blocks != self.num_blocks or not set(ramps) <= set(self.ramps):
             raise DataError(
-                f"the latency profile of {self.model!r} has {self.num_blocks} blocks and ramps {list(self.ramps)}, "
-                f"wanted are {num_blocks} blocks and ramps {list(ramps)}"
+                f"the latency profile of {self.model!r} has {self.num_blocks} blocks and ramps {list(self.ramps)}; "
+                f"{num_blocks} blocks and ramps {list(ramps)} are needed"
             )
 
     def save(self, path: Path) -> None:
-        """Write one JSON file, with a line for every block and ramp."""
+        """Write the profile to a JSON file with one line per block and ramp."""
         path.write_text(_text(self), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
-        """Read what `save` wrote; raises DataError naming file, line, what is wrong and what is allowed."""
+        """Returns the profile in a file; raises DataError with file, line, mistake and what is allowed."""
         source = read_source(path, DataError, hint=f"; `offramp profile MODEL --out {path}` measures one")
         document = source.parse(ProfileDocument, called="the latency profile")
-        with source.said_at(("ramps",)):
+        with source.errors_at(("ramps",)):
             check_ramps(tuple(document.ramps), document.num_blocks)
         tables = {
             table.length: _table(source, index, document.num_blocks, len(document.ramps), table)
             for index, table in enumerate(document.tables)
         }
-        with source.said_at(("tables",)):
+        with source.errors_at(("tables",)):
             if len(tables) != len(document.tables):
-                raise DataError("two tables have the same length; one a length is allowed")
-            facts = {each.name: getattr(document, each.name) for each in fields(cls)}
-            return cls(**facts | {"ramps": tuple(document.ramps), "tables": tables})
+                raise DataError("two tables have the same length; only one per length is allowed")
+            values = {field.name: getattr(document, field.name) for field in fields(cls)}
+            return cls(**values | {"ramps": tuple(document.ramps), "tables": tables})
 
 
 class TableDocument(StrictDocument):
@@ -121,12 +121,12 @@ class TableDocument(StrictDocument):
     block_s: list[list[Seconds]]
     ramp_s: list[list[Seconds]]
     context: int | None = Field(default=None, ge=1)
-    """Of a decoder's steps: what came before them."""
+    """For decode steps: tokens that precede the step in each sequence."""
     context_s: Seconds = 0.0
 
 
 class ProfileDocument(StrictDocument):
-    """A whole latency profile."""
+    """The JSON file of a latency profile."""
 
     schema_version: Literal[1]
     kind: ProfileKind
@@ -143,24 +143,24 @@ class ProfileDocument(StrictDocument):
 def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document: TableDocument) -> LatencyTable:
     at = ("tables", index)
     for name, rows, wanted in (("block_s", document.block_s, num_blocks), ("ramp_s", document.ramp_s, num_ramps)):
-        with source.said_at((*at, name)):
+        with source.errors_at((*at, name)):
             if len(rows) != wanted:
-                raise DataError(f"{name} has {len(rows)} rows; needed: {wanted}, one a {name.removesuffix('_s')}")
+                raise DataError(f"{name} has {len(rows)} rows; needed: {wanted}, one per {name.removesuffix('_s')}")
         for row, seconds in enumerate(rows):
-            with source.said_at((*at, name, row)):
+            with source.errors_at((*at, name, row)):
                 if len(seconds) != len(document.batch):
-                    raise DataError(f"values here: {len(seconds)}; needed: {len(document.batch)}, one a batch size")
-    with source.said_at((*at, "batch")):
+                    raise DataError(f"{len(seconds)} values; needed: {len(document.batch)}, one per batch size")
+    with source.errors_at((*at, "batch")):
         table = LatencyTable.of_rows(document.batch, document.block_s, document.ramp_s)
         return replace(table, context=document.context, context_s=document.context_s)
 
 
 def _between(below: LatencyTable, above: LatencyTable, share: float, length: int) -> LatencyTable:
-    """The way from one table to the other, 0 to 1, at the batch sizes that both have."""
+    """Returns the interpolation at `share`, from 0 (`below`) to 1 (`above`), for the batch sizes that both have."""
     batches = tuple(batch for batch in below.batches if batch in above.batches)
     if not batches:
         raise DataError(
-            f"no batch size is measured at both lengths around: {list(below.batches)} and {list(above.batches)}"
+            f"the nearest lengths have no batch size in common: {list(below.batches)} and {list(above.batches)}"
         )
     low, high = ([table.batches.index(batch) for batch in batches] for table in (below, above))
     return LatencyTable(
@@ -172,11 +172,11 @@ def _between(below: LatencyTable, above: LatencyTable, share: float, length: int
 
 
 NUMBERS = re.compile(r'\[\n([^\[\]{}"]*)\]')
-"""A list of numbers in indented JSON."""
+"""Matches a list of numbers in indented JSON."""
 
 
 def _text(profile: LatencyProfile) -> str:
-    """Returns indented JSON in which a list of numbers, such as the seconds of a block, is one line."""
+    """Returns indented JSON in which a list of numbers, such as the seconds of a block, is on one line."""
     tables = [
         {
             "length": length,
@@ -187,7 +187,7 @@ def _text(profile: LatencyProfile) -> str:
         }
         for length, table in profile.tables.items()
     ]
-    facts = {each.name: getattr(profile, each.name) for each in fields(profile)}
-    document = {"schema_version": SCHEMA, **facts, "provenance": dict(profile.provenance), "tables": tables}
+    values = {field.name: getattr(profile, field.name) for field in fields(profile)}
+    document = {"schema_version": SCHEMA, **values, "provenance": dict(profile.provenance), "tables": tables}
     indented = json.dumps(document, indent=2, allow_nan=False)
     return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", indented) + "\n"

@@ -1,4 +1,4 @@
-"""How long a service's inputs and sequences are, in tokens, and how full batches of a token budget get."""
+"""Distributions of input and sequence lengths, in tokens, and the expected size of batches with a token budget."""
 
 from __future__ import annotations
 
@@ -16,79 +16,79 @@ from earlyexit.data.text_tables import csv_rows
 from earlyexit.errors import DataError
 
 MOST_TOKENS = 1_000_000
-"""Of one input: far above any model, so that a slip is found before it costs memory."""
+"""Maximum tokens of an input, far above any model's, so that a typing error does not cost memory."""
 MANY = 128
-"""Times the longest input: larger batches leave the same at their end as those do."""
+"""Budgets above this multiple of the longest input leave as many tokens unused as this budget."""
 STEPS = 64
-"""After which the first inputs of batches, one after the other, are what they always are,"""
+"""Maximum iterations to find the stationary distribution of batches' first inputs."""
 SETTLED = 1e-13
-"""and sooner where they do not change by more than this any longer."""
+"""Change of the distribution at which the iteration ends."""
 FloatArray = npt.NDArray[np.float64]
 Shares = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Of a workload's inputs; refuses lengths that no input has.
+    """The distribution of a workload's input lengths. Raises DataError for invalid lengths.
 
-    Of a mean alone it is not known how batches fill: budgets of at least the mean are then taken as full.
+    If only the mean is known, batches are assumed to fill their token budget, or to have one mean input.
     """
 
     mean: float
     """Tokens per input."""
     shares: Shares | None = None
-    """Every length that occurs, ascending, with the share of inputs that have it; None: only the mean is known."""
+    """Lengths that occur, ascending, each with its share of inputs; None if only the mean is known."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= MOST_TOKENS:
-            raise DataError(f"a mean length is from 1 to {MOST_TOKENS} tokens, not {self.mean:.10g}")
+            raise DataError(f"a mean length must be from 1 to {MOST_TOKENS} tokens, not {self.mean:.10g}")
 
     @classmethod
     def of(cls, tokens: Iterable[float]) -> Lengths:
-        """Of inputs, each with its tokens; raises DataError for none, and for lengths that no input has."""
-        given = np.array(list(tokens), dtype=np.float64)
-        if not len(given):
-            raise DataError("lengths of no input; at least one is needed")
-        for position, each in enumerate(given.tolist(), start=1):
-            check_length(each, f"the {position}. length")
-        values, counts = np.unique(given.astype(np.int64), return_counts=True)
-        return cls.weighted(dict(zip(values.tolist(), (counts / len(given)).tolist(), strict=True)))
+        """Returns the lengths of inputs with these tokens. Raises DataError for no inputs and for invalid lengths."""
+        tokens_N = np.array(list(tokens), dtype=np.float64)
+        if not len(tokens_N):
+            raise DataError("there are no lengths; at least one is needed")
+        for position, length in enumerate(tokens_N.tolist(), start=1):
+            check_length(length, f"the {position}. length")
+        values, counts = np.unique(tokens_N.astype(np.int64), return_counts=True)
+        return cls.weighted(dict(zip(values.tolist(), (counts / len(tokens_N)).tolist(), strict=True)))
 
     @classmethod
     def weighted(cls, weights: Mapping[int, float]) -> Lengths:
-        """Of lengths and how often each occurs, in any unit; raises DataError for what no input has."""
+        """Returns lengths with shares in proportion to weights. Raises DataError for invalid lengths and weights."""
         total = sum(weights.values())
         if not (weights and math.isfinite(total) and min(weights.values()) > 0):
-            raise DataError("each length needs a share above 0, and there must be at least one")
+            raise DataError("at least one length is needed, and each needs a share above 0")
         total = 1.0 if math.isclose(total, 1.0, abs_tol=1e-9) else total
         shares = tuple((check_length(tokens, "a length"), weight / total) for tokens, weight in sorted(weights.items()))
         return cls(mean=sum(length * share for length, share in shares), shares=shares)
 
     def stretched(self, mean: float, *, most: int) -> Lengths:
-        """Lengths of another mean, of the same kind: each as many times as long, in whole tokens, `most` at most."""
+        """Returns these lengths scaled to another mean, rounded to whole tokens from 1 to `most`."""
         if self.shares is None:
             return Lengths(mean=min(mean, float(most)))
         weights: dict[int, float] = {}
         for length, share in self.shares:
-            longer = min(most, max(1, round(length * mean / self.mean)))
-            weights[longer] = weights.get(longer, 0.0) + share
+            scaled = min(most, max(1, round(length * mean / self.mean)))
+            weights[scaled] = weights.get(scaled, 0.0) + share
         return Lengths.weighted(weights)
 
     @property
     def shortest(self) -> int:
-        """The fewest tokens an input has; 1 where only the mean is known."""
+        """The fewest tokens of an input; 1 if only the mean is known."""
         return self.shares[0][0] if self.shares is not None else 1
 
     @property
     def longest(self) -> int | None:
-        """The most; None where only the mean is known."""
+        """The most tokens of an input; None if only the mean is known."""
         return self.shares[-1][0] if self.shares is not None else None
 
     def filled(self, budget: int) -> float:
-        """Mean tokens of a batch that takes inputs in turn while the budget has room; one larger input runs alone.
+        """Returns the mean tokens of a batch that takes inputs in order until the next one exceeds the budget.
 
-        Exact for lengths drawn independently. What does not fit begins the next batch, so that long inputs begin more
-        batches than short ones: first inputs are a Markov chain, and further ones a renewal process.
+        An input above the budget runs alone. The result is exact for independent lengths. An input that does not fit
+        begins the next batch: the first inputs of batches are a Markov chain, and the other inputs a renewal process.
         """
         if self.shares is None:
             return float(max(budget, self.mean))
@@ -101,60 +101,57 @@ class Lengths:
 
 
 def check_length(tokens: float, name: str) -> int:
-    """A length as a whole number; raises DataError, naming it, for what is none."""
+    """Returns a length as an integer; raises DataError with `name` unless it is a whole number in range."""
     if not (math.isfinite(tokens) and 1 <= tokens <= MOST_TOKENS and tokens == int(tokens)):
         raise DataError(f"{name} is {tokens:.10g}; an input has a whole number of tokens, from 1 to {MOST_TOKENS}")
     return int(tokens)
 
 
 def read_lengths(path: Path) -> npt.NDArray[np.int64]:
-    """Tokens of inputs, in order, one a line; raises DataError naming file, line, what is wrong and what is allowed."""
+    """Returns the lengths in a file with one length per line; raises DataError with file, line and mistake."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(f"{path}: cannot be read: {reason}") from error
-    found = [
-        parse_length(line.strip(), f"{path}:{number}", "a length")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not found:
-        raise DataError(f"{path}:1: holds no lengths; needed: the tokens of an input on each line")
-    return np.array(found, dtype=np.int64)
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    lengths = [parse_length(line, f"{path}:{number}", "a length") for number, line in numbered]
+    if not lengths:
+        raise DataError(f"{path}:1: there are no lengths; needed: the tokens of an input on each line")
+    return np.array(lengths, dtype=np.int64)
 
 
-def parse_length(word: str, where: str, name: str) -> int:
-    """Returns a length of a file; raises DataError that begins with `where` for a word that is none."""
+def parse_length(text: str, where: str, name: str) -> int:
+    """Returns the length in a text; raises DataError that begins with `where` for an invalid length."""
     try:
-        return check_length(float(word), name)
+        return check_length(float(text), name)
     except ValueError as error:
-        raise DataError(f"{where}: {name} is {word!r}; needed: a number of tokens") from error
+        raise DataError(f"{where}: {name} is {text!r}; needed: a number of tokens") from error
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
 
 
 PROMPT, ANSWER = "ContextTokens", "GeneratedTokens"
-"""The columns of recorded sequences, as in both files of the Azure LLM inference trace of 2023."""
+"""Columns of a table of sequences, as in the Azure LLM inference trace of 2023."""
 GROUPS = 32
 Pairs = tuple[tuple[int, int], ...]
-"""Tokens of prompt and answer, sequence by sequence."""
+"""Tokens of prompt and answer, for each sequence."""
 
 
 def read_sequences(path: Path) -> Pairs:
-    """Returns the tokens in all rows of a table; raises DataError that names the file, the line and the mistake."""
+    """Returns the tokens of all sequences in a CSV table; raises DataError with file, line and mistake."""
     check_file(path)
-    found = tuple(
+    sequences = tuple(
         (parse_length(row[PROMPT], f"{path}:{line}", PROMPT), parse_length(row[ANSWER], f"{path}:{line}", ANSWER))
         for line, row in csv_rows(path, (PROMPT, ANSWER))
     )
-    if not found:
-        raise DataError(f"{path}:1: holds no sequences below its columns")
-    return found
+    if not sequences:
+        raise DataError(f"{path}:1: there are no sequences after the header")
+    return sequences
 
 
 def grouped(tokens: Sequence[int]) -> Lengths:
-    """Returns few enough lengths for planners: those of 32 groups of equal size, each with its mean in whole tokens."""
+    """Returns at most 32 lengths, few enough for planners: the rounded means of groups of equal size."""
     parts = np.array_split(np.sort(np.array(tokens, dtype=np.float64)), min(GROUPS, len(tokens)))
     weights: dict[int, float] = {}
     for part in parts:
@@ -166,43 +163,44 @@ def grouped(tokens: Sequence[int]) -> Lengths:
 @lru_cache(maxsize=256)
 def _filled(shares: Shares, budget: int) -> float:
     length_L, share_L = np.array([length for length, _ in shares]), np.array([share for _, share in shares])
-    alone_L = length_L > budget
+    alone_L = length_L > budget  # inputs that run alone
     alone, share_T = float(share_L[alone_L].sum()), np.zeros(budget + 1)
     share_T[length_L[~alone_L]] = share_L[~alone_L]
     further_T = _renewals(share_T)
-    first_T, first_alone = share_T, alone  # the chance of each length to be a batch's first
+    first_T, first_alone = share_T, alone  # the distribution of a batch's first input
     for _ in range(STEPS):
-        ever_T = _convolved(first_T, further_T).cumsum()  # how many sums of at most so many tokens a batch passes
-        # The next begins with an input that does not fit: whose length is above what is left.
-        next_T, next_alone = share_T * (ever_T[-1] - ever_T[::-1] + first_alone), alone * (ever_T[-1] + first_alone)
+        passed_T = _convolved(first_T, further_T).cumsum()  # expected number of prefix sums up to T
+        # The next batch begins with an input that does not fit, which is longer than the remaining budget.
+        next_T = share_T * (passed_T[-1] - passed_T[::-1] + first_alone)
+        next_alone = alone * (passed_T[-1] + first_alone)
         total = float(next_T.sum()) + next_alone
-        moved = float(np.abs(next_T / total - first_T).sum())
+        change = float(np.abs(next_T / total - first_T).sum())
         first_T, first_alone = next_T / total, next_alone / total
-        if moved < SETTLED:
+        if change < SETTLED:
             break
-    beyond_T = 1.0 - share_T.cumsum()  # the share of inputs that have more tokens
-    held_T = _convolved(first_T, further_T) * beyond_T[::-1]
+    longer_T = 1.0 - share_T.cumsum()  # the share of inputs with more than T tokens
+    final_T = _convolved(first_T, further_T) * longer_T[::-1]  # the distribution of a batch's tokens
     mean_alone = float(length_L[alone_L] @ share_L[alone_L]) / alone if alone else 0.0
-    return float(held_T @ np.arange(budget + 1)) + first_alone * mean_alone
+    return float(final_T @ np.arange(budget + 1)) + first_alone * mean_alone
 
 
 def _renewals(share_T: FloatArray) -> FloatArray:
-    """Per sum of tokens, the chance that some inputs add up to it; of no input that is 0.
+    """Returns, for each number of tokens, the probability that the sum of some first inputs is that number.
 
-    As a power series the inverse of 1 - shares: Newton's iteration doubles its terms.
+    It is the inverse of 1 - shares as a power series. Each step of Newton's iteration doubles the number of terms.
     """
-    left_T, found_T = -share_T, np.ones(1)
-    left_T[0] = 1.0
-    while len(found_T) < len(left_T):
-        num = min(2 * len(found_T), len(left_T))
-        found_T = np.pad(found_T, (0, num - len(found_T)))
-        error_T = -_convolved(left_T[:num], found_T)
+    series_T, inverse_T = -share_T, np.ones(1)
+    series_T[0] = 1.0
+    while len(inverse_T) < len(series_T):
+        num = min(2 * len(inverse_T), len(series_T))
+        inverse_T = np.pad(inverse_T, (0, num - len(inverse_T)))
+        error_T = -_convolved(series_T[:num], inverse_T)
         error_T[0] += 2.0
-        found_T = _convolved(found_T, error_T)
-    return found_T
+        inverse_T = _convolved(inverse_T, error_T)
+    return inverse_T
 
 
 def _convolved(left_T: FloatArray, right_T: FloatArray) -> FloatArray:
-    """By their sum, as far as they go themselves."""
+    """Returns the convolution of two arrays, truncated to their length."""
     num, size = len(left_T), 1 << (2 * len(left_T)).bit_length()
     return np.fft.irfft(np.fft.rfft(left_T, size) * np.fft.rfft(right_T, size), size)[:num]

@@ -1,6 +1,6 @@
-"""Measures how long blocks and ramps take, by running one-block splits the way a replica runs any split.
+"""Measurement of the seconds of blocks and ramps, by running one-block splits in the same way as a replica.
 
-`time_splits` runs; `latency_tables` computes, and knows neither torch nor time. E3 section 3.2 plans from such tables.
+`time_splits` runs and times the splits. `latency_tables` computes tables from the times, without torch or a clock.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ if TYPE_CHECKING:
 LEAST_WARM_UPS = 3
 MOST_WARM_UPS = 10
 STABLE = 0.1
-"""Two runs in a row this close, relatively, end the warm-up."""
+"""The warm-up ends if two consecutive runs differ by at most this share."""
 OUTLIER_MADS = 3.0
 MAD_TO_SIGMA = 1.4826
-"""Makes the median absolute deviation estimate a normal distribution's standard deviation."""
+"""Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 LEAST_SHARE = 0.1
-"""Of a block's time alone, that it takes at least in a split: where calls cost nearly all, noise may leave nothing."""
+"""Lower bound of a block's seconds in a split, as a share of its seconds alone. If the overhead of calls dominates,
+noise could make the estimate 0 or negative."""
 ONE_NETWORK = (0,)
 FAR_BATCH = 8
-"""The most steps that are timed with a longer context: keys and values of more take much memory."""
+"""Maximum batch of steps that are timed with a longer context, to bound the memory for keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSplit:
-    """What is timed: one batch through one split. All inputs have one length, and none leaves early."""
+    """One measurement: a batch of inputs of one length runs through a split, and no input leaves early."""
 
     split: Split
     length: int
-    """Tokens of every input."""
+    """Tokens per input."""
     further: int = 0
-    """Of steps of sequences: tokens that each has come to beyond the profile's context."""
+    """For decode steps: additional tokens of context in each sequence, beyond the profile's context."""
 
     @property
     def is_prompt(self) -> bool:
-        """Of a network that keeps something of sequences: whether it runs what was given, and not a step of each."""
+        """For a decoder: whether the batch is a prompt rather than decode steps."""
         return self.length > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A split's seconds, one per round; rounds of points that were timed together are comparable pairwise."""
+    """The seconds of a split in each round. Round r of all points was timed under similar conditions."""
 
     timed: TimedSplit
     seconds: tuple[float, ...]
@@ -70,16 +71,16 @@ class Point:
 
     @property
     def spread(self) -> float:
-        """Scaled median absolute deviation (MAD) of the rounds, relative to their median: how noisy the machine was."""
+        """The noise of the measurement: the scaled median absolute deviation (MAD) of the rounds over their median."""
         return self._sigma_s / self.median_s if self.median_s else 0.0
 
     @property
     def outliers(self) -> int:
-        """Rounds further from the median than three scaled MADs; the median is of all rounds."""
+        """Number of rounds further from the median than three scaled MADs. The median includes them."""
         return int((self._distance_R > OUTLIER_MADS * self._sigma_s).sum())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, one line of a file of points."""
+        """Returns the point as plain data, for one line of a file of points."""
         split = self.timed.split
         return {
             "length": self.timed.length,
@@ -111,10 +112,10 @@ def profile_splits(
     starts: Sequence[int] = ONE_NETWORK,
     further: int = 0,
 ) -> tuple[TimedSplit, ...]:
-    """What `latency_tables` needs: every block alone, every block with its ramp, and every network in one piece.
+    """Returns the splits that `latency_tables` needs: each block alone, each block with its ramp, and each network.
 
-    `starts`: the first blocks of a chain's networks, which no split crosses. `further`: of a decoder, tokens of context
-    that a batch of steps is timed with once more, beyond the profile's; 0: none is.
+    `starts`: the first blocks of a chain's networks. `further`: for a decoder, additional tokens of context for another
+    measurement of a batch of steps; 0 for none.
     """
     timed = tuple(
         TimedSplit(split=split, length=length)
@@ -137,9 +138,9 @@ def time_splits(
     repeats: int,
     progress: Progress | None = None,
 ) -> tuple[Point, ...]:
-    """Time every split once per round, in an order drawn anew for each, so that the machine's drift hits all alike.
+    """Time every split once per round. Each round has a new random order, so that drift affects all splits alike.
 
-    `prepare` gives a call that runs a split once, and returns when the device has finished it.
+    `prepare` returns a function that runs a split once, and returns when the device has finished.
     """
     runs = [_warm(prepare(timed), clock, progress, k, len(splits)) for k, timed in enumerate(splits)]
     seconds_PR = np.empty((len(splits), repeats))
@@ -158,10 +159,10 @@ def latency_tables(
     starts: Sequence[int] = ONE_NETWORK,
     context: int | None = None,
 ) -> dict[int, LatencyTable]:
-    """One table per input length, from the points of `profile_splits`; `context`: of a decoder, what came before steps.
+    """Returns a table per input length from the points of `profile_splits`.
 
-    Rows rise with the batch size: where noise says otherwise, the nearest rows that do (isotonic regression).
-    Raises DataError where points are missing, or do not come from the same rounds.
+    `context`: for a decoder, tokens before each step. Seconds that fall with the batch size because of noise are
+    replaced by isotonic regression. Raises DataError for missing points, and for points with unequal rounds.
     """
     seconds_R = {point.timed: np.array(point.seconds) for point in points}
     further = max((timed.further for timed in seconds_R), default=0)
@@ -170,9 +171,9 @@ def latency_tables(
     needed = profile_splits(num_blocks, ramps, batches, lengths, starts, further)
     missing = [timed for timed in needed if timed not in seconds_R]
     if missing:
-        raise DataError(f"points of the profile are missing: {len(missing)}, the first of them {missing[0]}")
+        raise DataError(f"{len(missing)} points of the profile are missing, the first one is {missing[0]}")
     if len({len(point.seconds) for point in points}) > 1:
-        raise DataError("the points of a profile must come from the same rounds; these have unequal numbers of them")
+        raise DataError("all points of a profile must have the same number of rounds")
     networks = _networks(num_blocks, ramps, starts)
     tables = {length: _table(seconds_R, networks, batches, length) for length in lengths}
     if context is not None and 1 in tables:
@@ -182,14 +183,14 @@ def latency_tables(
 
 
 def _context_s(seconds_R: Mapping[TimedSplit, FloatArray], far: TimedSplit, num_blocks: int) -> float:
-    """What a block takes longer for a further token that one step of a batch looks at: of many steps, side by side."""
+    """Returns the seconds that one further token of context, in one sequence, adds to a block."""
     added_s = float(np.median(seconds_R[far] - seconds_R[replace(far, further=0)]))
     return max(0.0, added_s) / (far.further * far.split.batch * num_blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """One of the networks that are timed, each in itself."""
+    """The blocks and ramps of one network of a chain."""
 
     first: int
     end: int
@@ -207,7 +208,7 @@ def _splits(num_blocks: int, ramps: Sequence[int], batch: int, starts: Sequence[
     alone = [_alone(block, batch) for block in range(num_blocks)]
     with_ramp = [_alone(ramp, batch, (ramp,)) for ramp in ramps]
     whole = [_whole(network, batch) for network in _networks(num_blocks, ramps, starts)]
-    return tuple(dict.fromkeys([*alone, *with_ramp, *whole]))  # one block is the whole of its network
+    return tuple(dict.fromkeys([*alone, *with_ramp, *whole]))  # without duplicates, for networks of one block
 
 
 def _alone(block: int, batch: int, ramps: tuple[int, ...] = ()) -> Split:
@@ -221,7 +222,7 @@ def _whole(network: _Network, batch: int) -> Split:
 def _warm(
     run: Callable[[], None], clock: Clock, progress: Progress | None, index: int, total: int
 ) -> Callable[[], None]:
-    """Run until two runs in a row take about as long; the first may export, compile or page in."""
+    """Runs a split until two consecutive runs take about the same time. The first one may export or compile."""
     seconds = [_timed(run, clock) for _ in range(LEAST_WARM_UPS)]
     while abs(seconds[-1] - seconds[-2]) > STABLE * seconds[-2] and len(seconds) < MOST_WARM_UPS:
         seconds.append(_timed(run, clock))
@@ -231,9 +232,9 @@ def _warm(
 
 
 def _timed(run: Callable[[], None], clock: Clock) -> float:
-    started_s = clock.now_s()
+    start_s = clock.now_s()
     run()
-    return clock.now_s() - started_s
+    return clock.now_s() - start_s
 
 
 def _table(
@@ -253,13 +254,13 @@ def _table(
 
 
 def _column(seconds_of: Callable[[Split], FloatArray], network: _Network, batch: int) -> tuple[FloatArray, FloatArray]:
-    """Seconds of every block (N) and ramp (E) at one batch size, from the rounds (R) of every split of a network.
+    """Returns the seconds of every block (N) and ramp (E) at one batch size, from the rounds (R) of all splits.
 
-    Blocks run one by one pay the price of a call (fusing, index tensors, a session's start) N times, run together
-    once. The cost model has no row for it, so every block carries half of what one more call costs it: the sum of the
-    blocks is then as far above the whole model's time as it is below that of its blocks alone, and every split lies
-    between these two. A ramp ends the segment it is in, and what follows pays for a start of its own: a block with
-    its ramp is charged what that takes alone.
+    A call has overhead (fusing, index tensors, the start of a session). Blocks that run one by one pay it N times, and
+    blocks that run together pay it once. The cost model has no term for it, so half of the overhead is included in each
+    block. The sum of the blocks is then midway between the whole network's time and the sum of the blocks alone, and
+    every split is between these two. A ramp ends its segment, so that the next segment has another call. Therefore, a
+    block with its ramp is charged the time that it takes alone.
     """
     first, end, ramps = network.first, network.end, network.ramps
     alone_NR = np.stack([seconds_of(_alone(block, batch)) for block in range(first, end)])
@@ -272,7 +273,7 @@ def _column(seconds_of: Callable[[Split], FloatArray], network: _Network, batch:
 
 
 def _rising(seconds_RB: FloatArray) -> FloatArray:
-    """The nearest rows, by squares, that never fall (Barlow et al., pool adjacent violators)."""
+    """Returns the nearest rows, by least squares, that never fall (isotonic regression, Barlow et al.)."""
     from scipy.optimize import isotonic_regression
 
     rows: list[npt.NDArray[np.float64]] = [isotonic_regression(row).x for row in seconds_RB]
@@ -280,18 +281,15 @@ def _rising(seconds_RB: FloatArray) -> FloatArray:
 
 
 NEVER = math.inf
-"""No exit is so sure: inputs stay, so that a timed split's batch is the same at its end."""
+"""A threshold that no score reaches, so that no input leaves in a timed split."""
 PROMPTS = 1 << 20
-"""Above the numbers of sequences that take steps."""
+"""Offset of the numbers of sequences that are prompts, above those of decode steps."""
 FAR = 1 << 19
-"""The same of those with a longer context."""
+"""Offset of the numbers of sequences with a longer context."""
 
 
 class LiveSplits:
-    """Inputs are fused, then cut by cut.
-
-    What goes in is random: the values do not change how long a block takes.
-    """
+    """Runs splits of a network on random inputs. Their values do not influence the time of a block."""
 
     def __init__(
         self,
@@ -300,10 +298,9 @@ class LiveSplits:
         segments: SegmentRunner | None = None,
         context: int | None = None,
     ) -> None:
-        """`segments` compute the cuts; None for the network itself.
+        """`segments`: the backend that runs the network's segments; None for the network itself.
 
-        `context`: of a network that keeps something of sequences, and whose memory is open, how many tokens came before
-        a step; None for all others.
+        `context`: for a decoder, whose memory must be open, the tokens before a step; None for other networks.
         """
         from earlyexit.policies.threshold import ConfidencePolicy
 
@@ -315,19 +312,19 @@ class LiveSplits:
         self._pieces: dict[tuple[int, tuple[int, ...], int], Piece] = {}
 
     def make_ready(self, splits: Sequence[TimedSplit]) -> None:
-        """Whatever is slow the first time of these splits, as a replica does it before it serves them."""
+        """Prepare the backend for these splits, as a replica does before it serves them."""
         if self.segments is not None:
             ascending = sorted((timed.split for timed in splits), key=lambda split: split.batch)
             self.segments.prepare({segment: split.budget for split in ascending for segment in split.segments()})
 
     def prepare(self, timed: TimedSplit) -> Callable[[], None]:
-        """Prompts of as many tokens as all inputs together run as one, which is how a decoder gets them."""
+        """Returns a function that runs a split once. For a decoder, prompts run as one prompt of all their tokens."""
         if self.context is not None and timed.is_prompt:
             return self.prepare_mixed(timed.split, (timed.length * timed.split.batch,))
         return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch, timed.further)
 
     def prepare_mixed(self, split: Split, lengths: tuple[int, ...], further: int = 0) -> Callable[[], None]:
-        """The same of a batch of inputs of these lengths; `further`: see `TimedSplit`."""
+        """Returns a function that runs a split once on inputs of these lengths. `further`: see `TimedSplit`."""
         from earlyexit.network.cut import Cut
         from earlyexit.network.piece import fuse
 
@@ -342,7 +339,7 @@ class LiveSplits:
         return run
 
     def _piece(self, first: int, lengths: tuple[int, ...], further: int = 0) -> Piece:
-        """Kept, so that all splits of the same lengths that begin at one block run the same inputs."""
+        """Returns inputs before block `first`, the same for all splits with equal lengths."""
         from earlyexit.network.model import arbitrary_tensors
         from earlyexit.network.piece import Piece
 
@@ -363,7 +360,7 @@ class LiveSplits:
         return self._pieces[key]
 
     def _wait(self) -> None:
-        """Kernels of a GPU run on after the call that started them."""
+        """Waits for a GPU's kernels, which run asynchronously."""
         import torch
 
         if self._network.device.type == "cuda":
@@ -371,28 +368,29 @@ class LiveSplits:
 
 
 def room_for(splits: Sequence[TimedSplit], context: int) -> int:
-    """Tokens that a network must be able to keep at once to be timed so, whatever it keeps of one."""
+    """Returns the tokens, in whole pages, whose keys and values a decoder must keep at once in these measurements."""
     steps = max((timed.split.batch for timed in splits if not timed.is_prompt), default=0)
     far = [context + timed.further + 1 for timed in splits if timed.further for _ in range(timed.split.batch)]
     prompts = {timed.length * timed.split.batch for timed in splits if timed.is_prompt}
-    return PAGE_TOKENS * sum(-(-tokens // PAGE_TOKENS) for tokens in [*[context + 1] * steps, *far, *prompts])
+    sequences = [*[context + 1] * steps, *far, *prompts]
+    return PAGE_TOKENS * sum(-(-tokens // PAGE_TOKENS) for tokens in sequences)
 
 
 def _in_sequences(
     boundary: Boundary, tensors: Tensors, lengths: Sequence[int], context: int, *, far: bool = False
 ) -> Tensors:
-    """Inputs of a token are steps of sequences that have come to `context` tokens, others are whole prompts.
+    """Returns tensors in which inputs of one token are steps after `context` tokens, and others are whole prompts.
 
-    Sequences of a kind have the same number again whichever block they are at: what they keep is kept once.
+    The numbers of sequences do not depend on the block, so that their keys and values are stored once.
     """
     import torch
 
-    above = FAR if far else 0
-    runs = [
-        run_of(above + k, context, context + 1, context) if length == 1 else run_of(PROMPTS + length, 0, length, length)
-        for k, length in enumerate(lengths, 1)
-    ]
+    runs = []
+    for k, length in enumerate(lengths, 1):
+        if length == 1:
+            runs.append(run_of((FAR if far else 0) + k, context, context + 1, context))
+        else:
+            runs.append(run_of(PROMPTS + length, 0, length, length))
     runs_B5 = torch.tensor(runs, dtype=torch.int32)
-    return tuple(
-        runs_B5.to(each.device) if spec.name == RUN else each for spec, each in zip(boundary, tensors, strict=True)
-    )
+    specs = zip(boundary, tensors, strict=True)
+    return tuple(runs_B5.to(tensor.device) if spec.name == RUN else tensor for spec, tensor in specs)

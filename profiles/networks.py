@@ -1,4 +1,4 @@
-"""Exit records of a chain where some of its networks are left out: the same inputs, seen by the others."""
+"""Exit records of a chain: their provenance, and records and survival for subsets of the networks."""
 
 from __future__ import annotations
 
@@ -11,101 +11,99 @@ from earlyexit.network.chain import Chain
 from profiles.records import ExitRecords
 
 DECAY = "decay"
-"""In the provenance of such records."""
+"""Provenance: the decay of the policy that computed the scores."""
 
 
 def decay_of(records: ExitRecords) -> float | None:
-    """By which their scores were made comparable over places; None: scores are as ramps gave them."""
-    found = (records.provenance or {}).get(DECAY)
-    return None if found is None else float(found)
+    """Returns the decay with which the scores were computed; None for constant thresholds."""
+    decay = (records.provenance or {}).get(DECAY)
+    return None if decay is None else float(decay)
 
 
 def check_decay_of(records: ExitRecords, decay: float | None, name: str) -> None:
-    """Raise DataError for records of another decay than a policy's, or a calibration's."""
-    held = decay_of(records)
-    if held != decay:
-        raise DataError(f"{name} holds scores of {_said(held)}, not of {_said(decay)}")
+    """Raise DataError unless records were computed with the same decay. `name`: the records' name in the message."""
+    recorded = decay_of(records)
+    if recorded != decay:
+        raise DataError(f"{name} has scores with {_described(recorded)}, not with {_described(decay)}")
 
 
-def _said(decay: float | None) -> str:
+def _described(decay: float | None) -> str:
     return "no decay" if decay is None else f"decay {decay:g}"
 
 
 WEIGHTS = "weights"
-"""In the provenance of records of an ensemble: by the end of a network, what counts in what comes after it."""
+"""Provenance of an ensemble's records: the block at a network's end -> its weight in later exits."""
 PRUNE, WORDS_CUT, TOKENS_KEPT, MEASURING = "prune", "words_cut", "tokens_kept", "measuring"
-"""In the provenance where words are pruned: alphas, as of a plan; the share of all words that the last network does not
-see; per network the share of its tokens that is left; and of all networks but the last how many times as long they take
-to measure attention."""
+"""Provenance of records with pruned words: the plan's alphas; the share of all words that the last network does not
+get; the share of tokens that each network gets; for each network but the last, the factor by which measuring attention
+increases its time."""
 ALONE_FILE = "exit_records_alone.npz"
-"""Beside an ensemble's records: the same inputs with nothing mixed, as plans see them that leave networks out."""
+"""File next to an ensemble's records: records of the same inputs without mixing, for plans that skip networks."""
 
 
 def weights_of(records: ExitRecords) -> dict[int, float] | None:
-    """Of an ensemble: what exits say is then of inputs that came by all networks before; None: nothing is mixed."""
-    found = (records.provenance or {}).get(WEIGHTS)
-    return None if found is None else {int(end): float(weight) for end, weight in found.items()}
+    """Returns an ensemble's weights, with which scores and answers were mixed; None if nothing was mixed."""
+    weights = (records.provenance or {}).get(WEIGHTS)
+    return None if weights is None else {int(end): float(weight) for end, weight in weights.items()}
 
 
 def prune_of(records: ExitRecords) -> dict[int, float]:
-    """Of inputs that lost words at crossings, the alphas; empty where all texts are whole."""
-    found = (records.provenance or {}).get(PRUNE, {})
-    return {int(end): float(alpha) for end, alpha in found.items()}
+    """Returns the alphas with which words were pruned between networks; empty if nothing was pruned."""
+    alphas = (records.provenance or {}).get(PRUNE, {})
+    return {int(end): float(alpha) for end, alpha in alphas.items()}
 
 
 def kept_of(records: ExitRecords) -> tuple[float, ...]:
-    """Per network the share of tokens that is left of inputs that lost words; (): all."""
+    """Returns the share of tokens that each network gets after pruning; empty if nothing was pruned."""
     return tuple(map(float, (records.provenance or {}).get(TOKENS_KEPT, ())))
 
 
 def measuring_of(records: ExitRecords) -> tuple[float, ...]:
-    """Of networks that tell where attention went, how many times as long they take for it; (): none does."""
+    """Returns the factors by which measuring attention increases networks' times; empty if none measures it."""
     return tuple(map(float, (records.provenance or {}).get(MEASURING, ())))
 
 
 def alone_of(path: Path, records: ExitRecords) -> ExitRecords | None:
-    """What holds of the same inputs where networks are left out, of records in a file that hold only where none is.
+    """Returns records of the same inputs without mixing and pruning, for plans that skip networks.
 
-    None of others. Raises DataError where it is gone.
+    Returns None if `records`, which are in the file `path`, have neither. Raises DataError for a missing file.
     """
     if weights_of(records) is not None:
-        beside, of = path.with_name(ALONE_FILE), "an ensemble"
+        file, kind = path.with_name(ALONE_FILE), "an ensemble"
     elif prune_of(records):
-        beside, of = path.parent.parent / path.name, "pruned texts"
+        file, kind = path.parent.parent / path.name, "pruned texts"
     else:
         return None
-    if not beside.is_file():
-        raise DataError(f"{path} is of {of}, and {beside} is not there: calibrate again")
-    return ExitRecords.load(beside)
+    if not file.is_file():
+        raise DataError(f"{path} has records of {kind}, which need {file}: calibrate again")
+    return ExitRecords.load(file)
 
 
 def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, name: str) -> None:
-    """Raise DataError for records of other weights than a policy's, or a calibration's."""
-    held, wanted = weights_of(records) or {}, weights or {}
-    if held != wanted:
-        raise DataError(
-            f"{name} holds what networks say with the weights {held or 'of none'}, not {wanted or 'of none'}"
-        )
+    """Raise DataError unless records were mixed with the same weights. `name`: the records' name in the message."""
+    recorded, wanted = weights_of(records) or {}, weights or {}
+    if recorded != wanted:
+        raise DataError(f"{name} has the ensemble weights {recorded or 'none'}, not {wanted or 'none'}")
 
 
 def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> ExitRecords:
-    """The records without the ramps of networks that are not used; blocks keep the chain's numbers.
+    """Returns the records without the ramps of networks that are not used. Blocks keep the chain's numbers.
 
-    Survival still has an entry for every block of the chain: an input at a network's start has passed the blocks of
-    those left out before it, without running them. Raises DataError for records of another chain, for networks that
-    do not end at the reference, and for those of an ensemble without one that counts in what comes after it.
+    Survival still has an entry for every block of the chain, although inputs skip the blocks of unused networks. Raises
+    DataError for records of another chain, for networks without the last one, and for an ensemble without a network
+    whose weight is not 0.
     """
     _check_chain(records, chain)
     last = len(chain.lengths) - 1
     if list(used) != sorted(set(used)) or not used or used[-1] != last or used[0] < 0:
-        raise DataError(f"networks {list(used)}: some of 0 to {last}, ascending, the last of them {last}")
+        raise DataError(f"networks must ascend from 0 to {last} and include {last}, not {list(used)}")
     missing = [
         end for end, weight in (weights_of(records) or {}).items() if weight and chain.network_of(end) not in used
     ]
     if missing:
         raise DataError(
-            f"exit records of an ensemble: what ended after blocks {missing} is mixed into what comes after, and "
-            f"networks {list(used)} are without it; records of the networks alone are needed"
+            f"exit records of an ensemble: the exits after blocks {missing} are mixed into later ones, and networks "
+            f"{list(used)} do not include them; records without mixing are needed"
         )
     return records.of_ramps([ramp for ramp in records.ramps if chain.network_of(ramp) in used])
 
@@ -113,25 +111,23 @@ def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> Exit
 def survival_of(
     records: ExitRecords, thresholds: Mapping[int, float], chain: Chain, alone: ExitRecords | None = None
 ) -> dict[tuple[int, ...], tuple[float, ...]]:
-    """By networks used, the share of inputs that reach every block of the chain, all ramps of these networks active.
+    """Returns, for each subset of networks, the share of inputs that reach each block, with all its ramps active.
 
-    Exact for these inputs: that a small network's hard inputs are also a later one's is in the records. Ramps without
-    a threshold are never active. `alone`: of an ensemble's records, the same inputs where nothing is mixed, and of
-    pruned texts' the whole ones: exact where a network before the last counts, or prunes, alone. Raises DataError as
-    `of_networks` does.
+    It is exact for the recorded inputs, including correlation between networks. Ramps without a threshold are inactive.
+    `alone`: records of the same inputs without mixing and pruning (see `alone_of`), for subsets that skip networks.
+    Raises DataError as `of_networks` does.
     """
     _check_chain(records, chain)
-    whole = len(chain.lengths)
-    return {
-        used: of_networks(records if alone is None or len(used) == whole else alone, used, chain)
-        .outcome({ramp: value for ramp, value in thresholds.items() if chain.network_of(ramp) in used})
-        .survival
-        for used in subsets(chain)
-    }
+    survival = {}
+    for used in subsets(chain):
+        of_subset = records if alone is None or len(used) == len(chain.lengths) else alone
+        of_used = {ramp: threshold for ramp, threshold in thresholds.items() if chain.network_of(ramp) in used}
+        survival[used] = of_networks(of_subset, used, chain).outcome(of_used).survival
+    return survival
 
 
 def subsets(chain: Chain) -> Iterator[tuple[int, ...]]:
-    """Every choice of networks that ends at the reference, the reference alone first."""
+    """Yields all subsets of networks that include the last one, beginning with the last network alone."""
     *others, last = range(len(chain.lengths))
     for number in range(len(others) + 1):
         for chosen in combinations(others, number):
@@ -141,6 +137,6 @@ def subsets(chain: Chain) -> Iterator[tuple[int, ...]]:
 def _check_chain(records: ExitRecords, chain: Chain) -> None:
     if records.num_blocks != chain.num_blocks or not set(chain.end_ramps) <= set(records.ramps):
         raise DataError(
-            f"exit records of {records.num_blocks} blocks and ramps {list(records.ramps)} are not of a chain of "
-            f"{chain.num_blocks} blocks whose networks end after {list(chain.ends)}"
+            f"exit records with {records.num_blocks} blocks and ramps {list(records.ramps)} do not match a chain with "
+            f"{chain.num_blocks} blocks whose networks end after blocks {list(chain.ends)}"
         )

@@ -1,8 +1,8 @@
-"""Exit records: how sure every ramp is and what its answer would cost, for N inputs.
+"""Exit records: for N inputs, the score of every ramp, and the loss of its answer.
 
-For any set of active ramps and thresholds they show which inputs would have left where: survival (E3 section 3.1),
-agreement with the full model (Apparate section 3.2), mean blocks run. What answers are is their task's affair: a loss
-says how far one is from the full model's, 0 where they agree.
+From exit records follows where inputs leave for any set of active ramps and thresholds, and thus survival (E3 section
+3.1), agreement with the full model (Apparate section 3.2), and mean blocks. Losses make them independent of the task: a
+loss is the distance of an answer from the full model's, 0 if they agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import DataError
-from earlyexit.tasks.label import differ
+from earlyexit.tasks.label import label_loss
 from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
 from profiles.table import check_ramps
 
@@ -29,42 +29,43 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitOutcome:
-    """Where every recorded input (N) leaves under some thresholds, and what that costs."""
+    """Exits and losses of all recorded inputs (N) under some thresholds."""
 
     num_blocks: int
     exits_N: IntArray
-    """The block that each input leaves after."""
+    """The block after which each input leaves."""
     losses_N: FloatArray
-    """Against the full model's answer, in [0, 1]."""
+    """Loss against the full model's answer, in [0, 1]."""
     answers_N: npt.NDArray[Any] | None
-    """Where answers were recorded."""
+    """The answers; None if they were not recorded."""
     true_losses_N: FloatArray | None
-    """Against the truth, where it is known; the next one is the full model's."""
+    """Loss against the right answer; None if it is unknown."""
     full_true_losses_N: FloatArray | None
+    """Loss of the full model against the right answer; None if it is unknown."""
     tallies_N: IntArray | None = None
-    """(N, K), where a task's figures are made of such numbers; the next ones are the full model's."""
+    """(N, K): `Task.tallies` of the answers; None if the task has none."""
     full_tallies_N: IntArray | None = None
 
     @property
     def agreement(self) -> float:
-        """1 - mean loss; of labels, the share of inputs answered as the full model would."""
+        """1 - mean loss; for labels, the share of inputs with the full model's label."""
         return 1 - float(self.losses_N.mean())
 
     @property
     def accuracy(self) -> float | None:
-        """1 - mean loss against the truth, where that is known; of labels, the share answered right."""
+        """1 - mean loss against the right answers; for labels, the share of right labels. None if unknown."""
         return None if self.true_losses_N is None else 1 - float(self.true_losses_N.mean())
 
     @property
     def full_accuracy(self) -> float | None:
-        """The full model's."""
+        """The accuracy of the full model; None if unknown."""
         return None if self.full_true_losses_N is None else 1 - float(self.full_true_losses_N.mean())
 
     @property
     def harm(self) -> float | None:
-        """Mean loss against the truth beyond the full model's; of labels, the share wrong where the full one is right.
+        """The mean by which losses against the right answers exceed the full model's; None if unknown.
 
-        None where the truth is not known.
+        For labels, it is the share of inputs with a wrong label for which the full model's label is right.
         """
         if self.true_losses_N is None or self.full_true_losses_N is None:
             return None
@@ -72,22 +73,22 @@ class ExitOutcome:
 
     @property
     def mean_blocks(self) -> float:
-        """Blocks run per input."""
+        """Mean number of blocks that an input runs."""
         return float(self.exits_N.mean()) + 1
 
     @property
     def survival(self) -> tuple[float, ...]:
-        """Per block, the share of inputs that reach it."""
+        """The share of inputs that reach each block."""
         return tuple(float((self.exits_N >= block).mean()) for block in range(self.num_blocks))
 
     def survival_by(self, weights_N: IntArray) -> tuple[float, ...]:
-        """Per block, the share that inputs which reach it have of all weights, such as tokens."""
+        """Returns the share of weights, such as tokens, of the inputs that reach each block."""
         total = float(weights_N.sum())
         return tuple(float(weights_N[self.exits_N >= block].sum()) / total for block in range(self.num_blocks))
 
     @property
     def exit_counts(self) -> dict[int, int]:
-        """Inputs per exit, only exits that were taken."""
+        """The number of inputs by exit, without exits at which no input left."""
         blocks, counts = np.unique(self.exits_N, return_counts=True)
         return dict(zip(blocks.tolist(), counts.tolist(), strict=True))
 
@@ -106,12 +107,12 @@ ARRAYS = {
     "end_losses": ("end_losses_N", "f"),
     "end_true_losses": ("end_true_losses_N", "f"),
 }
-"""The arrays of a file: the field of `ExitRecords` that each fills, and its kinds as numpy calls them."""
+"""Array in a file -> field of `ExitRecords`, and allowed values of numpy's `dtype.kind`."""
 REQUIRED = ("sample_ids", "scores", "losses")
 
 
 class RecordsHeader(StrictDocument):
-    """What a file holds of exit records but their arrays."""
+    """The header of a file of exit records, next to the arrays."""
 
     schema_version: Literal[2]
     score: Score
@@ -123,86 +124,85 @@ class RecordsHeader(StrictDocument):
 
 
 def _read(path: Path) -> tuple[RecordsHeader, dict[str, npt.NDArray[Any]]]:
-    """Returns the checked header and the other arrays of a file; raises DataError that names it for anything else."""
-    called = f"{path} does not hold exit records"
+    """Returns the validated header and the arrays of a file; raises DataError with the path."""
+    problem = f"{path} does not have exit records"
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             document = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
-    # Zip, zlib, numpy's reader of array headers and JSON each fail in ways of their own, not all of them documented.
-    except Exception as error:
-        raise DataError(f"{called}: {error}") from error
+    except Exception as error:  # zip, zlib, numpy and JSON raise many kinds of errors for broken files
+        raise DataError(f"{problem}: {error}") from error
     schema: Any = document.get("schema_version") if isinstance(document, dict) else SCHEMA
     if schema != SCHEMA:
         raise DataError(f"{path} has schema {schema}, this version reads {SCHEMA}")
-    source = Source(document=document, where=f"{called}: header", raises=DataError)
-    header = source.parse(RecordsHeader, called="all of it")
+    source = Source(document=document, where=f"{problem}: header", raises=DataError)
+    header = source.parse(RecordsHeader, called="the header")
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
-        raise DataError(f"{called}: no array {missing[0]!r}")
+        raise DataError(f"{problem}: no array {missing[0]!r}")
     for name, array in arrays.items():
         if name not in ARRAYS or array.dtype.kind not in ARRAYS[name][1]:
-            raise DataError(f"{called}: no array {name!r} of {array.dtype} belongs there")
+            raise DataError(f"{problem}: an array {name!r} of {array.dtype} is not allowed")
     return header, arrays
 
 
 ValueArray = npt.NDArray[Any]
 Loss = Callable[[ValueArray, ValueArray], FloatArray]
-"""What answering `early` costs where `full` is right, per input, in [0, 1]; `Task.loss` is one."""
+"""(early, full) -> the cost of answering `early` if `full` is right, per input, in [0, 1], such as `Task.loss`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecords:
-    """One row per input, at least one, and one column per ramp (R), ascending; refuses what does not fit together.
+    """Scores and losses with one row per input (N) and one column per ramp (R), ascending. At least one input.
 
-    Where the full model has a column as well, it is the last (E = R + 1).
+    Arrays of exits (E = R + 1) have the full model as the last column. Raises DataError for contradictory values.
     """
 
     score: Score
-    """What `scores_NR` measures, and in which direction."""
+    """The kind of `scores_NR`, which fixes unit and direction."""
     num_blocks: int
     ramps: tuple[int, ...]
     sample_ids: tuple[str, ...]
     scores_NR: npt.NDArray[np.float32]
     losses_NR: FloatArray
-    """What each ramp's answer costs against the full model's, in [0, 1]; the full model's own is 0."""
+    """Loss of each ramp's answer against the full model's, in [0, 1]."""
     zero_one: bool = True
-    """Whether a loss is 0 or 1 by its nature, as of labels: then guarantees are tested exactly."""
+    """Whether every loss is 0 or 1, as for labels. Guarantees are then tested exactly."""
     answers_NE: ValueArray | None = None
-    """(N, E, ...), where the answers themselves are needed."""
+    """(N, E, ...): the answers; None if only losses were recorded."""
     true_losses_NE: FloatArray | None = None
-    """Against the truth, where it is known."""
+    """Loss against the right answer; None if it is unknown."""
     times_s_N: FloatArray | None = None
-    """When each input arrived, on the recorder's clock; None for records without an order."""
+    """Arrival time of each input on the recorder's clock; None for records without an order."""
     tokens_N: IntArray | None = None
-    """How long each input is; None where that is not known, or inputs have no tokens."""
+    """Length of each input; None if unknown, or if inputs have no tokens."""
     sequences_N: IntArray | None = None
-    """Of tokens, which sequence each is of; a sequence's lie side by side, in its order. None for other inputs."""
+    """If inputs are tokens, the number of each token's sequence. The tokens of a sequence are adjacent and in order."""
     confidences: Mapping[int, float] | None = None
-    """Of shares, per ramp: above which a principal value was counted."""
+    """For the score `share`: the confidence of each ramp above which principal values are counted."""
     tallies_NE: ValueArray | None = None
-    """(N, E, K), against the truth: numbers that a task's figures are made of, summed over inputs."""
+    """(N, E, K): `Task.tallies` against the right answer."""
     end_losses_N: FloatArray | None = None
-    """What the end costs where it does not answer as the full model: words pruned before it, answers mixed; None: 0."""
+    """Loss of the last exit's answer, if pruned words or mixing make it label_loss from the full model's; None: 0."""
     end_true_losses_N: FloatArray | None = None
-    """Against the truth, where it is known, of what the end then answers; None: as the full model's."""
+    """Loss of the last exit's answer against the right answer; None: the same as the full model's."""
     provenance: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         num_inputs, num_ramps = len(self.sample_ids), len(self.ramps)
         check_score(self.score)
         if not num_inputs:
-            raise DataError("exit records need at least one input: shares of none are not numbers")
+            raise DataError("exit records need at least one input")
         check_shapes({name: getattr(self, name) for name in PER_INPUT}, num_inputs, num_ramps)
         if self.times_s_N is not None and not np.isfinite(self.times_s_N).all():
-            raise DataError("exit records hold arrival times that are not finite")
+            raise DataError("exit records have arrival times that are not finite")
         if self.tokens_N is not None and (self.tokens_N < 1).any():
-            raise DataError("exit records hold an input of fewer than 1 token")
+            raise DataError("exit records have an input of fewer than 1 token")
         check_ramps(self.ramps, self.num_blocks)
         if self.confidences is not None and set(self.confidences) != set(self.ramps):
-            raise DataError(f"exit records of ramps {list(self.ramps)} need a confidence for each, if for any")
+            raise DataError(f"exit records with confidences need one for each of the ramps {list(self.ramps)}")
         if np.isnan(self.scores_NR).any():
-            raise DataError("exit records hold scores that are not numbers")
+            raise DataError("exit records have scores that are not numbers")
         for losses in (self.losses_NR, self.true_losses_NE, self.end_losses_N, self.end_true_losses_N):
             if losses is not None:
                 check_losses(losses, zero_one=self.zero_one)
@@ -215,18 +215,18 @@ class ExitRecords:
         ramps: tuple[int, ...],
         sample_ids: tuple[str, ...],
         truth_N: ValueArray | None = None,
-        loss: Loss = differ,
+        loss: Loss = label_loss,
         keep_answers: bool = True,
         **facts: Any,
     ) -> ExitRecords:
-        """Records of what every exit answered, the full model last; `loss` is that of labels unless said otherwise.
+        """Returns records of the answers of all exits, the full model last. The default `loss` is for labels.
 
-        `facts`: all other fields of the records.
+        `truth_N`: the right answers; None if unknown. `facts`: other fields of the records.
         """
         if answers_NE.shape[:2] != (len(sample_ids), len(ramps) + 1):
-            raise DataError(f"{len(sample_ids)} inputs and {len(ramps) + 1} exits need as many answers")
+            raise DataError(f"an answer is needed for each of {len(sample_ids)} inputs and {len(ramps) + 1} exits")
         if truth_N is not None and len(truth_N) != len(sample_ids):
-            raise DataError(f"exit records of {len(sample_ids)} inputs need as many true answers")
+            raise DataError(f"a right answer is needed for each of {len(sample_ids)} inputs")
         return cls(
             ramps=ramps,
             sample_ids=sample_ids,
@@ -238,15 +238,15 @@ class ExitRecords:
 
     @classmethod
     def join(cls, parts: Sequence[ExitRecords]) -> ExitRecords:
-        """The inputs of several records of one model and one kind, one after the other.
+        """Returns the concatenation of records of one model with one kind of score.
 
-        Raises DataError for shares above different confidences.
+        Raises DataError for different confidences.
         """
         first = parts[0]
         other = next((part for part in parts if part.confidences != first.confidences), None)
         if other is not None:
             raise DataError(
-                f"exit records of confidences {first.confidences} and {other.confidences} do not go together"
+                f"exit records with confidences {first.confidences} and {other.confidences} cannot be joined"
             )
         per_input: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
@@ -260,41 +260,41 @@ class ExitRecords:
 
     @property
     def sureness_NR(self) -> npt.NDArray[np.float32]:
-        """Scores with one direction: larger is surer."""
+        """Scores in one direction: larger is surer."""
         return self.scores_NR * np.float32(SCORES[self.score].direction)
 
     def answers(self) -> ValueArray:
-        """(N, E, ...), the full model's last; raises DataError where only losses were recorded."""
+        """Returns the answers, (N, E, ...), the full model's last. Raises DataError if only losses were recorded."""
         if self.answers_NE is None:
-            raise DataError("these exit records hold losses and no answers: they tell what exits cost, not what to say")
+            raise DataError("these exit records have losses but no answers")
         return self.answers_NE
 
     def subset(self, rows: IntArray) -> ExitRecords:
-        """The records of some inputs, in the given order."""
+        """Returns the records of some inputs, in the given order."""
         per_input = {name: getattr(self, name) for name in PER_INPUT}
         taken = {name: array[rows] for name, array in per_input.items() if array is not None}
         return replace(self, sample_ids=tuple(self.sample_ids[row] for row in rows), **taken)
 
     def of_ramps(self, ramps: Collection[int]) -> ExitRecords:
-        """What records of these ramps alone would hold; raises DataError for ramps that were not recorded."""
+        """Returns the records of some ramps; raises DataError for ramps that were not recorded."""
         check_recorded(self.ramps, ramps)
         kept = [column for column, ramp in enumerate(self.ramps) if ramp in ramps]
         of_ramps = {name: getattr(self, name)[:, kept] for name in ("scores_NR", "losses_NR")}
         per_exit = {name: getattr(self, name) for name in PER_INPUT if name.endswith("_NE")}
         of_exits = {name: array[:, [*kept, -1]] for name, array in per_exit.items() if array is not None}
-        confidences = self.confidences and {ramp: self.confidences[ramp] for ramp in self.ramps if ramp in ramps}
-        left = tuple(self.ramps[column] for column in kept)
-        return replace(self, ramps=left, confidences=confidences, **of_ramps, **of_exits)
+        kept_ramps = tuple(self.ramps[column] for column in kept)
+        confidences = self.confidences and {ramp: self.confidences[ramp] for ramp in kept_ramps}
+        return replace(self, ramps=kept_ramps, confidences=confidences, **of_ramps, **of_exits)
 
     def of_harm(self) -> ExitRecords:
-        """The same, whose losses are harm: what an answer costs against the truth beyond what the full model's does.
+        """Returns records whose losses are harm: by how much a loss against the right answer exceeds the full model's.
 
-        Of labels 1 where it is wrong and the full model right. What is promised of such records is promised of harm.
-        Where of the end no more is known than how far it is from the full model's answer, it harms at most as much, and
-        only where that is right. Raises DataError where the truth is not known.
+        For labels, harm is 1 if the label is wrong and the full model's is right. Guarantees that are derived from the
+        result bound harm. If of the last exit only the loss against the full model's answer is known, its harm is at
+        most this loss, and at most what the full model's loss leaves. Raises DataError if right answers are unknown.
         """
         if self.true_losses_NE is None:
-            raise DataError("harm is a loss against the truth, and these exit records hold none: give labels")
+            raise DataError("harm needs right answers, which these exit records do not have: provide labels")
         full_N, end_N = self.true_losses_NE[:, -1], self.end_losses_N
         if self.end_true_losses_N is not None:
             end_N = np.clip(self.end_true_losses_N - full_N, 0.0, 1.0)
@@ -304,7 +304,7 @@ class ExitRecords:
         return replace(self, losses_NR=losses_NR, end_losses_N=end_N)
 
     def outcome(self, thresholds: Mapping[int, float]) -> ExitOutcome:
-        """What happens when exactly the ramps named in `thresholds` are active, with these thresholds.
+        """Returns exits and losses if exactly the ramps in `thresholds` are active, with these thresholds.
 
         Raises DataError for ramps that were not recorded, and for thresholds that are not numbers.
         """
@@ -327,10 +327,10 @@ class ExitRecords:
         )
 
     def worst_losses_N(self, thresholds: Mapping[int, float]) -> FloatArray:
-        """Per input, the largest loss that any subset of these ramps can cause: that of the worst ramp that is sure.
+        """Returns the largest loss of each input over all subsets of these ramps.
 
-        With a subset active an input leaves at the first ramp of it that is sure, or at the end, which costs nothing
-        unless `end_losses_N` says so. Raises DataError as `outcome` does.
+        Under a subset, an input leaves at its first ramp that is sure, or at the end. Thus the worst case is the
+        largest loss of ramps that are sure and of the end. Raises DataError as `outcome` does.
         """
         worst_N = np.where(self.sure_NR(thresholds), self.losses_NR, 0.0).max(1, initial=0.0)
         return np.asarray(np.maximum(worst_N, self._end_losses_N))
@@ -340,21 +340,21 @@ class ExitRecords:
         return np.zeros(len(self)) if self.end_losses_N is None else self.end_losses_N
 
     def nested_survival(self, thresholds: Mapping[int, float]) -> tuple[float, ...]:
-        """Per block, the share of inputs that no ramp before it lets out, all ramps active.
+        """Returns the share of inputs that reach each block with all ramps active, for a problem file's `survival`.
 
-        What a plan problem's `survival` holds. Raises DataError unless every recorded ramp has a threshold.
+        Raises DataError unless every recorded ramp has a threshold.
         """
         without = sorted(set(self.ramps) - set(thresholds))
         if without:
-            raise DataError(f"nested survival has all ramps active; {without} have no threshold")
+            raise DataError(f"all ramps need a threshold; {without} have none")
         return self.outcome(thresholds).survival
 
     def sure_NR(self, thresholds: Mapping[int, float]) -> BoolArray:
-        """Which ramps are sure of each input; raises DataError as `outcome` does."""
+        """Returns which scores pass their ramp's threshold. Raises DataError as `outcome` does."""
         return sure_NR(self.score, self.ramps, self.scores_NR, thresholds)
 
     def save(self, path: Path) -> None:
-        """Write one compressed .npz file."""
+        """Write the records to a compressed .npz file."""
         header = {
             "schema_version": SCHEMA,
             "score": self.score,
@@ -365,91 +365,92 @@ class ExitRecords:
             "provenance": dict(self.provenance or {}),
         }
         arrays = {name: getattr(self, field) for name, (field, _) in ARRAYS.items()}
-        there: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
-        with path.open("wb") as file:  # given a path, numpy adds an ending to it
-            np.savez_compressed(file, header=np.array(json.dumps(header)), **there)
+        recorded: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        with path.open("wb") as file:  # a file, because numpy appends a suffix to a path
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **recorded)
 
     @classmethod
     def load(cls, path: Path) -> ExitRecords:
-        """Read what `save` wrote; raises DataError for anything else."""
+        """Returns the records in a file; raises DataError."""
         header, arrays = _read(path)
-        given: dict[str, Any] = {field: arrays.get(name) for name, (field, _) in ARRAYS.items()} | {
+        per_input: dict[str, Any] = {field: arrays.get(name) for name, (field, _) in ARRAYS.items()} | {
             "sample_ids": tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
-            "scores_NR": arrays["scores"].astype(np.float32),  # as policies compare
+            "scores_NR": arrays["scores"].astype(np.float32),  # the dtype in which policies compare
             "losses_NR": arrays["losses"].astype(np.float64),
         }
         facts = {name: getattr(header, name) for name in RecordsHeader.model_fields if name != "schema_version"}
-        return cls(**facts | given | {"ramps": tuple(header.ramps)})
+        return cls(**facts | per_input | {"ramps": tuple(header.ramps)})
 
 
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))
 DEEP = ("answers_NE", "tallies_NE")
-"""Arrays that hold more than one number per input and exit."""
+"""Arrays with further axes."""
 
 
 def check_shapes(arrays: Mapping[str, npt.NDArray[Any] | None], num_inputs: int, num_ramps: int) -> None:
     """Raise DataError for an array without the axes in its name: N inputs, R ramps, E exits (R + 1)."""
     sizes = {"N": num_inputs, "R": num_ramps, "E": num_ramps + 1}
     for name, array in arrays.items():
-        called, _, axes = name.rpartition("_")
+        base, _, axes = name.rpartition("_")
         wanted = [sizes[axis] for axis in axes]
         shape = wanted if array is None else list(array.shape)
         if (shape[: len(wanted)] if name in DEEP else shape) != wanted:
             raise DataError(
-                f"records of {num_inputs} inputs and {num_ramps} ramps need {called} of the shape {wanted}, not {shape}"
+                f"records of {num_inputs} inputs and {num_ramps} ramps need {base} of the shape {wanted}, not {shape}"
             )
 
 
 def check_losses(losses: npt.NDArray[np.floating[Any]], *, zero_one: bool) -> None:
-    """Raise DataError for losses outside [0, 1], and for those in between where there are to be none."""
+    """Raise DataError for losses outside [0, 1] and, if `zero_one`, for losses other than 0 and 1."""
     if not ((losses >= 0) & (losses <= 1)).all():
         raise DataError("losses must be numbers from 0 to 1")
     if zero_one and not ((losses == 0) | (losses == 1)).all():
-        raise DataError("losses are to be 0 or 1, and one lies between")
+        raise DataError("losses must be 0 or 1")
 
 
 def _against(right_N: ValueArray, answers_NX: ValueArray, loss: Loss) -> FloatArray:
-    """Loss of every column's answers (N, X, ...) where `right_N` is right, (N, X)."""
+    """Returns the losses (N, X) of answers (N, X, ...) against the right answers."""
     columns = [loss(answers_NX[:, column], right_N) for column in range(answers_NX.shape[1])]
     return np.stack(columns, axis=1) if columns else np.zeros((len(right_N), 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedBatches:
-    """Inputs in order of arrival (N), one column per ramp (R); every `size` of them are a batch (K whole ones).
+    """Recorded inputs (N) in order of arrival, divided into K batches of `size` inputs, with one column per ramp (R).
 
-    What a batch takes depends on how many of *its* inputs go on, and a promise about slow batches on the worst of them.
-    For any set of active ramps this holds, batch by batch, what PAME's batching pattern matrix (section 6.3.2) counts.
+    The time of a batch depends on how many of its own inputs survive each ramp, which differs from batch to batch. For
+    any set of active ramps, the batches have the counts of PAME's batching pattern matrix (section 6.3.2).
     """
 
     num_blocks: int
     ramps: tuple[int, ...]
-    """Ascending; of all there is a column, whether a plan switches them on or not."""
+    """All ramps, ascending, active or not."""
     sure_NR: BoolArray
-    """Which ramps let each input leave."""
+    """Whether each score passes the threshold."""
     losses_NR: FloatArray
-    """What the answers of those ramps cost against the full model's, in [0, 1]; 0 where a ramp is not sure."""
+    """Loss of a ramp's answer against the full model's, in [0, 1]; 0 if the score does not pass the threshold."""
     size: int
-    """Inputs of a batch (the paper's n). What is left after the last whole batch is in none."""
+    """Inputs per batch (the paper's n). Inputs after the last whole batch are in no batch."""
     zero_one: bool = True
-    """Whether a loss is 0 or 1 by its nature."""
+    """Whether every loss is 0 or 1."""
 
     def __post_init__(self) -> None:
         check_ramps(self.ramps, self.num_blocks)
         check_shapes({"sure_NR": self.sure_NR, "losses_NR": self.losses_NR}, len(self), len(self.ramps))
         if not 1 <= self.size <= len(self.sure_NR):
-            raise DataError(f"{len(self)} recorded inputs make no batch of {self.size}; allowed are 1 to {len(self)}")
+            raise DataError(f"the batch size must be from 1 to {len(self)}, the recorded inputs, not {self.size}")
         check_losses(self.losses_NR, zero_one=self.zero_one)
         if self.losses_NR[~self.sure_NR].any():
-            raise DataError("recorded batches hold losses of ramps at which no input leaves")
+            raise DataError("recorded batches have losses at ramps where the input does not leave")
 
     @classmethod
     def of_records(
         cls, records: ExitRecords, thresholds: Mapping[int, float], size: int, ramps: Sequence[int] | None = None
     ) -> RecordedBatches:
-        """With these thresholds, for `ramps`, by default those that have one; arrivals in order where times are known.
+        """Returns batches of recorded inputs, in order of arrival if times are known.
 
-        Raises DataError as `ExitRecords.outcome` does, and where the inputs make no batch.
+        `ramps`: by default, the ramps in `thresholds`. Raises DataError as `ExitRecords.outcome` does, and for a wrong
+        size.
         """
         ramps = tuple(sorted(thresholds)) if ramps is None else tuple(ramps)
         columns = [records.ramps.index(ramp) for ramp in ramps if ramp in records.ramps]
@@ -465,11 +466,11 @@ class RecordedBatches:
         )
 
     def __len__(self) -> int:
-        """Recorded inputs."""
+        """Number of recorded inputs."""
         return len(self.sure_NR)
 
     def exits_N(self, active: Sequence[int]) -> IntArray:
-        """The block that each input leaves after when exactly these ramps are active.
+        """Returns the block after which each input leaves if exactly these ramps are active.
 
         Raises DataError for ramps that were not recorded.
         """
@@ -487,6 +488,6 @@ class RecordedBatches:
 
 
 def batch_counts(some_N: BoolArray, size: int) -> IntArray:
-    """How many inputs of every whole batch are among some (K)."""
+    """Returns the number of inputs in each whole batch for which `some_N` is True, (K,)."""
     num_batches = len(some_N) // size
     return np.asarray(some_N[: num_batches * size].reshape(num_batches, size).sum(1), dtype=np.int64)

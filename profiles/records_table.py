@@ -1,4 +1,4 @@
-"""Exit records from elsewhere: tables of one row per input and exit (docs/models.md#exit-records tells the form)."""
+"""Exit records from tables with one row per input and exit, in the form of docs/models.md#exit-records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_cells, open_csv
 from earlyexit.errors import DataError
-from earlyexit.tasks.label import differ
+from earlyexit.tasks.label import label_loss
 from earlyexit.tasks.regression import RegressionTask
 from profiles.lengths import MOST_TOKENS
 from profiles.records import ExitRecords, Loss, ValueArray
@@ -24,24 +24,24 @@ ANSWER, TRUTH = "prediction", "label"
 TOKENS = "tokens"
 LOSS, TRUE_LOSS = "loss", "true_loss"
 SURE: tuple[Score, ...] = ("entropy", "confidence")
-"""Columns of scores. Shares are of values above a confidence of each ramp, for which a table has no place."""
+"""Columns of scores. The score `share` is not supported, because a table has no column for ramps' confidences."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MOST_EXITS = 10_000
-"""A block's number above this is a mistake, and would cost memory."""
+"""Upper bound of a block's number, to bound memory if the number is wrong."""
 
 
 def read_records(path: Path, *, scale: float | None = None) -> ExitRecords:
-    """Exit records by a file's ending: .npz as `ExitRecords.save` writes it, or a table, .csv or .tsv.
+    """Returns the exit records in a file: .npz of `ExitRecords.save`, or a table in .csv or .tsv.
 
-    `scale`: a table's answers are numbers, and a difference of this much is wholly wrong; without it they are labels.
-    Raises DataError naming file, line and what is allowed.
+    `scale`: for tables whose answers are numbers, the smallest difference whose loss is 1; None if answers are labels.
+    Raises DataError with file, line and what is allowed.
     """
     if path.suffix in DELIMITERS:
         return _of_table(path, scale)
     if path.suffix != ".npz":
-        raise DataError(f"{path}: unknown ending {path.suffix!r}; exit records are .npz, .csv or .tsv")
+        raise DataError(f"{path}: unknown suffix {path.suffix!r}; exit records are .npz, .csv or .tsv")
     if scale is not None:
-        raise DataError(f"{path}: holds losses already; a scale makes losses of the numbers of a .csv or .tsv")
+        raise DataError(f"{path}: has losses already; a scale is for the numbers in a .csv or .tsv file")
     return ExitRecords.load(path)
 
 
@@ -51,12 +51,12 @@ class _Row:
     sample_id: str
     exit: int
     cells: Mapping[str, str]
-    """The other columns that are known here; '' where empty."""
+    """The cells of the row by column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Every input (N) at every exit (E), the deepest last."""
+    """The rows of a table by input (N) and exit (E), the last exit last."""
 
     path: Path
     sample_ids: tuple[str, ...]
@@ -67,7 +67,7 @@ class _Grid:
         return [[row.cells[column] for row in rows] for rows in self.rows_NE]
 
     def numbers(self, column: str, low: float, high: float, *, may_end_empty: bool) -> FloatArray:
-        """(N, E); NaN for empty cells, which only the last exit may have."""
+        """Returns the numbers of a column, (N, E). With `may_end_empty`, cells of the last exit may be empty: NaN."""
         return np.array(
             [[self._number(row, column, low, high, may_end_empty) for row in rows] for rows in self.rows_NE]
         )
@@ -86,7 +86,7 @@ class _Grid:
         return value
 
     def of_inputs(self, column: str) -> list[str]:
-        """(N,), of a column that says the same in all rows of an input."""
+        """Returns the values, (N,), of a column that must be equal in all rows of an input."""
         for rows in self.rows_NE:
             for row in rows:
                 if row.cells[column] != rows[0].cells[column]:
@@ -100,7 +100,7 @@ class _Grid:
 def _of_table(path: Path, scale: float | None) -> ExitRecords:
     columns, rows = _read(path)
     score = _score_of(path, columns)
-    grid = _laid_out(path, rows)
+    grid = _grid(path, rows)
     scores_NE = grid.numbers(score, SCORES[score].lowest, SCORES[score].highest, may_end_empty=True)
     shared: dict[str, Any] = {
         "score": score,
@@ -116,7 +116,7 @@ def _of_table(path: Path, scale: float | None) -> ExitRecords:
     return ExitRecords.of_answers(
         answers_NE,
         truth_N=truth_N,
-        loss=differ if scale is None else _difference(scale),
+        loss=label_loss if scale is None else _difference(scale),
         zero_one=scale is None,
         provenance={"data": path.name, **facts},
         **shared,
@@ -142,55 +142,52 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
         missing.append(f"{ANSWER} (or {LOSS})")
     if missing:
         raise DataError(f"{path}:1: no column {missing[0]}; there are {', '.join(header) or 'none'}")
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise DataError(f"{path}:1: two columns {twice[0]}")
+    repeated = [name for name in header if header.count(name) > 1]
+    if repeated:
+        raise DataError(f"{path}:1: more than one column has the name {repeated[0]!r}")
 
 
 def _score_of(path: Path, columns: set[str]) -> Score:
     found = [score for score in SURE if score in columns]
     if not found and "share" in columns:
-        raise DataError(f"{path}:1: a table does not say above which confidence a share counts; .npz records do")
+        raise DataError(f"{path}:1: the score share needs confidences, which only .npz files can have")
     if len(found) != 1:
-        given = "both" if found else "none"
-        raise DataError(f"{path}:1: one column of {' or '.join(SURE)} is needed to say how sure exits are, not {given}")
+        actual = "both" if found else "none"
+        raise DataError(f"{path}:1: one column of scores is needed, {' or '.join(SURE)}, not {actual}")
     return found[0]
 
 
 def _row(path: Path, line: int, cells: Mapping[str, str]) -> _Row:
     block = cells[EXIT]
     if not (block.isascii() and block.isdigit() and int(block) < MOST_EXITS):
-        needed = "the number of the block that it follows, from 0, is needed"
-        raise DataError(f"{path}:{line}: exit: {needed}, not {block!r}")
+        raise DataError(f"{path}:{line}: exit: the number of the block before the exit is needed, not {block!r}")
     if not cells[INPUT]:
         raise DataError(f"{path}:{line}: {INPUT} is empty")
     return _Row(line=line, sample_id=cells[INPUT], exit=int(block), cells=cells)
 
 
-def _laid_out(path: Path, rows: Sequence[_Row]) -> _Grid:
-    """Refuses inputs that lack an exit of others, or have one twice."""
+def _grid(path: Path, rows: Sequence[_Row]) -> _Grid:
+    """Returns the rows by input and exit; raises DataError unless each input has each exit once."""
     exits = tuple(sorted({row.exit for row in rows}))
     if len(exits) < 2:
-        raise DataError(
-            f"{path}: one exit, {exits[0]}; at least a ramp and the last exit, the full model's, are needed"
-        )
+        raise DataError(f"{path}: the only exit is {exits[0]}; a ramp and the full model's exit are needed at least")
     by_sample: dict[str, dict[int, _Row]] = {}
     for row in rows:
-        seen = by_sample.setdefault(row.sample_id, {})
-        if row.exit in seen:
-            first = seen[row.exit].line
+        by_exit = by_sample.setdefault(row.sample_id, {})
+        if row.exit in by_exit:
+            first = by_exit[row.exit].line
             raise DataError(f"{path}:{row.line}: input {row.sample_id!r} has exit {row.exit} on line {first} already")
-        seen[row.exit] = row
-    for sample_id, seen in by_sample.items():
-        missing = [block for block in exits if block not in seen]
+        by_exit[row.exit] = row
+    for sample_id, by_exit in by_sample.items():
+        missing = [block for block in exits if block not in by_exit]
         if missing:
-            line = next(iter(seen.values())).line
-            raise DataError(f"{path}:{line}: input {sample_id!r} has no exit {missing[0]}; others have one")
+            line = next(iter(by_exit.values())).line
+            raise DataError(f"{path}:{line}: input {sample_id!r} has no exit {missing[0]}, which other inputs have")
     return _Grid(
         path=path,
         sample_ids=tuple(by_sample),
         exits=exits,
-        rows_NE=[[seen[block] for block in exits] for seen in by_sample.values()],
+        rows_NE=[[by_exit[block] for block in exits] for by_exit in by_sample.values()],
     )
 
 
@@ -205,7 +202,7 @@ def _tokens(grid: _Grid) -> npt.NDArray[np.int64]:
 
 
 def _labels(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, dict[str, Any]]:
-    """Labels as indices: whole numbers stay what they are, other names are numbered in their order."""
+    """Returns labels as indices. Whole numbers are kept, and other names are numbered in alphabetical order."""
     answers, truths = grid.texts(ANSWER), grid.of_inputs(TRUTH) if truth else []
     for rows, texts in zip(grid.rows_NE, answers, strict=True):
         if "" in texts:
@@ -231,16 +228,16 @@ def _difference(scale: float) -> Loss:
     try:
         return RegressionTask(scale).loss
     except ValueError as error:
-        raise DataError(f"a scale must be positive and finite, not {scale}") from error
+        raise DataError(f"the scale must be positive and finite, not {scale}") from error
 
 
 def _of_losses(grid: _Grid, columns: set[str], shared: Mapping[str, Any], scale: float | None) -> ExitRecords:
     if scale is not None:
-        raise DataError(f"{grid.path}: holds losses already; a scale makes losses of a column {ANSWER}")
+        raise DataError(f"{grid.path}: has losses already; a scale is for a column {ANSWER}")
     losses_NE = grid.numbers(LOSS, 0.0, 1.0, may_end_empty=True)
     for rows, last in zip(grid.rows_NE, losses_NE[:, -1], strict=True):
         if last > 0:
-            raise DataError(f"{grid.path}:{rows[-1].line}: {LOSS}: the last exit's is 0, it is what others are held to")
+            raise DataError(f"{grid.path}:{rows[-1].line}: {LOSS}: the last exit's must be 0, as it is the reference")
     truth: npt.NDArray[np.float64] | None = None
     if TRUE_LOSS in columns:
         truth = grid.numbers(TRUE_LOSS, 0.0, 1.0, may_end_empty=False)

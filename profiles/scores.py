@@ -1,4 +1,4 @@
-"""Scores: how sure an exit is of its answer, by names that fix the unit and the direction."""
+"""Scores, which express how sure an exit is of its answer: their units, directions, and transformations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 SMALLEST = 1e-7
-"""Of an entropy, and of what a confidence leaves to be sure: keeps the sureness of certainty finite."""
+"""Lower bound of an entropy, and of 1 - confidence, so that every sureness is finite."""
 SUREST = float(-np.log(SMALLEST)) + 1e-3
-"""Above every sureness of a score."""
+"""A sureness above that of every score."""
 EVEN_SHARE = 0.01
-"""What a share of all or nothing leaves open: of few counted values, all are no certainty."""
+"""Shrinks shares towards 1/2, because a share of 1 of few values is not a certainty."""
 LEAST_SURE = -80.0
-"""Below them; the entropy there is finite in float32."""
+"""A sureness below that of every score. The corresponding entropy is finite in float32."""
 
 
 def _log_odds(confidence: FloatArray) -> FloatArray:
@@ -45,26 +45,26 @@ def _minus_log(entropy: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreKind:
-    """What a score's name says of it."""
+    """The properties of a kind of score."""
 
     larger_is_surer: bool
     lowest: float
     highest: float
-    """Of what exits can say; inclusive."""
+    """Range of the scores, inclusive."""
     sureness: Callable[[FloatArray], FloatArray]
-    """On a scale where larger is surer, and on which the risk of a loss is close to logistic."""
+    """Maps scores to a scale where larger is surer, and the risk of a loss is approximately logistic."""
     score_of: Callable[[float], float]
-    """The score of a sureness."""
+    """The inverse of `sureness`."""
     never: float
     """A threshold that no score reaches."""
 
     def score_at(self, sureness: float) -> float:
-        """The score of a sureness: of more than any exit can say, one out of reach; of less, one that all reach."""
+        """Returns the threshold of a sureness. Beyond the range of scores, no score or all scores reach it."""
         return self.never if sureness > SUREST else self.score_of(max(sureness, LEAST_SURE))
 
     @property
     def direction(self) -> float:
-        """Times this, larger is surer."""
+        """Factor by which scores are multiplied to make larger surer."""
         return 1.0 if self.larger_is_surer else -1.0
 
 
@@ -74,7 +74,7 @@ _LIKELIHOOD = ScoreKind(
     highest=1.0,
     sureness=_log_odds,
     score_of=lambda sureness: float(1 / (1 + np.exp(-sureness))),
-    never=1 + 1e-6,  # another number in float32 too
+    never=1 + 1e-6,  # differs from 1 also in float32
 )
 
 SCORES: Mapping[Score, ScoreKind] = {
@@ -98,20 +98,20 @@ SCORES: Mapping[Score, ScoreKind] = {
     "foreseen": _LIKELIHOOD,
     "similar": _LIKELIHOOD,
 }
-"""Entropy in nats, of label tasks; confidence of any task, as `Task.score` gives it; share: that of an exit's principal
-values that lie above the ramp's confidence (PAME section 5.3); foreseen and similar: before there are outputs, what
-the ramp's classifier says, and how alike the states before and after its block are (CALM section 3.4)."""
+"""entropy: in nats, for labels. confidence: `Task.score`, for any task. share: the share of an exit's principal values
+above the ramp's confidence (PAME section 5.3). Scores before outputs are computed (CALM section 3.4): foreseen, the
+probability of the ramp's classifier; similar, the cosine similarity of the states before and after the ramp's block."""
 
 
 def check_score(score: str) -> None:
-    """Raise DataError for an unknown score, whose direction is unknown too."""
+    """Raise DataError for an unknown kind of score."""
     if score not in SCORES:
-        raise DataError(f"a score is one of {', '.join(SCORES)}, not {score!r}")
+        raise DataError(f"the score must be one of {', '.join(SCORES)}, not {score!r}")
 
 
-def check_recorded(ramps: Sequence[int], asked: Iterable[int]) -> None:
-    """Raise DataError where ramps are asked for that were not recorded."""
-    unknown = sorted(set(asked) - set(ramps))
+def check_recorded(ramps: Sequence[int], requested: Iterable[int]) -> None:
+    """Raise DataError if a requested ramp is not among the recorded `ramps`."""
+    unknown = sorted(set(requested) - set(ramps))
     if unknown:
         raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
 
@@ -119,16 +119,16 @@ def check_recorded(ramps: Sequence[int], asked: Iterable[int]) -> None:
 def sure_NR(
     score: Score, ramps: tuple[int, ...], scores_NR: npt.NDArray[np.float32], thresholds: Mapping[int, float]
 ) -> BoolArray:
-    """Which scores let an input out, of ramps without a threshold none.
+    """Returns which scores pass the threshold of their ramp, bool (N, R). At ramps without a threshold, none does.
 
-    Raises DataError for thresholds of other ramps, and for those that are not numbers.
+    Raises DataError for thresholds of other ramps, and for NaN.
     """
     check_recorded(ramps, thresholds)
     unset = sorted(ramp for ramp, threshold in thresholds.items() if np.isnan(threshold))
     if unset:
-        raise DataError(f"the thresholds of ramps {unset} are not numbers: they would never let an input out")
-    asked_R = np.array([ramp in thresholds for ramp in ramps], dtype=bool)
+        raise DataError(f"the thresholds of ramps {unset} are not numbers, so that no input would leave there")
+    active_R = np.array([ramp in thresholds for ramp in ramps], dtype=bool)
     limits_R = np.array([thresholds.get(ramp, 0.0) for ramp in ramps], dtype=np.float32)
-    # By the mask alone a ramp is off: no threshold is out of reach of a score that is infinite.
+    # Ramps are switched off by the mask, because no threshold excludes an infinite score.
     larger = SCORES[score].larger_is_surer
-    return np.asarray((scores_NR >= limits_R if larger else scores_NR <= limits_R) & asked_R)
+    return np.asarray((scores_NR >= limits_R if larger else scores_NR <= limits_R) & active_R)

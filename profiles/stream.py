@@ -1,12 +1,12 @@
-"""The live stream of exit records: every input with what was seen of it, in windows, bounded by age.
+"""Observations of the live stream: scores and losses of inputs, in windows, for a bounded time.
 
-Where a plan lets answered inputs run on, every input is seen: a thousand a second for two hours are seven million. So a
-window keeps all probes, but only a uniform sample of the inputs that stayed. Each input gets a key from its own bits
-that looks random, and a window keeps the smallest keys: a uniform sample without replacement, whatever the order of
-arrival. Parts that are joined, cut or restored from a file give the same sample. A full window keeps keys below a limit
-of its own. For windows that are pooled the smallest limit holds, so that every input counts the same. Probes are a
-uniform sample too, and so is all that is kept of a window with one plan. In a window in which inputs began to stay, the
-later part counts more.
+If the plan lets answered inputs stay, every input is fully observed: 1,000 inputs per second are 7 million in two
+hours. Therefore, a window keeps all probes, but only a uniform sample of the inputs that stayed. Each input has a hash
+of its own data as a key, and a window keeps the inputs with the smallest keys. This is a uniform sample without
+replacement that does not depend on the order of arrival, or on how windows are joined, cut or restored from files. A
+full window has a limit, the smallest key that it dropped. The smallest limit applies to windows that are pooled, so
+that all inputs have equal weight. Probes are a uniform sample too. In a window with one plan, all kept inputs are a
+uniform sample. In a window in which inputs began to stay, the later part has more weight.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SmallArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamShape:
-    """What all records of a stream share."""
+    """Properties that all observations of a stream share."""
 
     score: Score
     num_blocks: int
     ramps: tuple[int, ...]
     zero_one: bool = True
-    """Whether a loss is 0 or 1 by its nature, as of labels."""
+    """Whether every loss is 0 or 1, as for labels."""
 
     def __post_init__(self) -> None:
         check_score(self.score)
@@ -44,7 +44,7 @@ class StreamShape:
 
 
 def shape_of(records: ExitRecords) -> StreamShape:
-    """Of a stream of inputs like the recorded ones."""
+    """Returns the shape of a stream whose inputs are like the recorded ones."""
     return StreamShape(
         score=records.score, num_blocks=records.num_blocks, ramps=records.ramps, zero_one=records.zero_one
     )
@@ -52,33 +52,33 @@ def shape_of(records: ExitRecords) -> StreamShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Inputs (N) and what was seen of them at the ramps (R); refuses to have seen what it cannot.
+    """Inputs (N) and the scores and losses that were observed at ramps (R). Raises DataError for impossible values.
 
-    An input whose plan has answered inputs stop is seen at its active ramps up to its exit, and by the full model if it
-    got there. Where the plan has them stay it is seen at all of its active ramps, and by the full model. A probe is
-    answered at the same exit as it would have been, but runs every ramp and goes to the end. What a ramp's answer costs
-    is known where the full model was seen as well. Where it has a column, it is the last (E = R + 1). Of a text that
-    lost words on its way the full model saw all of them beside: answers are held against that, the end's too.
+    If the plan's answered inputs stop, an input is observed at its active ramps up to its exit, and by the full model
+    if it reached the end. If they stay, it is observed at all active ramps and by the full model. A probe is answered
+    at the same exit as without probing, but runs all ramps and the whole model. The loss of a ramp's answer is known if
+    the full model's answer is observed. Arrays of exits (E = R + 1) have the full model as the last column. If words of
+    a text were pruned, the full model also ran on the whole text, and all losses are against this answer.
     """
 
     shape: StreamShape
     times_s_N: FloatArray
     probe_N: BoolArray
     stayed_N: BoolArray
-    """Whether its plan has it run on after its answer; of a probe as well, whose plan may be either."""
+    """Whether the input's plan lets it run on after its answer. It is also set for probes under such a plan."""
     active_NR: BoolArray
-    """The ramps that were active for the input: those of its plan, for a probe as well."""
+    """The active ramps of the input's plan, also for probes."""
     exits_N: npt.NDArray[np.int16]
-    """The block that the input was answered after."""
+    """The block after which the input was answered."""
     scores_NR: SmallArray
-    """NaN where not seen."""
+    """NaN if not observed."""
     losses_NR: SmallArray
-    """Against the full model's answer, in [0, 1]; NaN where one of the two was not seen."""
+    """Loss against the full model's answer, in [0, 1]; NaN if one of the two answers was not observed."""
     true_losses_NE: SmallArray | None = None
-    """Against the truth; NaN where not seen, and all along where the input's truth is not known. None: of no input."""
+    """Loss against the right answer; NaN if not observed or unknown. None if it is unknown for all inputs."""
     end_losses_N: SmallArray | None = None
-    """What the end costs of probes that lost words, against the full model's answer to the whole text; NaN of other
-    inputs, of which it costs nothing. None: of no input."""
+    """For probes with pruned words, the loss of the end's answer against the full model's for the whole text; NaN for
+    other inputs, whose loss at the end is 0. None if there are no such probes."""
 
     def __post_init__(self) -> None:
         check_shapes(self.arrays(), len(self.times_s_N), len(self.shape.ramps))
@@ -86,13 +86,13 @@ class Observations:
             raise DataError("arrival times must be finite")
         at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
         if not ((at_NR & self.active_NR).any(1) | (self.exits_N == self.shape.num_blocks - 1)).all():
-            raise DataError("an input leaves at one of its active ramps or after the last block")
+            raise DataError("an input must leave at one of its active ramps or after the last block")
         seen_NR = self.would_see_NR | self.probe_N[:, None]
         if (np.isnan(self.scores_NR) == seen_NR).any():
-            raise DataError("scores must be there for what an input ran, and for nothing else")
+            raise DataError("an input must have a score for each ramp that it ran, and for no other")
         compared_NR = seen_NR & self.at_end_N[:, None]
         if (np.isnan(self.losses_NR) == compared_NR).any():
-            raise DataError("losses must be there for the ramps that ran of inputs that went to the end, and no others")
+            raise DataError("an input that ran to the end must have a loss for each ramp that it ran, and for no other")
         check_losses(self.losses_NR[compared_NR], zero_one=self.shape.zero_one)
         if self.true_losses_NE is not None:
             self._check_truth(self.true_losses_NE, np.column_stack([seen_NR, self.at_end_N]))
@@ -100,64 +100,64 @@ class Observations:
             self._check_ends(self.end_losses_N)
 
     def _check_truth(self, losses_NE: SmallArray, seen_NE: BoolArray) -> None:
-        there_NE = ~np.isnan(losses_NE)
-        if (there_NE[there_NE.any(1)] != seen_NE[there_NE.any(1)]).any():
-            raise DataError("losses against the truth must be there for what an input ran, or not at all")
-        check_losses(losses_NE[there_NE], zero_one=self.shape.zero_one)
+        known_NE = ~np.isnan(losses_NE)
+        if (known_NE[known_NE.any(1)] != seen_NE[known_NE.any(1)]).any():
+            raise DataError("an input must have losses against the right answer for all exits that it ran, or for none")
+        check_losses(losses_NE[known_NE], zero_one=self.shape.zero_one)
 
     def _check_ends(self, losses_N: SmallArray) -> None:
-        there_N = ~np.isnan(losses_N)
-        if (there_N & ~self.probe_N).any():
-            raise DataError("what the end costs is known of probes that lost words, and of no others")
-        check_losses(losses_N[there_N], zero_one=self.shape.zero_one)
+        known_N = ~np.isnan(losses_N)
+        if (known_N & ~self.probe_N).any():
+            raise DataError("only probes can have a loss of the end")
+        check_losses(losses_N[known_N], zero_one=self.shape.zero_one)
 
     def __len__(self) -> int:
         return len(self.times_s_N)
 
     @property
     def would_end_N(self) -> BoolArray:
-        """Inputs that the plan ran to the end: seen there, probe or not."""
+        """Whether the plan alone, without probing, runs the input to the end."""
         return np.asarray((self.exits_N == self.shape.num_blocks - 1) | self.stayed_N)
 
     @property
     def at_end_N(self) -> BoolArray:
-        """Inputs of which the full model's answer was seen."""
+        """Whether the full model's answer was observed."""
         return np.asarray(self.would_end_N | self.probe_N)
 
     @property
     def would_see_NR(self) -> BoolArray:
-        """The ramps that the plan ran for each input, leaving aside what a probe ran in addition."""
+        """The ramps that the plan alone, without probing, runs for each input."""
         reached_NR = np.array(self.shape.ramps) <= self.exits_N[:, None]
         return np.asarray(self.active_NR & (reached_NR | self.stayed_N[:, None]))
 
     @property
     def losses_NE(self) -> SmallArray:
-        """Against the full model's answer, the end's too: there 0 where it is that answer."""
+        """Losses against the full model's answer, also of the end, where they are 0 without pruned words."""
         ends_N = np.zeros(len(self)) if self.end_losses_N is None else np.nan_to_num(self.end_losses_N)
         return np.column_stack([self.losses_NR, ends_N]).astype(np.float32)
 
     @property
     def known_end_losses_N(self) -> FloatArray | None:
-        """What the end costs, 0 where it is the full model's answer; None: of every input."""
+        """Losses of the end, 0 for inputs without pruned words; None if they are 0 for all inputs."""
         return None if self.end_losses_N is None else np.nan_to_num(self.end_losses_N).astype(np.float64)
 
     @property
     def pruned_agreement(self) -> float | None:
-        """1 - mean loss of the end's answers to texts that lost words against those to whole ones; None of none."""
+        """1 - mean loss of the end's answers to texts with pruned words; None if there are none."""
         if self.end_losses_N is None or np.isnan(self.end_losses_N).all():
             return None
         return 1 - float(np.nanmean(self.end_losses_N, dtype=np.float64))
 
     @property
     def known_truth_NE(self) -> FloatArray | None:
-        """Losses against the truth, where it is known of all inputs."""
+        """Losses against right answers; None unless these are known for all inputs."""
         truth_NE = self.true_losses_NE
         return None if truth_NE is None or np.isnan(truth_NE[:, -1]).any() else truth_NE.astype(np.float64)
 
     def records(self, ramps: Collection[int], sample_ids: Sequence[str] | None = None) -> ExitRecords:
-        """Exit records of these ramps, by default with numbers as ids.
+        """Returns exit records of these ramps. By default, sample ids are numbers.
 
-        Raises DataError unless there are inputs, of each of which these ramps and the full model were seen.
+        Raises DataError if there are no inputs, or if a ramp or the full model was not observed for an input.
         """
         ascending, truth_NE = tuple(sorted(ramps)), self.known_truth_NE
         columns = [self.shape.ramps.index(ramp) for ramp in ascending]
@@ -175,15 +175,15 @@ class Observations:
         )
 
     def take(self, rows: npt.NDArray[Any]) -> Observations:
-        """Some inputs, by index or mask."""
+        """Returns some inputs, by index or mask."""
         optional = {name: array[rows] for name in OPTIONAL if (array := getattr(self, name)) is not None}
         return Observations(shape=self.shape, **optional, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     @staticmethod
     def join(shape: StreamShape, parts: Sequence[Observations]) -> Observations:
-        """All inputs of several parts, in their order."""
+        """Returns the concatenation of several parts."""
         if any(part.shape != shape for part in parts):
-            raise DataError("observations of other ramps cannot join this stream")
+            raise DataError("observations with another shape cannot join this stream")
         columns = {name: np.concatenate([getattr(part, name) for part in (empty(shape), *parts)]) for name in COLUMNS}
         if any(part.true_losses_NE is not None for part in parts):
             columns["true_losses_NE"] = np.concatenate([part.truth_or_nan_NE for part in parts])
@@ -193,7 +193,7 @@ class Observations:
 
     @property
     def truth_or_nan_NE(self) -> SmallArray:
-        """Losses against the truth, NaN where it is unknown."""
+        """Losses against right answers; NaN if unknown."""
         if self.true_losses_NE is not None:
             return self.true_losses_NE
         return np.full((len(self), len(self.shape.ramps) + 1), np.nan, dtype=np.float32)
@@ -203,19 +203,19 @@ class Observations:
         return np.full(len(self), np.nan, dtype=np.float32) if self.end_losses_N is None else self.end_losses_N
 
     def arrays(self) -> dict[str, npt.NDArray[Any] | None]:
-        """Its columns by name, as files hold them."""
+        """Returns the columns by name, as in files."""
         return {name: getattr(self, name) for name in (*COLUMNS, *OPTIONAL)}
 
 
 OPTIONAL = ("true_losses_NE", "end_losses_N")
 COLUMNS = tuple(field.name for field in fields(Observations) if field.name not in ("shape", *OPTIONAL))
 MOST_WINDOWS = 2**53
-"""Above, floating point does not tell one window from the next."""
+"""Upper bound of a window's number, because floating point cannot represent all larger integers."""
 
 
 @cache
 def empty(shape: StreamShape) -> Observations:
-    """No inputs."""
+    """Returns observations of no inputs."""
     none_NR = (0, len(shape.ramps))
     return Observations(
         shape=shape,
@@ -232,18 +232,18 @@ def empty(shape: StreamShape) -> Observations:
 KeyArray = npt.NDArray[np.uint64]
 
 MOST_STAYED = 240_000
-"""In all that is kept: of the default two hours 4,000 in two minutes, by which a share is known to 0.8 points (one
-standard deviation). At 11 ramps they take 27 MB; the present window may hold twice as many until it is asked for."""
+"""Maximum inputs that stayed, in all windows: 4,000 per two minutes by default, so that the standard deviation of a
+share is at most 0.8 points. They take 27 MB for 11 ramps; the newest window may have twice its part meanwhile."""
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-"""Of splitmix64 (Steele, Lea and Flood, 2014): after its three shifts and two products no bit tells of another."""
+"""Constants of splitmix64 (Steele, Lea and Flood, 2014), whose output bits are uncorrelated."""
 
 
 class ExitStream:
-    """Observations by window, which forgets all but so many inputs of a window that stayed.
+    """Observations by window, with a bounded number of inputs that stayed.
 
-    A window that was asked for (`window`, `windows`) takes 9 bytes a ramp and 12 an input, where the truth is known 4
-    more an exit: at 11 ramps a million inputs take 111 MB, or 159. Until then what was appended stays in its parts, and
-    every part costs some 700 bytes more: in batches of 16, 150 bytes an input.
+    A window takes 9 bytes per ramp and 12 bytes per input, and 4 bytes per exit if right answers are known: 111 or 159
+    MB for a million inputs and 11 ramps. Appended parts are joined when the window is read (`window`, `pooled`). Until
+    then, each part takes about 700 bytes more.
     """
 
     def __init__(
@@ -255,14 +255,14 @@ class ExitStream:
         keep_s: float = 7200.0,
         most_stayed: int = MOST_STAYED,
     ) -> None:
-        """`since_s`: when the recording began; the window it falls into is not whole unless it begins there.
+        """`since_s`: the start of the recording. The window that contains it is skipped unless it begins there.
 
-        `most_stayed`: the inputs that are kept of those that stayed, in all windows together; each has its part.
+        `most_stayed`: maximum inputs that stayed, in all windows together, which have equal parts.
         """
         if not (0 < period_s <= keep_s and math.isfinite(keep_s)):
-            raise DataError(f"windows of {period_s} s need a positive length, at most the {keep_s} s that are kept")
+            raise DataError(f"0 < period_s <= keep_s is needed, and both must be finite, not {period_s} and {keep_s}")
         if not abs(since_s) / period_s < MOST_WINDOWS:
-            raise DataError(f"a recording cannot begin at {since_s} s in windows of {period_s} s")
+            raise DataError(f"since_s must be finite, and not too large for windows of {period_s} s, not {since_s}")
         self.shape = shape
         self.period_s = period_s
         self.keep_s = keep_s
@@ -271,31 +271,31 @@ class ExitStream:
         self._parts: dict[int, list[Observations]] = {}
         self._first = int(np.ceil(since_s / period_s))
         self._below: dict[int, np.uint64] = {}
-        """By window: from which key on nothing is kept any more, once it has been full."""
+        """The limit of each window that has been full: inputs with this key or a larger one are dropped."""
 
     def append(self, observations: Observations) -> None:
-        """Add inputs in any order of time; those of windows already forgotten are dropped."""
+        """Add inputs in any order of time. Inputs of forgotten windows are dropped."""
         if observations.shape != self.shape:
-            raise DataError("observations of other ramps cannot join this stream")
+            raise DataError("observations with another shape cannot join this stream")
         if (np.abs(observations.times_s_N) >= MOST_WINDOWS * self.period_s).any():
-            raise DataError(f"arrival times are too large to be told apart by windows of {self.period_s} s")
+            raise DataError(f"arrival times are too large for windows of {self.period_s} s")
         window_N = np.floor(observations.times_s_N / self.period_s).astype(np.int64)
         for window in np.unique(window_N).tolist():
             if window >= self._first:
                 self._parts.setdefault(window, []).append(observations.take(window_N == window))
 
     def forget(self, now_s: float) -> None:
-        """Drop the windows that began more than `keep_s` ago."""
+        """Drop windows that began more than `keep_s` ago."""
         self._first = max(self._first, int(np.ceil((now_s - self.keep_s) / self.period_s)))
         self._parts = {window: parts for window, parts in self._parts.items() if window >= self._first}
         self._below = {window: key for window, key in self._below.items() if window >= self._first}
 
     def whole_windows(self, now_s: float) -> range:
-        """Windows kept that were recorded from begin to end, oldest first; those without inputs as well."""
+        """Returns the numbers of windows that were recorded completely, oldest first, also those without inputs."""
         return range(self._first, int(np.floor(now_s / self.period_s)))
 
     def take_in(self, observations: Observations) -> Observations:
-        """Add inputs; returns those that are kept for now. Adding only these leads to the same final sample."""
+        """Add inputs, and return those that are kept for now. Adding only these leads to the same final sample."""
         kept = observations.take(self._is_wanted_N(observations))
         self.append(kept)
         window_N = np.floor(kept.times_s_N / self.period_s).astype(np.int64)
@@ -306,7 +306,7 @@ class ExitStream:
         return kept
 
     def window(self, window: int) -> Observations:
-        """The inputs that arrived from `window * period_s` until the next; of those that stayed, at most the sample."""
+        """Returns the inputs of a window, which begins at `window * period_s`, with a sample of those that stayed."""
         parts = self._parts.get(window, [])
         joined = parts[0] if len(parts) == 1 else Observations.join(self.shape, parts)
         rows = np.flatnonzero(sampled_N(joined))
@@ -320,7 +320,7 @@ class ExitStream:
         return joined
 
     def pooled(self, windows: Sequence[int]) -> Observations:
-        """The inputs of several windows; of those that stayed one uniform sample of them all."""
+        """Returns the inputs of several windows; of those that stayed, a uniform sample over all these windows."""
         parts = [self.window(window) for window in windows]
         limits = [self._below[window] for window in windows if window in self._below]
         joined = Observations.join(self.shape, parts)
@@ -329,7 +329,7 @@ class ExitStream:
         return joined.take(~sampled_N(joined) | (keys_N(joined) < min(limits)))
 
     def _is_wanted_N(self, observations: Observations) -> npt.NDArray[np.bool_]:
-        """Probes, and what may still be among the smallest keys of its window."""
+        """Returns whether inputs are probes, or have keys below the limit of their window."""
         wanted_N = ~sampled_N(observations)
         stayed = np.flatnonzero(~wanted_N)
         if not len(stayed):
@@ -337,19 +337,18 @@ class ExitStream:
         keys = keys_N(observations.take(stayed))
         windows = np.floor(observations.times_s_N[stayed] / self.period_s).astype(np.int64)
         for window in np.unique(windows).tolist():
-            mine = windows == window
-            below = self._below.get(window)
-            wanted_N[stayed[mine]] = True if below is None else keys[mine] < below
+            in_window, limit = windows == window, self._below.get(window)
+            wanted_N[stayed[in_window]] = True if limit is None else keys[in_window] < limit
         return wanted_N
 
 
 def sampled_N(observations: Observations) -> npt.NDArray[np.bool_]:
-    """Inputs that stayed and are no probes: those of which a sample is enough."""
+    """Returns whether inputs stayed and are not probes. Of these inputs, only a sample is kept."""
     return np.asarray(observations.stayed_N & ~observations.probe_N)
 
 
 def keys_N(observations: Observations) -> KeyArray:
-    """Of inputs, from when they came and what was seen of them: inputs of one request came at once."""
+    """Returns a hash of each input's arrival time, scores and exit. Times alone are equal within a request."""
     key_N = observations.times_s_N.astype(np.float64).view(np.uint64).copy()
     for scores_N in observations.scores_NR.T:
         key_N = _mixed(key_N ^ np.ascontiguousarray(scores_N, dtype=np.float32).view(np.uint32).astype(np.uint64))
@@ -357,7 +356,7 @@ def keys_N(observations: Observations) -> KeyArray:
 
 
 def _mixed(key_N: KeyArray) -> KeyArray:
-    """Multiplication wraps, as it shall."""
+    """Returns the hash of splitmix64, whose multiplications overflow on purpose."""
     key_N = (key_N ^ (key_N >> np.uint64(30))) * _MIX[0]
     key_N = (key_N ^ (key_N >> np.uint64(27))) * _MIX[1]
     return np.asarray(key_N ^ (key_N >> np.uint64(31)))

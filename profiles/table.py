@@ -1,9 +1,9 @@
-"""Seconds per block and ramp over batch sizes, on one accelerator at one input length: what a planner reads.
+"""Seconds of every block and ramp by batch size, on one accelerator at one input length.
 
-A batch of inputs of several lengths counts as that many inputs of the table's length as hold its tokens; seconds are
-linear between measured sizes. This is exact for all that costs the same per token. Attention costs squares of lengths:
-at equal tokens a batch of shorter inputs is faster than the table says, and one of longer inputs slower. Costs per
-input, such as pooling, are counted per input of the table's length (`experiments.tokens.times@654e280` measures both).
+The size of a batch of other lengths is its tokens divided by the table's length, and seconds are interpolated linearly
+between measured sizes. This is exact for operations whose cost per token is constant. The cost of attention grows with
+the square of the length, so that batches of shorter inputs are faster than estimated, and of longer inputs slower.
+Costs per input, such as pooling, are counted per input of the table's length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rows = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LatencyTable:
-    """Rows are blocks (N) and ramps (E), columns measured batch sizes (B); refuses what contradicts itself."""
+    """Seconds of blocks (N) and ramps (E) at measured batch sizes (B). Raises DataError for invalid values."""
 
     batches: tuple[int, ...]
     """Measured batch sizes in inputs, ascending."""
@@ -30,15 +30,15 @@ class LatencyTable:
     ramp_s_EB: FloatArray
     """One row per ramp of the model, active or not, in the order of the model's ramps."""
     length: int | None = None
-    """Tokens of every input it was measured with; None where that is not known."""
+    """Tokens per input in the measurement; None if unknown."""
     context: int | None = None
-    """Of steps of sequences: tokens that each had come to; None where that is not known, or inputs are no steps."""
+    """For decode steps: tokens that precede the step in each sequence. None if unknown, or if inputs are not steps."""
     context_s: float = 0.0
-    """What a block takes longer for each further token that a step's sequence has come to."""
+    """For decode steps: seconds that each further token of context adds to a block."""
 
     @classmethod
     def of_rows(cls, batches: Sequence[int], block_s: Rows, ramp_s: Rows) -> LatencyTable:
-        """From lists of seconds; no rows at all still have a width."""
+        """Returns the table of lists of seconds. Empty lists become arrays with a column per batch size."""
         blocks, ramps = (
             np.array(rows, dtype=np.float64).reshape(len(rows), len(batches)) for rows in (block_s, ramp_s)
         )
@@ -47,26 +47,26 @@ class LatencyTable:
     def __post_init__(self) -> None:
         if not self.batches or list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
             raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}")
-        for called, tokens in (("length", self.length), ("context", self.context)):
+        for name, tokens in (("length", self.length), ("context", self.context)):
             if tokens is not None and tokens < 1:
-                raise DataError(f"the {called} of a table is at least 1 token, not {tokens}")
+                raise DataError(f"the {name} of a table must be at least 1 token, not {tokens}")
         if not (np.isfinite(self.context_s) and self.context_s >= 0):
-            raise DataError(f"context_s must be a finite number of seconds from 0 on, not {self.context_s}")
+            raise DataError(f"context_s must be a finite number of seconds, at least 0, not {self.context_s}")
         for name, seconds in (("block_s", self.block_s_NB), ("ramp_s", self.ramp_s_EB)):
             if seconds.ndim != 2 or seconds.shape[1] != len(self.batches):
-                raise DataError(f"{name} needs {len(self.batches)} values a row, one per batch size")
+                raise DataError(f"{name} needs {len(self.batches)} values per row, one per batch size")
             if not np.isfinite(seconds).all() or (seconds < 0).any():
-                raise DataError(f"{name} must hold seconds: finite numbers, none below 0")
+                raise DataError(f"{name} must be finite seconds, at least 0")
 
     def blocks_at(self, batch_X: FloatArray) -> FloatArray:
-        """Seconds of every block (N) at any batch sizes (X): linear between measured sizes, constant outside.
+        """Returns the seconds of every block (N) at batch sizes (X), also fractional ones, by linear interpolation.
 
-        Expected batches are not whole. Above the largest measured size nothing is known: callers stay below it.
+        Outside the measured sizes, they are constant. Callers must not ask above the largest one, which is unknown.
         """
         return _interpolate(batch_X, self.batches, self.block_s_NB)
 
     def ramps_at(self, batch_X: FloatArray) -> FloatArray:
-        """The same for every ramp (E)."""
+        """Returns the seconds of every ramp (E) at batch sizes (X); see `blocks_at`."""
         return _interpolate(batch_X, self.batches, self.ramp_s_EB)
 
 
@@ -76,6 +76,6 @@ def _interpolate(batch_X: FloatArray, batches: tuple[int, ...], seconds_RB: Floa
 
 
 def check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
-    """Raise DataError unless ramps ascend and sit below the last block."""
+    """Raise DataError unless ramps ascend and are before the last block."""
     if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
-        raise DataError(f"ramps must ascend and sit below block {num_blocks - 1}, not {list(ramps)}")
+        raise DataError(f"ramps must ascend and be before block {num_blocks - 1}, not {list(ramps)}")

@@ -1,27 +1,27 @@
-"""Estimates of a window of the live stream, for any set of active ramps and thresholds.
+"""Estimates for a window of the live stream, for any set of active ramps and thresholds.
 
-Probes are a uniform sample with complete records. Of other inputs only what the plan ran was seen, and that often
-answers the question: an input that left at ramp 3 with a confidence of 0.9 would leave there at 0.8 as well, if ramp 3
-were the only one. So inputs divide into the *known*, for which the answer follows from what the plan ran, and the
-*rest*. The plan and the input decide the side, *never whether it was a probe*: of a probe we ask what would have been
-known had it been none. So both sides are populations of known size:
+Probes are a uniform sample with complete observations. For other inputs, only the ramps that the plan ran were
+observed, which is often enough: an input that left at ramp 3 with a confidence of 0.9 would also leave there with a
+threshold of 0.8, if ramp 3 were the only one. Inputs are divided into the *known*, whose exit follows from the ramps
+that the plan ran, and the *rest*. The division depends on the plan and the input, but *not on whether the input is a
+probe*: for a probe, only the ramps that the plan would have run count. Thus both groups have known sizes:
 
     estimate = (sum over the known + size of the rest * mean over the probes among the rest) / inputs
 
-The known are a census, without error. The probes among the rest are a uniform sample of it, so that their mean is
-unbiased, whatever the share of probes was. (Probes come in batches: the mean is then a ratio of two random sums, and
-its bias falls with the number of batches.) Where answered inputs stay and all ramps in question were active, every
-input is known, at any thresholds. Of inactive ramps only probes tell. A live window in which inputs began to stay holds
-all inputs of its later part, but only the probes of its earlier part.
+The sum over the known has no sampling error. The probes among the rest are a uniform sample of the rest, so that their
+mean is unbiased for any share of probes. (Probes come in batches. The mean is then a ratio of two random sums, whose
+bias falls with the number of batches.) If answered inputs stay, and all ramps in question were active, every input is
+known, for any thresholds. Inactive ramps are estimated from probes only. A window in which inputs began to stay has all
+inputs of its later part, but only the probes of its earlier part.
 
-Limits: a window without a probe among its rest says nothing, or guesses if the rest is tiny (MOST_GUESSED). So pooled
-windows of few inputs count the rest too little. Chance decides how many probes fall among the rest; with few, the
-estimate can err more than the probes alone (root mean square 0.0081 against 0.0070 for 40 probes among 1,000 inputs, a
-tenth of them the rest).
+Limits: without a probe among the rest, a window has no estimate, or a guess if the rest is tiny (MOST_GUESSED). Pooled
+windows of few inputs therefore give too little weight to the rest. The number of probes among the rest is random. If it
+is small, the estimate can have a larger error than the mean over all probes.
 
-Rejected: *probes alone* are unbiased, but ignore the 98 % of inputs that saw the ramps. *Horvitz-Thompson* (known 1,
-the rest 1 / probe_share) is unbiased too, but its variance grows with the mean square where ours grows with the
-variance, and it needs the share. *Every observed score, per ramp* is biased: earlier ramps decide what was observed.
+Rejected alternatives: the mean over *all probes* is unbiased, but ignores most observations. *Horvitz-Thompson*
+(weight 1 for the known, 1 / probe_share for the rest) is unbiased too, but its variance grows with the mean square
+rather than with the variance, and it needs the share. *All observed scores of each ramp* are biased, because earlier
+ramps decide which inputs a ramp observes.
 """
 
 from __future__ import annotations
@@ -43,53 +43,53 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalHistory:
-    """Survival over past windows (W), oldest first, per block (K); refuses what cannot be."""
+    """Survival per block (K) over past windows (W), oldest first. Raises DataError for impossible values."""
 
     survival_WK: FloatArray
-    """Share of a window's inputs that reach block k: 1 at block 0, never rising. Anything where missing."""
+    """Share of a window's inputs that reach each block: 1 at block 0, never rising. Arbitrary in missing windows."""
     inputs_WK: FloatArray
-    """Inputs that each share is worth: their number where all were seen, else the effective sample size."""
+    """Effective sample size of each share: the number of inputs if all were observed."""
     missing_W: BoolArray
-    """Windows that nothing is known of."""
+    """Windows without an estimate."""
     worth_WR: FloatArray | None = None
-    """Inputs reaching each ramp (R: one after every block but the last) that the share going on there is worth. None
-    where survival is that of one sample of inputs: then those of the sample that reach it. Where one ramp's share is
-    counted and the next one's is from probes, no single sample size says both."""
+    """Effective number of inputs that reach each ramp (R: one after every block but the last), for the share that
+    continues there. None if survival is from one sample: then the inputs of the sample that reach the ramp. Otherwise,
+    one ramp's share may be counted and another's estimated from probes, which have different sample sizes."""
 
     def __post_init__(self) -> None:
         if self.survival_WK.ndim != 2 or not self.survival_WK.shape[1]:
             raise DataError("survival needs a row per window and a column per block")
         if self.inputs_WK.shape != self.survival_WK.shape or self.missing_W.shape != self.survival_WK.shape[:1]:
-            raise DataError("survival, inputs and missing windows must have as many windows and blocks")
+            raise DataError("survival, inputs and missing windows must have the same number of windows and blocks")
         survival_WK, inputs_WK = self.survival_WK[~self.missing_W], self.inputs_WK[~self.missing_W]
         if not (np.isfinite(survival_WK).all() and np.isfinite(inputs_WK).all()):
             raise DataError("survival and inputs must be numbers in every window that is not missing")
         if (inputs_WK < 0).any():
-            raise DataError("a window cannot have fewer than no inputs")
+            raise DataError("the number of inputs in a window must be at least 0")
         self._check_worth()
         if (np.abs(survival_WK[:, 0] - 1) > ROUNDING).any() or (survival_WK < 0).any():
             raise DataError("survival must be 1 at the first block and at least 0 after it")
         if (np.diff(survival_WK, axis=1) > ROUNDING).any():
-            raise DataError("survival rises: more inputs reach a block than the one before it")
+            raise DataError("survival must not rise from block to block")
 
     def _check_worth(self) -> None:
         if self.worth_WR is None:
             return
         num_windows, num_blocks = self.survival_WK.shape
         if self.worth_WR.shape != (num_windows, num_blocks - 1):
-            raise DataError("the worth of shares needs a row per window and a column per block but the last")
+            raise DataError("effective inputs of ramps need a row per window and a column per block but the last")
         worth_WR = self.worth_WR[~self.missing_W]
         if not np.isfinite(worth_WR).all() or (worth_WR < 0).any():
-            raise DataError("shares must be worth a number of inputs, at least 0, in every window that is not missing")
+            raise DataError("effective inputs of ramps must be finite and at least 0 in windows that are not missing")
 
     @classmethod
     def from_counts(cls, reach_WK: FloatArray) -> SurvivalHistory:
-        """From numbers of inputs that reached each block; a window without inputs is missing, as is one of NaN."""
+        """Returns the history of counts of inputs that reached each block. Windows of 0 inputs or NaN are missing."""
         reach_WK = np.asarray(reach_WK, dtype=np.float64)
         if reach_WK.ndim != 2 or not reach_WK.shape[1]:
             raise DataError("counts need a row per window and a column per block")
         if (reach_WK < 0).any():
-            raise DataError("a window cannot have fewer than no inputs")
+            raise DataError("the number of inputs in a window must be at least 0")
         missing_W = np.isnan(reach_WK).all(1) | (reach_WK[:, 0] == 0)
         inputs_W1 = np.where(missing_W, 1.0, reach_WK[:, 0])[:, None]
         return cls(
@@ -107,13 +107,13 @@ class SurvivalHistory:
 
     @property
     def reach_WR(self) -> FloatArray:
-        """Inputs' worth that reach each ramp (R: one after every block but the last); 0 in missing windows."""
+        """Effective number of inputs that reach each ramp (R: one after every block but the last); 0 if missing."""
         worth_WR = self.inputs_WK[:, 1:] * self.survival_WK[:, :-1] if self.worth_WR is None else self.worth_WR
         return np.where(self.missing_W[:, None], 0.0, worth_WR)
 
     @property
     def go_on_WR(self) -> FloatArray:
-        """The same, of those that do not leave there."""
+        """Effective number of inputs that reach each ramp and do not leave there; 0 if missing."""
         before_WR, after_WR = self.survival_WK[:, :-1], self.survival_WK[:, 1:]
         some_WR = ~self.missing_W[:, None] & (before_WR > 0)
         share_WR = np.divide(np.minimum(after_WR, before_WR), before_WR, out=np.zeros_like(before_WR), where=some_WR)
@@ -121,29 +121,29 @@ class SurvivalHistory:
 
 
 FALSE_ALARM = 3e-4
-"""Chance that sampling alone makes a window of a steady stream differ as much as a jump must."""
+"""Probability that sampling noise alone makes a window differ by more than the limit for a jump."""
 COMPARED = 3
-"""Windows before, taken together, that a window is compared with: more would take a slow drift for a jump."""
+"""Number of pooled previous windows with which a window is compared. With more, a slow drift looks like a jump."""
 USUAL = 30
-"""Windows that say how much the stream differs anyway."""
+"""Number of windows from which the usual difference is estimated."""
 LEAST_USUAL = 6
-"""Fewer cannot tell a jump from a drift: none is then called a jump."""
+"""Minimum of these windows. With fewer, a jump cannot be distinguished from a drift, and no jump is detected."""
 FEW_USUAL = 12
-"""Of fewer the quantile below is too uncertain: the next later windows fill up."""
+"""If there are fewer previous windows, later windows are used too, because the quantile would be too uncertain."""
 RARE = 0.9
-"""What one window in ten exceeds stands for how far a drift goes, which has fast spells and slow ones."""
+"""Quantile of the differences that represents the speed of a drift, which is not constant."""
 BEYOND = 16.0
-"""How many times what a drift adds at that quantile a jump must add. One factor whatever the number of ramps, as a
-drift moves all of them. Chosen on random walks, lines and cycles of 60 windows: at 4, up to 39 % hold a false break;
-at 16, up to 9 %, and mostly none."""
+"""Factor by which a jump must exceed the drift at that quantile. It does not depend on the number of ramps, because a
+drift moves all of them. On simulated drifts of 60 windows, 16 gives a false break in at most 9 % of the histories, and
+4 in up to 39 %."""
 
 
 def last_break(reach_WR: FloatArray, go_on_WR: FloatArray) -> int:
-    """The window (W) that the last jump came with; 0 where there was none.
+    """Returns the window (W) with which the last jump began; 0 if there was none.
 
-    A window jumped where its shares `go_on / reach`, over all ramps (R), differ from those of the windows before it by
-    more than sampling can explain (likelihood ratio of binomials, chi-squared with R degrees of freedom), and by far
-    more than other windows differ from those before them: under a drift all do, and none is a jump.
+    A window is a jump if its shares `go_on / reach`, over all ramps (R), differ from those of the previous windows by
+    more than sampling noise explains (likelihood ratio of binomials, chi-squared with R degrees of freedom), and by
+    much more than the usual difference between windows. Under a drift, all windows differ, and none is a jump.
     """
     from scipy.stats import chi2
 
@@ -157,9 +157,10 @@ def last_break(reach_WR: FloatArray, go_on_WR: FloatArray) -> int:
     for window, difference in enumerate(from_before_W, 1):
         if start > max(0, window - COMPARED):
             [difference] = _from_before(reach_WR, go_on_WR, start, [window])
-        # Later windows, after those that are compared with this one, fill up.
+        # Windows whose comparison does not include this one.
         later = from_before_W[window + COMPARED :][: max(0, FEW_USUAL - len(usual))]
-        if difference > limit and len(others := usual[-USUAL:] + later) >= LEAST_USUAL:
+        others = usual[-USUAL:] + later
+        if difference > limit and len(others) >= LEAST_USUAL:
             drift = max(0.0, float(np.quantile(others, RARE)) - by_chance)
             if difference > limit + BEYOND * drift:
                 start = window
@@ -169,17 +170,17 @@ def last_break(reach_WR: FloatArray, go_on_WR: FloatArray) -> int:
 
 
 def _from_before(reach_WR: FloatArray, go_on_WR: FloatArray, start: int, windows: list[int]) -> list[float]:
-    """How each window differs from those before it, none older than `start`: twice the log likelihood ratio."""
+    """Returns twice the log likelihood ratio between each window and the previous ones, none older than `start`."""
     before = [slice(max(start, window - COMPARED), window) for window in windows]
     reach_BR, go_on_BR = (np.array([all_WR[rows].sum(0) for rows in before]) for all_WR in (reach_WR, go_on_WR))
     reach_WR, go_on_WR = reach_WR[windows], go_on_WR[windows]
-    apart_WR = _log_likelihood(reach_BR, go_on_BR) + _log_likelihood(reach_WR, go_on_WR)
-    together_WR = _log_likelihood(reach_BR + reach_WR, go_on_BR + go_on_WR)
-    return [2 * each for each in (apart_WR - together_WR).sum(1).tolist()]
+    separate_WR = _log_likelihood(reach_BR, go_on_BR) + _log_likelihood(reach_WR, go_on_WR)
+    pooled_WR = _log_likelihood(reach_BR + reach_WR, go_on_BR + go_on_WR)
+    return [2 * ratio for ratio in (separate_WR - pooled_WR).sum(1).tolist()]
 
 
 def _log_likelihood(reach_WR: FloatArray, go_on_WR: FloatArray) -> FloatArray:
-    """Of binomial counts at their own share; 0 where no input came or all did the same."""
+    """Returns the maximum log likelihood of binomial counts; 0 without inputs, and if all inputs did the same."""
     from scipy.special import xlogy
 
     leave_WR = reach_WR - go_on_WR
@@ -187,11 +188,11 @@ def _log_likelihood(reach_WR: FloatArray, go_on_WR: FloatArray) -> FloatArray:
 
 
 MOST_GUESSED = 0.01
-"""Where no probe fell among the rest and it is no larger than this share, the middle of what is possible stands in: at
-most half a point wrong, but in every such window to the same side, which no pooling takes away. The effective sample
-size counts it as the widest error there can be. Above, nothing is said."""
+"""Largest share of the rest for which the middle of the possible values is used if there is no probe among the rest.
+Its error is at most half a point, but has the same sign in all such windows, so that pooling does not reduce it. The
+effective sample size accounts for the largest possible error. Above this share, there is no estimate."""
 HALF = 0.5
-"""Of an input: what Jeffreys' prior adds to both outcomes, so that no sample seems to be without error."""
+"""Inputs that Jeffreys' prior adds to both outcomes, so that no sample has an estimated error of 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,30 +201,31 @@ class Share:
 
     value: float
     effective_inputs: float
-    """Fully recorded inputs, drawn at random, that would give the same variance as a sign of what comes."""
+    """Effective sample size: inputs of a random sample with the same variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a share of inputs, of those going on among those reaching, is estimated from."""
+    """Counts for the estimate of a share: the inputs that continue among those that reach a ramp."""
 
     reaching: float
-    """Of the known, as is `going`."""
+    """Known inputs that reach the ramp."""
     going: float
+    """Known inputs that continue there."""
     num_rest: int = 0
     num_probes: int = 0
-    """Among the rest, as are the next two."""
+    """Probes among the rest."""
     probes_reaching: int = 0
     probes_going: float = 0.0
 
     def effective_inputs(self, rest_share: float | None = None) -> float:
-        """Inputs n with share * (1 - share) / n equal to the variance of our estimate of the share.
+        """Returns n such that share * (1 - share) / n is the variance of the estimate of the share.
 
-        The share is a ratio of two estimates: its variance is that of the mean of (goes on - share * reaches), over the
-        square of the share that reaches; from drawing the window's inputs, and from drawing the probes among the rest
-        without replacement. The share among the rest is `rest_share`, else that of its probes, shrunk by Jeffreys
-        *first*; the whole follows from it. So where nothing is known, n is the number of probes that reach, whatever
-        they did. (Each shrunk at its own scale, samples in which all did the same would weigh less than the others.)
+        The share is a ratio of two estimates. Its variance is that of the mean of (continues - share * reaches), over
+        the square of the share that reaches. It has two parts: from drawing the window's inputs, and from drawing the
+        probes among the rest without replacement. `rest_share`: the share among the rest; None for the share of its
+        probes. Jeffreys' prior is applied to the share of the rest, and the whole share follows. Thus if nothing is
+        known, n is the number of probes that reach the ramp, regardless of their exits.
         """
         if rest_share is None or not self.num_probes:
             rest_share = (self.probes_going + HALF) / (self.probes_reaching + 1)
@@ -235,37 +237,37 @@ class Counts:
         share = min(max((self.going + self.num_rest * rest_reaches * rest_share) / reached, least), 1 - least)
         square = rest_reaches * (rest_share * (1 - share) ** 2 + (1 - rest_share) * share**2)
         rest_variance = square - (rest_reaches * (rest_share - share)) ** 2
-        # Without a probe a guess stands in, which may be as wrong as half of the rest.
-        left_out = 1 / self.num_probes - 1 / self.num_rest if self.num_probes else 1.0
-        drawing, sampling = share * (1 - share) * reached, self.num_rest**2 * rest_variance * left_out
+        # Without a probe, the estimate is a guess, whose error may be half of the rest.
+        per_probe = 1 / self.num_probes - 1 / self.num_rest if self.num_probes else 1.0
+        drawing, sampling = share * (1 - share) * reached, self.num_rest**2 * rest_variance * per_probe
         return share * (1 - share) * reached**2 / (drawing + sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEstimate:
-    """A window under one set of active ramps and thresholds; None where the window cannot say."""
+    """Estimates for a window under one set of active ramps and thresholds; None if there is no estimate."""
 
     num_inputs: int
     rate_rps: float
     survival: tuple[Share, ...] | None
-    """Per block, the share of inputs that would reach it."""
+    """The share of inputs that would reach each block."""
     go_on: tuple[Counts, ...] | None
-    """Per block but the last, what the share that goes on there, survival[k + 1] / survival[k], is estimated from. No
-    sample size of survival says what it is worth: the one may be a census and the other a few probes."""
+    """For each block but the last, the counts for the share that continues, survival[k + 1] / survival[k]. Its
+    effective sample size does not follow from survival, whose entries may be counts or estimates from few probes."""
     agreement: Share | None
-    """1 - mean loss against the full model; of labels, the share that would be answered as by it."""
+    """1 - mean loss against the full model; for labels, the share of inputs with the full model's label."""
     accuracy: Share | None
-    """1 - mean loss against the truth, among inputs whose truth is known; of labels, the share answered right."""
+    """1 - mean loss against right answers, over inputs with known ones; for labels, the share of right labels."""
 
     @property
     def mean_blocks(self) -> float | None:
-        """Blocks per input: each input runs the blocks that it reaches."""
+        """Mean number of blocks that an input runs."""
         return None if self.survival is None else sum(share.value for share in self.survival)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The inputs of one period."""
+    """The observations of one period."""
 
     start_s: float
     period_s: float
@@ -284,15 +286,15 @@ class Window:
         return self.num_inputs / self.period_s
 
     def records(self) -> ExitRecords:
-        """The probes, as exit records: complete and drawn uniformly. Raises DataError where there is none."""
+        """Returns the exit records of the probes. Raises DataError if there are none."""
         if not self.num_probes:
-            raise DataError(f"the window that began at {self.start_s:g} s has no probe, so no complete record")
+            raise DataError(f"the window that began at {self.start_s:g} s has no probes, which exit records need")
         probes = self.observations.take(self.observations.probe_N)
         ids = [f"{self.start_s:.0f}-{row}" for row in np.flatnonzero(self.observations.probe_N)]
         return probes.records(probes.shape.ramps, ids)
 
     def estimate(self, thresholds: Mapping[int, float]) -> WindowEstimate:
-        """What would happen if exactly the ramps in `thresholds` were active.
+        """Returns estimates for the case that exactly the ramps in `thresholds` are active.
 
         Raises DataError for ramps that the stream does not have, and for thresholds that are not numbers.
         """
@@ -317,45 +319,46 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exits:
-    """Where inputs would leave, as far as some of their scores tell."""
+    """Exits of inputs, from a part of their scores."""
 
     exits_N: IntArray
+    """The exit if the scores that are not in this part do not let the input leave."""
     known_N: BoolArray
-    """Whether every ramp asked for, up to the exit, was among those scores."""
+    """Whether the part has the scores of all active ramps up to the exit, so that the exit is certain."""
     earliest_N: IntArray
-    """Where they may leave at the earliest: a ramp asked for that was not looked at, if one comes first."""
+    """The earliest possible exit: the first active ramp whose score is not in the part, or the exit."""
     to_end_N: BoolArray
     column_N: IntArray
-    """Of the ramp; the number of ramps for the end."""
+    """The column of the exit's ramp; the number of ramps for the end."""
 
 
-def _exits(seen: Observations, thresholds: Mapping[int, float], looked_at_NR: BoolArray) -> _Exits:
+def _exits(seen: Observations, thresholds: Mapping[int, float], observed_NR: BoolArray) -> _Exits:
     ramps = np.array(seen.shape.ramps, dtype=np.int64)
-    sure = sure_NR(seen.shape.score, seen.shape.ramps, seen.scores_NR, thresholds) & looked_at_NR
-    asked_R = np.array([ramp in thresholds for ramp in seen.shape.ramps], dtype=bool)
-    # A column after the ramps stands for the last block, where all leave.
-    stop_NR = np.column_stack([sure, np.ones(len(seen), dtype=bool)])
-    blind_NR = np.column_stack([asked_R & ~looked_at_NR, np.zeros(len(seen), dtype=bool)])
-    column_N = stop_NR.argmax(1)
-    first_blind_N = np.where(blind_NR.any(1), blind_NR.argmax(1), len(ramps))
+    sure = sure_NR(seen.shape.score, seen.shape.ramps, seen.scores_NR, thresholds) & observed_NR
+    active_R = np.array([ramp in thresholds for ramp in seen.shape.ramps], dtype=bool)
+    # A column after the ramps stands for the last block, where all inputs leave.
+    leaves_NE = np.column_stack([sure, np.ones(len(seen), dtype=bool)])
+    unobserved_NE = np.column_stack([active_R & ~observed_NR, np.zeros(len(seen), dtype=bool)])
+    column_N = leaves_NE.argmax(1)
+    first_unobserved_N = np.where(unobserved_NE.any(1), unobserved_NE.argmax(1), len(ramps))
     blocks = np.append(ramps, seen.shape.num_blocks - 1)
     return _Exits(
         exits_N=blocks[column_N],
-        known_N=np.asarray(column_N <= first_blind_N),
-        earliest_N=blocks[np.minimum(column_N, first_blind_N)],
+        known_N=np.asarray(column_N <= first_unobserved_N),
+        earliest_N=blocks[np.minimum(column_N, first_unobserved_N)],
         to_end_N=np.asarray(column_N == len(ramps)),
         column_N=column_N,
     )
 
 
 def _at(exits: _Exits, losses_NE: npt.NDArray[np.float32]) -> FloatArray:
-    """Loss where each input would leave, NaN where not known."""
+    """Returns the loss of each input at its exit; NaN if unknown."""
     return losses_NE[np.arange(len(losses_NE)), exits.column_N].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Division:
-    """The known and the rest, and the probes among the rest."""
+    """The division of inputs into the known and the rest, and the probes among the rest."""
 
     known_N: BoolArray
     sampled_N: BoolArray
@@ -372,7 +375,7 @@ class _Division:
         return len(self.known_N)
 
     def counts(self, going_N: BoolArray | FloatArray, reaching_N: BoolArray) -> Counts:
-        """Of the known and of the probes among the rest; nothing is read of other inputs."""
+        """Returns the counts of the known, and of the probes among the rest. Values of other inputs are not used."""
         return Counts(
             reaching=float(reaching_N[self.known_N].sum()),
             going=float(going_N[self.known_N].sum()),
@@ -383,12 +386,12 @@ class _Division:
         )
 
     def settles(self, earliest_N: IntArray, block: int) -> bool:
-        """Whether it is known of every input, the rest too, that it reaches the block or not."""
+        """Returns whether all inputs of the rest certainly reach the block, so that survival there is a count."""
         return bool((earliest_N[~self.known_N] >= block).all())
 
 
 def _survival(division: _Division, plain: _Exits, full: _Exits, num_blocks: int) -> tuple[Share, ...] | None:
-    """One division into known and rest for all blocks, so survival cannot rise."""
+    """Returns survival, with the same division for all blocks, so that it cannot rise. None if there is no estimate."""
     shares = []
     for block in range(num_blocks):
         guess_N = ((plain.earliest_N >= block) + (plain.exits_N >= block).astype(np.float64)) / 2
@@ -401,22 +404,23 @@ def _survival(division: _Division, plain: _Exits, full: _Exits, num_blocks: int)
 
 
 def _go_on(
-    division: _Division, plain: _Exits, full: _Exits, survival: tuple[Share, ...], asked: Collection[int]
+    division: _Division, plain: _Exits, full: _Exits, survival: tuple[Share, ...], active: Collection[int]
 ) -> tuple[Counts, ...]:
-    found = []
+    counts = []
     for block, (share, after) in enumerate(pairwise(survival)):
-        if share.value == 0 or block not in asked or division.settles(plain.earliest_N, block + 1):
+        if share.value == 0 or block not in active or division.settles(plain.earliest_N, block + 1):
             reaching, going = share.value * division.num_inputs, after.value * division.num_inputs
-            found.append(Counts(reaching=reaching, going=going))
+            counts.append(Counts(reaching=reaching, going=going))
         else:
-            found.append(division.counts(full.exits_N > block, full.exits_N >= block))
-    return tuple(found)
+            counts.append(division.counts(full.exits_N > block, full.exits_N >= block))
+    return tuple(counts)
 
 
 def _share(going_N: BoolArray | FloatArray, division: _Division, guess_N: FloatArray | None = None) -> Share | None:
-    """The module's formula; `going_N` is read where known, and of probes. `guess_N` (1/2) stands in as said above.
+    """Returns the estimate of the mean of `going_N` by the module's formula; None if there is no estimate.
 
-    What goes on is an input or none, or a part of one in [0, 1]: its variance is at most that of yes and no.
+    `going_N` has values in [0, 1], whose variance is at most that of 0 and 1. Only known inputs and probes are used.
+    `guess_N`: values for the rest if it has no probe and is tiny; None for 1/2.
     """
     if division.num_inputs == 0:
         return None
@@ -432,7 +436,7 @@ def _share(going_N: BoolArray | FloatArray, division: _Division, guess_N: FloatA
 
 
 def windows(stream: ExitStream, now_s: float) -> tuple[Window, ...]:
-    """The whole windows that the stream keeps, oldest first, without gaps: a period without inputs is one too."""
+    """Returns the complete windows of a stream, oldest first, including windows without inputs."""
     return tuple(
         Window(start_s=index * stream.period_s, period_s=stream.period_s, observations=stream.window(index))
         for index in stream.whole_windows(now_s)
@@ -440,14 +444,14 @@ def windows(stream: ExitStream, now_s: float) -> tuple[Window, ...]:
 
 
 def survival_history(estimates: Sequence[WindowEstimate]) -> SurvivalHistory:
-    """What a forecast of survival reads; windows that cannot say are missing. Raises DataError where none can.
+    """Returns the history for a forecast. Windows without an estimate are missing; DataError if all are.
 
-    What a share is worth is told by the probes of all windows together: by a window's own, those windows would count
-    most whose probes happened to be of one mind, and all windows together would be biased towards them.
+    Effective sample sizes are computed from the probes of all windows. With a window's own probes, the windows whose
+    probes agree by chance would get the largest weights, and the pooled estimate would be biased towards them.
     """
     num_blocks = next((len(estimate.survival) for estimate in estimates if estimate.survival is not None), None)
     if num_blocks is None:
-        raise DataError("no window says anything about survival: none has a probe, or the ramps asked for")
+        raise DataError("no window has an estimate of survival: none has probes, or observed the active ramps")
     missing = (Share(value=np.nan, effective_inputs=np.nan),) * num_blocks
     rows = [estimate.survival or missing for estimate in estimates]
     return SurvivalHistory(
@@ -462,9 +466,9 @@ def _worth_WR(counts_W: Sequence[tuple[Counts, ...] | None], num_ramps: int) -> 
     worth_WR = np.full((len(counts_W), num_ramps), np.nan)
     for ramp in range(num_ramps):
         counts = {window: counts_R[ramp] for window, counts_R in enumerate(counts_W) if counts_R is not None}
-        going = sum(each.probes_going for each in counts.values())
-        reaching = sum(each.probes_reaching for each in counts.values())
+        going = sum(of_window.probes_going for of_window in counts.values())
+        reaching = sum(of_window.probes_reaching for of_window in counts.values())
         rest_share = (going + HALF) / (reaching + 1)
-        for window, each in counts.items():
-            worth_WR[window, ramp] = each.effective_inputs(rest_share)
+        for window, of_window in counts.items():
+            worth_WR[window, ramp] = of_window.effective_inputs(rest_share)
     return worth_WR

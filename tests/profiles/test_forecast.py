@@ -47,7 +47,7 @@ def test_with_few_inputs_the_last_value_the_pooled_share_or_the_prior_is_forecas
     found = forecast_survival(history_of([[100, 50, 10]]), horizon=2)
     np.testing.assert_allclose(found.survival_HK, [[1, 0.5, 0.1], [1, 0.5, 0.1]])
     assert [(method.how, method.reason) for method in found.methods_R] == [
-        ("last value", "only one window was seen")
+        ("last value", "only one window was observed")
     ] * 2
     assert_possible(found)
     # After block 0 all continue, after block 1 none does.
@@ -230,7 +230,7 @@ def test_rates_are_smoothed_over_noise_and_holes() -> None:
 
 
 @pytest.mark.parametrize("rates", [[50.0, 50], [100.0] * 20], ids=["two", "twenty"])
-def test_equal_rates_still_have_the_noise_of_their_counts(rates: list[float]) -> None:
+def test_equal_rates_have_an_interval_of_poisson_noise(rates: list[float]) -> None:
     # Two Poisson counts of 120 s, the last and the coming one: sqrt(2 / count), 1.28 times on both sides.
     assert log_width(rates) == pytest.approx(2 * 1.2816 * np.sqrt(2 / (rates[0] * 120)), rel=1e-3)
 

@@ -48,7 +48,7 @@ def test_one_or_two_lengths_fill_a_budget_as_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("budget", [5, 40, 100, 250, 1000])
-def test_batches_are_filled_as_batches_of_drawn_lengths_are(budget: int) -> None:
+def test_the_expected_tokens_of_a_batch_are_those_of_simulated_batches(budget: int) -> None:
     rng = np.random.default_rng(4)
     kinds = np.concatenate([rng.integers(3, 20, 40), rng.integers(60, 120, 10)])
     expected = Lengths.of(kinds.tolist()).filled(budget)

@@ -74,7 +74,7 @@ def test_inputs_with_infinite_scores_do_not_leave_at_inactive_ramps(score: Score
     assert records.outcome({3: 0.5}).exits_N.tolist() == [3, 3, 3, 3]
 
 
-def test_a_subset_keeps_what_belongs_together() -> None:
+def test_a_subset_has_the_same_rows_in_all_arrays() -> None:
     part = RECORDS.subset(np.array([3, 1]))
     assert part.sample_ids == ("d", "b")
     assert part.answers().tolist() == [[1, 1, 2], [0, 1, 1]]

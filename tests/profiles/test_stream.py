@@ -172,7 +172,7 @@ def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept(
     assert len(kept.pooled([1])) == 201
 
 
-def test_inputs_of_one_request_have_keys_of_their_own() -> None:
+def test_inputs_of_one_request_have_different_keys() -> None:
     same_s = np.full(1000, 7.0)
     together = inputs(same_s, probe=True)
     assert len(set(keys_N(together).tolist())) == 1000

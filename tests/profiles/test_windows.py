@@ -129,7 +129,7 @@ def test_all_inputs_count_before_the_first_requested_ramp_and_then_probes() -> N
     assert worth(found)[3] == pytest.approx(2)
 
 
-def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
+def test_the_effective_inputs_of_a_conditional_share_predict_its_spread() -> None:
     rng = np.random.default_rng(7)
     shares, worths = [], []
     for seed in range(150):
@@ -169,7 +169,7 @@ def test_accuracy_counts_only_inputs_with_a_true_label_and_averages_losses_in_be
     assert back.losses_NR == pytest.approx(losses_NR)
 
 
-def test_a_window_gives_its_probes_as_exit_records() -> None:
+def test_the_probes_of_a_window_become_exit_records() -> None:
     seen = observe(RECORDS, {1: 0.75}, np.array([False, True, False, True]), [120, 121, 122, 123])
     window = Window(start_s=120, period_s=120, observations=seen)
     records = window.records()
@@ -214,7 +214,7 @@ def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], st
 
 
 @pytest.mark.parametrize("going", [0, 1, 10, 19, 20])
-def test_probes_alone_are_worth_their_number_whatever_they_did(going: int) -> None:
+def test_if_only_probes_are_known_the_effective_inputs_are_their_number(going: int) -> None:
     found = unplanned(np.arange(1000) < going, np.arange(1000) < 20).estimate({0: 0.5})
     assert found.survival is not None
     assert found.survival[1].value == pytest.approx(going / 20)
@@ -223,7 +223,7 @@ def test_probes_alone_are_worth_their_number_whatever_they_did(going: int) -> No
 
 
 @pytest.mark.parametrize("go_on", [0.995, 0.98, 0.02])
-def test_windows_of_few_probes_together_show_no_bias(go_on: float) -> None:
+def test_pooled_windows_of_few_probes_have_no_bias(go_on: float) -> None:
     rng = np.random.default_rng(6)
     live = [unplanned(rng.random(1200) < go_on, rng.random(1200) < 0.02, start_s=120.0 * index) for index in range(200)]
     history = survival_history([window.estimate({0: 0.5}) for window in live])
