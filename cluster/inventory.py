@@ -80,7 +80,7 @@ def accelerators(
     )
 
 
-def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
+def inventory_of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
     """Returns the inventory of a running cluster from the result of `ray.nodes()`. Only live nodes count.
 
     GPUs whose type Ray did not detect are `cuda`. Prices, memory and the link are the catalogue's.
@@ -91,14 +91,14 @@ def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
         if not node["Alive"]:
             continue
         node_labels = {key: value for key, value in (node.get("Labels") or {}).items() if key != NODE_ID}
-        for name, count in on_node(node["Resources"]).items():
+        for name, count in accelerators_on_node(node["Resources"]).items():
             counts[name] += count
             labels[name] = _common(labels[name], node_labels) if name in labels else node_labels
     devices = {name: accelerators(name, count=count, labels=labels[name]) for name, count in sorted(counts.items())}
     return Inventory(devices=devices, link=known_link())
 
 
-def lacking(wanted: Mapping[str, int], available: Inventory) -> dict[str, int]:
+def missing_accelerators(wanted: Mapping[str, int], available: Inventory) -> dict[str, int]:
     """Returns the number of missing accelerators by type, without types that have enough.
 
     A GPU of any type can serve as `cuda` unless `wanted` names its type.
@@ -111,7 +111,7 @@ def lacking(wanted: Mapping[str, int], available: Inventory) -> dict[str, int]:
     return {name: count for name, count in missing.items() if count > 0}
 
 
-def on_node(resources: Mapping[str, Any]) -> dict[str, int]:
+def accelerators_on_node(resources: Mapping[str, Any]) -> dict[str, int]:
     """Returns the number of accelerators of a Ray node by type. GPUs whose type Ray did not detect are `cuda`."""
     counts = {name: int(amount) for name, amount in resources.items() if name.startswith(EMULATED)}
     counts["cpu"] = int(resources.get("CPU", 0))

@@ -58,10 +58,10 @@ def read_inventory(path: Path) -> Inventory:
 def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, ...] = ()) -> Inventory:
     """Returns the inventory of a document that stands at the path `at` of its source; raises the source's error."""
     devices = {}
-    for name, each in document.devices.items():
-        with source.said_at((*at, "devices", name)):
+    for name, values in document.devices.items():
+        with source.errors_at((*at, "devices", name)):
             find_device(name)
-            devices[name] = accelerators(name, **each.model_dump())
+            devices[name] = accelerators(name, **values.model_dump())
     link = known_link() if document.link is None else ClusterLink(**document.link.model_dump())
-    with source.said_at((*at, "time_scale")):
+    with source.errors_at((*at, "time_scale")):
         return Inventory(devices=devices, link=link, time_scale=document.time_scale)

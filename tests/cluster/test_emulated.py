@@ -141,7 +141,7 @@ def test_ramps_without_records_are_refused_when_prepared() -> None:
         recorded(HALF).prepare([Split(first=0, end=2, batch=1, ramps=(0,)), Split(first=2, end=5, batch=1, ramps=(3,))])
 
 
-def test_a_piece_crosses_processes_without_values_and_a_real_ingress_may_send_tokens() -> None:
+def test_a_piece_on_the_wire_has_no_values_and_tokens_of_a_real_ingress_are_accepted() -> None:
     runner = recorded(HALF)
     wire = piece_of("ab", next_block=2).to_wire()
     assert (wire.tensors, wire.state_BS) == ((), None)
@@ -294,7 +294,7 @@ def test_a_batch_or_a_token_budget_beyond_the_profile_is_refused() -> None:
         runner.prepare([Split(first=0, end=4, batch=64)])
 
 
-def test_a_paced_device_answers_with_the_engine() -> None:
+def test_a_paced_runner_works_with_a_device_and_its_engine() -> None:
     """Two splits on one device: the survivors of the first wait for the second."""
     stage = Stage()
     splits = (Split(first=0, end=2, batch=2, ramps=(0, 1)), Split(first=2, end=4, batch=2, ramps=(2,)))
