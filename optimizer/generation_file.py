@@ -29,9 +29,9 @@ def with_generation(problem: PlanProblem, document: GenerationDocument, source: 
         )
         for device, entry in (document.prefill or {}).items()
     }
-    with source.said_at(("generation", "kv")):
+    with source.errors_at(("generation", "kv")):
         kv = None if document.kv is None else KvMemory(**document.kv.model_dump())
-    with source.said_at(("generation",)):
+    with source.errors_at(("generation",)):
         generation = Generation(
             prompt=prompt,
             output=output,
@@ -53,7 +53,7 @@ def _lengths(document: GenerationDocument, source: Source, folder: Path) -> tupl
             recorded = read_sequences(folder / document.lengths)
             prompts, answers = zip(*recorded, strict=True)
             return grouped(prompts), grouped(answers), recorded
-    with source.said_at(("generation",)):
+    with source.errors_at(("generation",)):
         if prompt is None or output is None:
             raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
     return (

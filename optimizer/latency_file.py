@@ -53,12 +53,12 @@ def _profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, fol
 def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: int, source: Source) -> LatencyTable:
     num_batches = len(entry.batch)
     for name, rows, num_rows in (("block_s", entry.block_s, num_blocks), ("ramp_s", entry.ramp_s, num_ramps)):
-        with source.said_at((*at, name)):
+        with source.errors_at((*at, name)):
             if len(rows) != num_rows:
                 unit = name.removesuffix("_s")
                 raise PlanError(f"{_dotted(at)}.{name} has {len(rows)} rows; {num_rows} are needed, one per {unit}")
         for row, seconds in enumerate(rows):
-            with source.said_at((*at, name, row)):
+            with source.errors_at((*at, name, row)):
                 if len(seconds) != num_batches:
                     raise PlanError(
                         f"{_dotted(at)}.{name}.{row} has {len(seconds)} values; {num_batches} are needed, one for each "

@@ -75,13 +75,13 @@ def as_chain(source: Source, folder: Path) -> Source:
         return source
     for name in OF_MODELS:
         if name in document:
-            with source.said_at((name,)):
+            with source.errors_at((name,)):
                 raise PlanError(f"{name}: each of the models has its own; leave out either {name} or models")
     parsed = replace(source, document={"models": document["models"]}).parse(ModelsDocument, called="the problem")
     models = [_model(source, index, each, folder) for index, each in enumerate(parsed.models)]
-    with source.said_at(("models",)):
+    with source.errors_at(("models",)):
         _check_names(models)
-    with source.said_at(("models", 0, "kept")):
+    with source.errors_at(("models", 0, "kept")):
         if models[0].document.kept != 1:
             raise PlanError("models.0.kept: no input crosses into the first model; `kept` belongs to a later model")
     rest = {name: value for name, value in document.items() if name != "models"}
@@ -89,7 +89,7 @@ def as_chain(source: Source, folder: Path) -> Source:
 
 
 def _model(source: Source, index: int, document: ModelDocument, folder: Path) -> _Model:
-    with source.said_at(("models", index)):
+    with source.errors_at(("models", index)):
         if (document.folder is None) == (document.blocks is None):
             found = "neither" if document.folder is None else "both"
             raise PlanError(f"models.{index}: {found} of folder and blocks are given; one of them is needed")
@@ -149,7 +149,7 @@ def _bytes(source: Source, index: int, model: _Model) -> list[float]:
     if not isinstance(sizes, list):
         sizes = [sizes] * (model.num_blocks - 1)
     if len(sizes) != model.num_blocks - 1:
-        with source.said_at(("models", index, "bytes_per_sample")):
+        with source.errors_at(("models", index, "bytes_per_sample")):
             raise PlanError(
                 f"models.{index}.bytes_per_sample has {len(sizes)} values; allowed are one number or "
                 f"{model.num_blocks - 1}, one per block but the last"
@@ -164,12 +164,12 @@ def _latencies(source: Source, models: Sequence[_Model], folder: Path) -> dict[s
         for device, entry in model.document.latency.items():
             at = ("models", index, "latency", device)
             table = latency_table(at, entry, model.num_blocks, model.ramps, source, folder)
-            with source.said_at(at):
+            with source.errors_at(at):
                 check_seconds(device, table)
             tables.setdefault(device, []).append(table)
     entries: dict[str, Any] = {}
     for device, of_models in tables.items():
-        with source.said_at(("models",)):
+        with source.errors_at(("models",)):
             if len(of_models) < len(models):
                 raise PlanError(f"models: some have no latency on {device}")
             common = sorted(set.intersection(*(set(table.batches) for table in of_models)))
@@ -207,7 +207,7 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
     """Returns the problem with the document's networks and crossings; raises PlanError at the line of an error."""
     for name in ("networks", "crossing_s", "crossing_tokens", "network_tokens"):
         value = getattr(document, name)
-        with source.said_at((name,)):
+        with source.errors_at((name,)):
             if value and name.startswith("crossing") and not document.networks:
                 raise PlanError(f"{name} belongs to chains; this problem has one network")
             changed: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}

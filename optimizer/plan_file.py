@@ -246,18 +246,18 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
     document = source.parse(PlanDocument, called="the plan")
     _check_predicted(document.predicted, source)
     networks = tuple(document.networks)
-    with source.said_at(("networks",)):
+    with source.errors_at(("networks",)):
         check_networks(networks)
         if shape is not None:
             _check_chain(networks, shape)
-    with source.said_at(("after_answer",)):
+    with source.errors_at(("after_answer",)):
         if document.after_answer == "stay" and shape is not None and shape.generates:
             raise PlanError("after_answer: stay is not possible for generation: the next step waits for the token")
     stages, shares = _build_chains(document, shape, source)
     policy = None if document.policy is None else _build_policy(document.policy, shape, source)
-    with source.said_at(("order",)):
+    with source.errors_at(("order",)):
         order = order_of(document.order)
-    with source.said_at(("policy",)):
+    with source.errors_at(("policy",)):
         plan = Plan(
             stages=stages,
             shares=shares,
@@ -268,7 +268,7 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
             predicted=document.predicted,
             networks=networks,
         )
-    with source.said_at(("prune",)):
+    with source.errors_at(("prune",)):
         return replace(plan, prune=document.prune)
 
 
@@ -276,14 +276,14 @@ def _build_chains(
     document: PlanDocument, shape: ModelShape | None, source: Source
 ) -> tuple[tuple[Stage, ...], tuple[float, ...]]:
     """Returns the stages of all chains, and the share of each chain."""
-    with source.said_at(()):
+    with source.errors_at(()):
         chains = document.located_chains
     stages: list[Stage] = []
     num_blocks = None if shape is None else shape.num_blocks
     for at, chain in chains:
         stages += _build_chain(chain, at, document, shape, source)
         end, last = stages[-1].end, (*at, len(chain.stages) - 1, "splits", len(chain.stages[-1].splits) - 1)
-        with source.said_at(last):
+        with source.errors_at(last):
             check_end(end, tuple(document.networks))
             if shape is not None and end != num_blocks:
                 raise PlanError(f"the last split ends at block {end}, the model has {num_blocks} blocks")
@@ -291,7 +291,7 @@ def _build_chains(
                 raise PlanError(f"the chain ends at block {end}, the one before it at block {num_blocks}")
         num_blocks = end
     shares = tuple(chain.share for _, chain in chains)
-    with source.said_at(("chains",)):
+    with source.errors_at(("chains",)):
         if shape is not None and len(chains) > MOST_CHAINS:
             raise PlanError(f"{len(chains)} chains side by side; at most {MOST_CHAINS} are allowed")
         check_shares(shares, len(chains))
@@ -306,10 +306,10 @@ def _build_chain(
     for index, stage in enumerate(chain.stages):
         splits: list[Split] = []
         for position, split in enumerate(stage.splits):
-            with source.said_at((*at, index, "splits", position)):
+            with source.errors_at((*at, index, "splits", position)):
                 splits.append(_build_split(split, document, end, shape))
                 end = split.end
-        with source.said_at((*at, index, "device")):
+        with source.errors_at((*at, index, "device")):
             find_device(stage.device)
         stages.append(Stage(device=stage.device, replicas=stage.replicas, splits=tuple(splits)))
     return stages
@@ -329,7 +329,7 @@ def _check_predicted(predicted: Mapping[str, Any], source: Source) -> None:
     for name, limit in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
         value = predicted.get(name)
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= limit):
-            with source.said_at(("predicted", name)):
+            with source.errors_at(("predicted", name)):
                 raise PlanError(f"{name} must be a number, at least 0, not {value!r}")
 
 
@@ -357,9 +357,9 @@ def _build_split(
 
 def _build_policy(document: PolicyDocument, shape: ModelShape | None, source: Source) -> PolicySpec:
     if document.own is not None:
-        with source.said_at(("policy", "own")):
+        with source.errors_at(("policy", "own")):
             check_own(document.own)
-    with source.said_at(("policy",)):
+    with source.errors_at(("policy",)):
         policy = PolicySpec(**document.model_dump())
     if shape is not None:
         _check_policy_fits(policy, shape, source)
@@ -371,8 +371,8 @@ def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) ->
     for name, by_ramp in numbers.items():
         unknown = sorted(set(by_ramp) - set(shape.ramps)) if isinstance(by_ramp, Mapping) else []
         if unknown:
-            with source.said_at(("policy", name, str(unknown[0]))):
+            with source.errors_at(("policy", name, str(unknown[0]))):
                 raise PlanError(f"{name} for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
     if policy.records is not None:
-        with source.said_at(("policy", "records")):
+        with source.errors_at(("policy", "records")):
             check_file(Path(policy.records), PlanError, hint=" of exit records")

@@ -56,7 +56,7 @@ def read_problem(path: Path) -> ProblemFile:
     """
     source = read_source(path, PlanError)
     first, *others = by_calibration(source, path.parent)
-    with source.said_at(("survival",)):
+    with source.errors_at(("survival",)):
         if others:
             raise PlanError("survival.folder has several calibrations; name one of them: {records, calibration}")
     return _build(first, path.parent)
@@ -132,17 +132,17 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     """Builds the problem field by field. Its checks run after each field, so that errors name the field's line."""
     source = as_chain(source, folder)
     document = source.parse(ProblemDocument, called="the problem")
-    with source.said_at(("ramps",)):
+    with source.errors_at(("ramps",)):
         problem = _blank(document)
     problem = with_networks_of(problem, document, source)
     recorded = recorded_survival(document.survival, problem, source, folder)
-    with source.said_at(("survival",)):
+    with source.errors_at(("survival",)):
         problem = replace(problem, survival_N=_survival(document, recorded))
-    with source.said_at(("survival_of",) if document.survival_of else ("survival",)):
+    with source.errors_at(("survival_of",) if document.survival_of else ("survival",)):
         problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded))
-    with source.said_at(("bytes_per_sample",)):
+    with source.errors_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
-    with source.said_at(("objective",)):
+    with source.errors_at(("objective",)):
         objective = objective_of(document.objective)
     problem = replace(
         problem,
@@ -161,12 +161,12 @@ def _build(source: Source, folder: Path) -> ProblemFile:
             batches = batches_of(document.batches, problem.num_blocks, problem.ramps)
             check_survival(batches, problem.survival_N)
             problem = replace(problem, batches=batches)
-    with source.said_at(("order",)):
+    with source.errors_at(("order",)):
         order = order_of(document.order)
     problem = _with_lengths(problem, document, recorded, source, folder)
     if document.generation is not None:
         problem = with_generation(problem, document.generation, source, folder)
-    with source.said_at(("most_chains",)):
+    with source.errors_at(("most_chains",)):
         problem = _with_most_chains(problem, document.most_chains)
     if recorded is not None and problem.batches is None and problem.lengths is None and problem.generation is None:
         problem = with_recorded_batches(problem, recorded.records, recorded.thresholds)
@@ -189,12 +189,12 @@ def _with_lengths(
 ) -> PlanProblem:
     """Returns the problem with the lengths of its inputs, if the file has any."""
     if document.lengths is None:
-        with source.said_at(("stayers_length",)):
+        with source.errors_at(("stayers_length",)):
             if document.stayers_length is not None:
                 raise PlanError("stayers_length needs lengths: without them all inputs are equally long")
         return problem
     lengths, stayers = lengths_of(document.lengths, source, folder), document.stayers_length
-    with source.said_at(("lengths",) if stayers is None else ("stayers_length",)):
+    with source.errors_at(("lengths",) if stayers is None else ("stayers_length",)):
         length_N: tuple[float, ...] | None = None
         if stayers is not None:
             length_N = tuple(stayers)
@@ -225,7 +225,7 @@ def _blank(document: ProblemDocument) -> PlanProblem:
 def _slo(document: ProblemDocument, source: Source) -> Slo:
     """Returns the SLO of an input. For generation, it is the time per output token."""
     generation, slo = document.generation, document.slo
-    with source.said_at(("slo",)):
+    with source.errors_at(("slo",)):
         if generation is None:
             if slo is None:
                 raise PlanError("slo: Field required")
@@ -275,13 +275,13 @@ def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Sourc
     """Returns the problem with its latencies and devices. Errors name the line of the entry."""
     for device, entry in document.latency.items():
         table = latency_table(("latency", device), entry, problem.num_blocks, problem.ramps, source, folder)
-        with source.said_at(("latency", device)):
+        with source.errors_at(("latency", device)):
             problem = replace(problem, latency={**problem.latency, device: table})
     latency = {device: problem.latency[device] for device in document.latency}
     by_cost = document.budget is not None or document.objective.minimize == "cost"
     devices: dict[str, Supply] = {}
     for device, supply in document.devices.items():
-        with source.said_at(("devices", device)):
+        with source.errors_at(("devices", device)):
             if by_cost and "usd_per_hour" not in supply.model_fields_set:
                 raise PlanError(f"plans are made by cost, and {device} has no usd_per_hour")
             devices[device] = Supply(**supply.model_dump())

@@ -32,11 +32,11 @@ Place = Sequence[str | int]
 
 @contextmanager
 def read_at(source: Source, at: Place, *, called: Place | None = None) -> Iterator[None]:
-    """Like `Source.said_at`, and also turns a DataError in the data that this value names into an error of the file.
+    """Like `Source.errors_at`, and also turns a DataError in the data that this value names into an error of the file.
 
     `called` is the value's path in the message; None: `at`.
     """
-    with source.said_at(at):
+    with source.errors_at(at):
         try:
             yield
         except DataError as error:

@@ -71,7 +71,7 @@ def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
     if not isinstance(document, Mapping) or not isinstance(survival, Mapping) or not isinstance(named, str):
         yield source
         return
-    with source.said_at(("survival",)):
+    with source.errors_at(("survival",)):
         others = sorted(set(survival) - {"folder"})
         if others:
             raise PlanError(f"survival: the folder has its own {' and '.join(others)}; leave out one of the two")

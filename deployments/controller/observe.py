@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cluster.inventory import on_node
+from cluster.inventory import accelerators_on_node
 from deployments.controller.intake import Interval, total
 from deployments.controller.remember import KEEP_S, State
 from deployments.controller.settings import thresholds_of
@@ -70,7 +70,7 @@ class Fleet(Protocol):
 
 def room(resources: Mapping[str, float], device: str) -> int:
     """Returns the number of replicas of an accelerator type that an empty node could hold; `cuda` takes any GPU."""
-    return int(resources.get("GPU", 0)) if device == "cuda" else on_node(resources).get(device, 0)
+    return int(resources.get("GPU", 0)) if device == "cuda" else accelerators_on_node(resources).get(device, 0)
 
 
 # The stream, and forecasts of it

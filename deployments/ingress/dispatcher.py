@@ -32,7 +32,7 @@ from deployments.ingress.link import ReplicaLinks
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
-from earlyexit.codecs.chain import ChainCodec, ChainEncoded, CutRow
+from earlyexit.codecs.chain import ChainCodec, ChainEncoded, PrunedRow
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import Answer, Encoded, WirePiece, entry_piece
 from earlyexit.words import num_words
@@ -488,9 +488,9 @@ class NetworkEntry:
         if self._alpha is not None and importance_N is not None:
             pruned = self._codec.pruned_for(self._network, self._before, row, importance_N, self._alpha)
             # A row that loses no words is stored too, so that it is not examined again.
-            chain_encoded.cut[self._network] = CutRow(row, pruned.encoded) if pruned.row == row else pruned
+            chain_encoded.cut[self._network] = PrunedRow(row, pruned.encoded) if pruned.row == row else pruned
         elif earlier is not None and earlier.row is not chain_encoded.row:
-            chain_encoded.cut[self._network] = self._codec.cut_row(self._network, row)
+            chain_encoded.cut[self._network] = self._codec.pruned_row(self._network, row)
 
     def _encoding(self, each: PendingInput) -> Encoded | None:
         """Returns an input's encoding for the network; None if it has none yet."""

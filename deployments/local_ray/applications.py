@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.devices import EMULATED
-from cluster.inventory import Inventory, lacking
+from cluster.inventory import Inventory, missing_accelerators
 from cluster.render import BUILDER, GRPC_SERVICE
 from deployments.settings import ServeSettings, max_accelerators
 from earlyexit.errors import InputError, PlanError
@@ -56,7 +56,7 @@ def _settings(config: Mapping[str, Any]) -> ServeSettings:
 
 def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapping[str, int]) -> None:
     """Raises InputError if the cluster has fewer accelerators than this service and the other services may use."""
-    missing = lacking(Counter(wanted) + Counter(claimed), inventory)
+    missing = missing_accelerators(Counter(wanted) + Counter(claimed), inventory)
     missing = {name: count for name, count in missing.items() if name in wanted}
     if missing:
         lines = [_shortage(name, wanted[name], claimed.get(name, 0), count) for name, count in missing.items()]

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.inventory import Inventory, from_nodes
+from cluster.inventory import Inventory, inventory_of_nodes
 from cluster.render import application_config
 from deployments.api.endpoint import Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, parse_body
@@ -41,7 +41,7 @@ class RayCluster:
     async def inventory(self) -> Inventory:
         import ray
 
-        return from_nodes(await asyncio.to_thread(ray.nodes))
+        return inventory_of_nodes(await asyncio.to_thread(ray.nodes))
 
 
 class VersionRoutes:

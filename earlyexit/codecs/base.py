@@ -87,7 +87,7 @@ class Codec(Named, ABC, Generic[Row]):
         assert network == 0, f"there is one network, and no network {network}"
         return self
 
-    def surely_takes(self, row: Row) -> bool:
+    def surely_accepts(self, row: Row) -> bool:
         """Returns True if `encode` certainly accepts a row that a codec of the same kind accepted. A cheap test."""
         return False
 

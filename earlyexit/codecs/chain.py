@@ -20,7 +20,7 @@ from earlyexit.network.boundary import Boundary, Encoded, mismatch
 
 
 @dataclass(frozen=True, slots=True)
-class CutRow:
+class PrunedRow:
     """A row without its pruned words, and its encoding for one network."""
 
     row: Any
@@ -36,7 +36,7 @@ class ChainEncoded(Encoded):
     """The number of the network that `length` and `tensors` are for."""
     others: dict[int, Encoded] = field(default_factory=dict)
     """Network -> cached encoding for that network."""
-    cut: dict[int, CutRow] = field(default_factory=dict)
+    cut: dict[int, PrunedRow] = field(default_factory=dict)
     """Network -> the row without pruned words, in this attempt. Networks without pruning get the whole row."""
 
     def of(self, network: int) -> Encoded | None:
@@ -88,18 +88,18 @@ class ChainCodec(Codec[Any]):
 
     def pruned_for(
         self, network: int, before: int, row: Any, importance_N: npt.NDArray[np.floating], alpha: float
-    ) -> CutRow:
+    ) -> PrunedRow:
         """Returns the row for a network, without the words that got little attention in the network `before`.
 
         The part of a text that the codec of `before` truncated is kept only if `network` accepts more tokens.
         """
         codec_before, codec = self.members[before], self.members[network]
         rest = getattr(codec, "max_length", math.inf) > getattr(codec_before, "max_length", 0)
-        return self.cut_row(network, codec_before.pruned(row, importance_N, alpha, rest=rest))
+        return self.pruned_row(network, codec_before.pruned(row, importance_N, alpha, rest=rest))
 
-    def cut_row(self, network: int, row: Any) -> CutRow:
+    def pruned_row(self, network: int, row: Any) -> PrunedRow:
         """Returns a pruned row with its encoding for a network."""
-        return CutRow(row, self.encoded([row], network, truncate=True)[0])
+        return PrunedRow(row, self.encoded([row], network, truncate=True)[0])
 
     def spec(self) -> dict[str, Any]:
         limit = {} if self._max_length is None else {"max_length": self._max_length}
@@ -122,8 +122,8 @@ class ChainCodec(Codec[Any]):
     def is_slow(self, rows: Sequence[Any]) -> bool:
         return any(codec.is_slow(rows) for codec in self.members)
 
-    def surely_takes(self, row: Any) -> bool:
-        return all(codec.surely_takes(row) for codec in self.members)
+    def surely_accepts(self, row: Any) -> bool:
+        return all(codec.surely_accepts(row) for codec in self.members)
 
     def encode(self, rows: Sequence[Any], *, truncate: bool = False) -> list[Encoded]:
         """Returns the encodings for the first network; see `encode_for`."""
@@ -161,8 +161,8 @@ class ChainCodec(Codec[Any]):
         """Returns the positions of rows that must be encoded to check whether the network accepts them."""
         if truncate and isinstance(self.members[network], TokenizedCodec):
             return []  # rows that are too long are truncated
-        surely_takes = self.members[network].surely_takes
-        return [k for k, row in enumerate(rows) if not surely_takes(row)]
+        surely_accepts = self.members[network].surely_accepts
+        return [k for k, row in enumerate(rows) if not surely_accepts(row)]
 
     def _encoded_at(self, rows: Sequence[Any], positions: Sequence[int], network: int, truncate: bool) -> list[Encoded]:
         """Returns the encodings of the rows at some positions. Errors name a row by its position in the request."""

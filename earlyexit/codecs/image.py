@@ -193,7 +193,7 @@ class ImageCodec(Codec[ImageRow]):
         """Returns True for files of any size, because a small file may have a large image."""
         return sum(LARGE_BYTES + 1 if isinstance(row, bytes) else row.nbytes for row in rows) > LARGE_BYTES
 
-    def surely_takes(self, row: ImageRow) -> bool:
+    def surely_accepts(self, row: ImageRow) -> bool:
         """Returns True for files, which can be resized, and for pixels of the right size."""
         return isinstance(row, bytes) or row.shape[:2] == (self.size.height, self.size.width)
 

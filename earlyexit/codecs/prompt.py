@@ -65,10 +65,10 @@ def read_chat_template(folder: Path) -> Callable[..., str] | None:
 
 def _default(config: Mapping[str, Any]) -> str | None:
     """Returns the template in a tokenizer's configuration. If there are several, it is the one named `default`."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        found = next((each["template"] for each in found if each["name"] == "default"), None)
-    return None if found is None else str(found)
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return None if template is None else str(template)
 
 
 def _to_json(value: object, **options: Any) -> str:

@@ -51,7 +51,7 @@ class TensorCodec(Codec[Arrays]):
     def is_slow(self, rows: Sequence[Arrays]) -> bool:
         return sum(array.nbytes for row in rows for array in row) > LARGE_BYTES
 
-    def surely_takes(self, row: Arrays) -> bool:
+    def surely_accepts(self, row: Arrays) -> bool:
         """Returns True, because codecs of this kind in a chain have the same columns."""
         return True
 

@@ -85,7 +85,7 @@ class TokenizedCodec(Codec[Row]):
     def is_slow(self, rows: Sequence[Row]) -> bool:
         return sum(len(text) for row in rows for text in self.texts(row)) > LONG_CHARS
 
-    def surely_takes(self, row: Row) -> bool:
+    def surely_accepts(self, row: Row) -> bool:
         """Returns True for ASCII texts that are short enough for any tokenizer."""
         texts = self.texts(row)
         num_special = self._special[len(texts) - 1]

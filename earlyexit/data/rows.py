@@ -149,14 +149,14 @@ class LabelledRows:
     def targets(self, task: Task, codec: Codec[Any]) -> Array:
         """Returns the right answers. Raises DataError for invalid labels, with the row's file if rows are files."""
         try:
-            return task.targets(self._fitted_labels(codec))
+            return task.targets(self._scaled_labels(codec))
         except DataError as error:
             found = ROW_MESSAGE.match(str(error))
             if self.files is None or found is None:
                 raise
             raise DataError(f"{self.files[int(found[1]) - 1]}: {found[2]}") from error
 
-    def _fitted_labels(self, codec: Codec[Any]) -> Sequence[Any]:
+    def _scaled_labels(self, codec: Codec[Any]) -> Sequence[Any]:
         """Returns the labels for the resized images. Positions and class maps are resized like the images.
 
         Class maps must have the network's size, or, if the codec crops the centre of images, the size of their image.
@@ -169,10 +169,10 @@ class LabelledRows:
             if not (isinstance(codec, ImageCodec) and codec.size.shortest_edge is not None):
                 return self.labels
             pairs = zip(self.labels, self.columns[IMAGE], strict=True)
-            return [fitted_mask(mask, image, codec.size, row=k) for k, (mask, image) in enumerate(pairs, start=1)]
+            return [scaled_mask(mask, image, codec.size, row=k) for k, (mask, image) in enumerate(pairs, start=1)]
         if not isinstance(codec, ImageCodec):
             raise DataError(f"the model takes {', '.join(form.name for form in codec.inputs)}; joints need images")
-        return [fitted(places, sides, codec.size) for places, sides in zip(self.labels, self.sides, strict=True)]
+        return [scaled_joints(places, sides, codec.size) for places, sides in zip(self.labels, self.sides, strict=True)]
 
     def select(self, rows: Iterable[int]) -> LabelledRows:
         """Returns the rows at the given positions, in the given order."""
@@ -418,7 +418,7 @@ def read_classes(table: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def fitted(places: Places, sides: Sides, size: ImageSize) -> Places:
+def scaled_joints(places: Places, sides: Sides, size: ImageSize) -> Places:
     """Returns positions after an image with these sides is resized to `size`; NaN for positions that are cropped."""
     left, top, right, bottom = size.source_box(*sides)
     scale = np.array([size.width / (right - left), size.height / (bottom - top)])
@@ -427,7 +427,7 @@ def fitted(places: Places, sides: Sides, size: ImageSize) -> Places:
     return np.where(inside[:, None], moved, np.float32(np.nan))
 
 
-def fitted_mask(label: Any, image: bytes, size: ImageSize, *, row: int) -> Mask:
+def scaled_mask(label: Any, image: bytes, size: ImageSize, *, row: int) -> Mask:
     """Returns a class map, resized and cropped like its image, with nearest neighbours.
 
     `label`: see `read_mask`. Raises DataError that names the row if the map and its image differ in size.

@@ -129,7 +129,7 @@ class Source:
             raise self.raises(f"{self._place(at)}: {'.'.join(at) or called}: {message}") from error
 
     @contextmanager
-    def said_at(self, path: Sequence[str | int]) -> Iterator[None]:
+    def errors_at(self, path: Sequence[str | int]) -> Iterator[None]:
         """Adds the file and the line of `path` to errors of the class `raises` that are raised in the block."""
         try:
             yield
@@ -210,7 +210,7 @@ def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
 
 
 def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:
-    """Returns path and message of the first mistake; if it is a union's, those of the alternative's deepest mistake."""
+    """Returns path and message of the first mistake. In a union, it is the deepest mistake of all alternatives."""
     mistakes = [
         (_path_in(document, details["loc"], details["type"]), _message(details))
         for details in error.errors()[:MOST_MISTAKES]

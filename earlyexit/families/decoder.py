@@ -59,26 +59,26 @@ class Rows:
     Skipped tokens are earlier tokens of the sequence that left before a block, which has not processed them yet.
     """
 
-    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
-        """`came`: the number of first rows of each run that came from another replica, for tokens that left there."""
+    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], sent: Sequence[int], hidden_ND: Tensor) -> None:
+        """`sent`: for each run, the number of its first rows that another replica sent, for tokens that left there."""
         self.runs = runs
         self._backbone = backbone
         self._copied: list[SkippedTokens | None] = [None] * len(runs)
         """For each run, skipped tokens whose keys and values are written by `keep`, with fill "copy"."""
-        self._came: list[Tensor | None] = [None] * len(runs)
+        self._sent: list[Tensor | None] = [None] * len(runs)
         """For each run, rows from another replica, which are passed on unchanged, with fill "copy"."""
         self._rows_MD = hidden_ND
-        if backbone.fill == "copy" and any(came):
+        if backbone.fill == "copy" and any(sent):
             rows = torch.split(hidden_ND, [run.length for run in runs])
             self._copied = [
                 SkippedTokens(run.start, rows_nD[:count]) if count else None
-                for run, rows_nD, count in zip(runs, rows, came, strict=True)
+                for run, rows_nD, count in zip(runs, rows, sent, strict=True)
             ]
-            self._came = [None if skipped is None else skipped.hidden_nD for skipped in self._copied]
-            self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, came, strict=True)])
+            self._sent = [None if skipped is None else skipped.hidden_nD for skipped in self._copied]
+            self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, sent, strict=True)])
             self.runs = [
                 replace(run, start=run.start + count, length=run.length - count)
-                for run, count in zip(runs, came, strict=True)
+                for run, count in zip(runs, sent, strict=True)
             ]
         self._spans = list(self.runs)
         """The runs, each extended by its skipped tokens that are in `_rows_MD`."""
@@ -131,9 +131,9 @@ class Rows:
             elif run.sequence != TRIAL:
                 waiting = SkippedTokens(span.start, rows_nD)
                 pending.advance(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
-        if not any(came is not None for came in self._came) and all(map(is_, self._spans, self.runs)):
+        if all(rows_nD is None for rows_nD in self._sent) and all(map(is_, self._spans, self.runs)):
             return self._rows_MD
-        return _interleaved(self._came, [rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True)])
+        return _interleaved(self._sent, [rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True)])
 
     def _split(self) -> tuple[Tensor, ...]:
         return torch.split(self._rows_MD, [span.length for span in self._spans])

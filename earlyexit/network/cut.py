@@ -32,7 +32,7 @@ from earlyexit.network.piece import (
     wait_for,
     when_computed,
 )
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.foresight import Foreseen
 from earlyexit.ramps.heads import NormedRamp
 
@@ -114,7 +114,7 @@ class Cut:
         assert piece.next_block == self.first
         steps = self._steps(piece)
         device = self._network.device
-        if device.type == "cuda" and self._policy.foreknows:  # other policies read the logits, which waits for them
+        if device.type == "cuda" and self._policy.ignores_outputs:  # other policies would wait for the logits
             return when_computed(steps, lambda: mark_cuda(device))
         return steps
 
@@ -157,8 +157,8 @@ class Cut:
         last_BD = model.before_head(last, model.gathered(last, hidden, piece.lengths_B))
         assert last_BD is not None, "the full model has the head that its ramps share"
         answers, (outputs_BC,) = self._run_shared_head(deferred, (last, last_BD))
-        opinion, state_BS = self._opinion(segment, piece, (), outputs_BC)
-        return Step(answers=(*answers, *self._conclude(piece, opinion, state_BS).answers), survivors=None)
+        output, state_BS = self._exit_output(segment, piece, (), outputs_BC)
+        return Step(answers=(*answers, *self._conclude(piece, output, state_BS).answers), survivors=None)
 
     def _step(self, segment: Segment, piece: Piece, answered: set[str], deferred: list[Leaving]) -> Step[Piece]:
         """Runs a segment and the exit at its end. Adds to `answered`, and to `deferred`, the inputs that leave."""
@@ -166,25 +166,25 @@ class Cut:
         values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None and not foresees:
-            if not self._policy.foreknows:
+            if not self._policy.ignores_outputs:
                 wait_for(self._network.device)  # else the duration of the batch would be unknown
             return Step(answers=(), survivors=after)
-        opinion, state_BS = self._opinion(segment, piece, values, outputs_BC)
+        output, state_BS = self._exit_output(segment, piece, values, outputs_BC)
         if segment.end == self._network.num_blocks:
-            return self._conclude(piece, opinion, state_BS)
+            return self._conclude(piece, output, state_BS)
         assert segment.ramp is not None
-        seen = self._look(segment.ramp, opinion, state_BS, piece) if segment.ramp in self._looks else ()
+        seen = self._look(segment.ramp, output, state_BS, piece) if segment.ramp in self._looks else ()
         if segment.ramp not in self._ramps:
             return Step(answers=(), survivors=after, seen=seen)
-        verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
-        leave_B = verdict.leave_B.tolist()
+        decision = self._policy.decide(segment.ramp, output, state_BS, piece.sample_ids)
+        leave_B = decision.leave_B.tolist()
         leaving = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        is_deferred = bool(leaving) and self._defer(deferred, piece, leaving, opinion, verdict, segment.ramp)
+        is_deferred = bool(leaving) and self._defer(deferred, piece, leaving, output, decision, segment.ramp)
         answers: tuple[Answer, ...] = ()
         if leaving and not is_deferred:
-            value_K = opinion.answers(leaving) if verdict.value_B is None else verdict.value_B[leaving]
-            answers = _answers(piece, leaving, value_K, verdict.score_B, segment.ramp)
-        after = replace(after, state_BS=to_device(verdict.state_BS, piece.state_BS.device))
+            value_K = output.answers(leaving) if decision.value_B is None else decision.value_B[leaving]
+            answers = _answers(piece, leaving, value_K, decision.score_B, segment.ramp)
+        after = replace(after, state_BS=to_device(decision.state_BS, piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
             return Step(answers=answers, survivors=after, seen=seen)
@@ -193,46 +193,46 @@ class Cut:
         surviving = [k for k, leaves in enumerate(leave_B) if not leaves]
         return Step(answers=answers, survivors=after.select(surviving) if surviving else None)
 
-    def _opinion(
+    def _exit_output(
         self, segment: Segment, before: Piece, after: Tensors, outputs_BC: Tensor | None
-    ) -> tuple[Opinion, Tensor]:
-        """Returns the exit's opinion and the policy's state. `outputs_BC`: None if the policy foresees them."""
+    ) -> tuple[ExitOutput, Tensor]:
+        """Returns the exit's output and the policy's state. `outputs_BC`: None if the policy foresees them."""
         if outputs_BC is None:
             assert self._model is not None
             assert segment.ramp is not None
             return Foreseen(self._model, segment.ramp, before, after), to_host(before.state_BS)
         state_BS = before.state_BS
-        stay_on_device = self._policy.foreknows or self._network.task.large
+        stay_on_device = self._policy.ignores_outputs or self._network.task.large
         if not stay_on_device:
             outputs_BC, state_BS = all_to_host((outputs_BC, state_BS))
-        return Opinion(self._network.task, outputs_BC), state_BS
+        return ExitOutput(self._network.task, outputs_BC), state_BS
 
     def _defer(
-        self, deferred: list[Leaving], piece: Piece, leaving: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+        self, deferred: list[Leaving], piece: Piece, rows: list[int], output: ExitOutput, decision: Decision, ramp: int
     ) -> bool:
-        """Adds the inputs that leave to `deferred` if their exit has the shared head. Returns whether it did."""
-        if self._stays or verdict.value_B is not None or not isinstance(opinion, Foreseen):
+        """Adds the inputs of these rows to `deferred` if their exit has the shared head. Returns whether it did."""
+        if self._stays or decision.value_B is not None or not isinstance(output, Foreseen):
             return False
-        rows_KD = opinion.before_head(leaving)
+        rows_KD = output.before_head(rows)
         if rows_KD is None:
             return False
-        deferred.append(Leaving(piece=piece, positions=leaving, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
+        deferred.append(Leaving(piece=piece, positions=rows, score_B=decision.score_B, ramp=ramp, rows_KD=rows_KD))
         return True
 
-    def _conclude(self, piece: Piece, opinion: Opinion, state_BS: Tensor) -> Step[Piece]:
+    def _conclude(self, piece: Piece, output: ExitOutput, state_BS: Tensor) -> Step[Piece]:
         """Returns the step of the model's end."""
-        value_B, score_B = self._policy.conclude(opinion, state_BS, piece.sample_ids)
+        value_B, score_B = self._policy.conclude(output, state_BS, piece.sample_ids)
         last = self._network.num_blocks - 1
         answers = _answers(piece, range(len(piece)), value_B, score_B, last)
         if not self._stays:
             return Step(answers=answers, survivors=None)
-        full_B = self._policy.full_answers(opinion, piece.sample_ids)
+        full_B = self._policy.full_answers(output, piece.sample_ids)
         seen = _exit_results(piece, full_B, [math.nan] * len(piece), last)
         return Step(answers=answers, survivors=None, seen=seen)
 
-    def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[ExitResult, ...]:
+    def _look(self, ramp: int, output: ExitOutput, state_BS: Tensor, piece: Piece) -> tuple[ExitResult, ...]:
         """Returns the ramp's results. Results that are not finite are left out: a broken ramp must not fail inputs."""
-        score_B, value_B = self._policy.look(ramp, opinion, state_BS, piece.sample_ids)
+        score_B, value_B = self._policy.look(ramp, output, state_BS, piece.sample_ids)
         seen = _exit_results(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))

@@ -21,7 +21,7 @@ Foresight = Literal["classifier", "states"]
 hidden states before and after its block (Schuster et al. 2022, CALM, section 3.4)."""
 
 
-class Opinion:
+class ExitOutput:
     """An exit's outputs for a batch of inputs. Answers and scores are computed on first use."""
 
     def __init__(self, task: Task, outputs_BC: Tensor) -> None:
@@ -59,13 +59,13 @@ class Opinion:
         index_K = to_device(torch.tensor(rows), self.outputs_BC.device)
         return to_host(self.task.answer(self.outputs_BC.index_select(0, index_K)))
 
-    def verdict(self, leave_B: Tensor, state_BS: Tensor) -> Verdict:
-        """Returns a verdict in which inputs leave with this exit's answer and score."""
-        return Verdict(leave_B=leave_B, value_B=None, score_B=self.score_B, state_BS=state_BS)
+    def decision(self, leave_B: Tensor, state_BS: Tensor) -> Decision:
+        """Returns a decision in which inputs leave with this exit's answer and score."""
+        return Decision(leave_B=leave_B, value_B=None, score_B=self.score_B, state_BS=state_BS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Decision:
     """A policy's decision on a batch of inputs at one ramp."""
 
     leave_B: Tensor
@@ -79,9 +79,9 @@ class Verdict:
 
 
 class ExitPolicy(ABC):
-    """Base class of exit policies. An input's verdict depends only on its own outputs and state.
+    """Base class of exit policies. An input's decision depends only on its own outputs and state.
 
-    Outputs, state and verdicts are in host memory on any device, with one exception: the outputs of tasks that are
+    Outputs, state and decisions are in host memory on any device, with one exception: the outputs of tasks that are
     `large` stay on the model's device, and the policy copies one number per input to the host.
 
     *Independent* policies decide by the outputs of one ramp. *Dependent* policies keep a state from ramp to ramp, which
@@ -89,7 +89,7 @@ class ExitPolicy(ABC):
     """
 
     name: ClassVar[str]
-    foreknows: ClassVar[bool] = False
+    ignores_outputs: ClassVar[bool] = False
     """Whether decisions never read the outputs. The outputs are then not computed before the decision."""
     foresees: ClassVar[Foresight | None] = None
     """The source of scores of a policy that decides before an exit's outputs are computed. The policy then gets a
@@ -97,7 +97,7 @@ class ExitPolicy(ABC):
     labels_only: ClassVar[bool] = False
     """Whether the policy works only if answers are labels."""
     state_dtype: ClassVar[torch.dtype] = torch.int32
-    counts_places: bool = False
+    uses_positions: bool = False
     """Whether the initial state, (B, 1), is the position of the next token in the answer, from 0."""
 
     def state_width(self, num_outputs: int) -> int:
@@ -129,10 +129,10 @@ class ExitPolicy(ABC):
         return tuple(f"warm-up-{k}" for k in range(num_inputs))
 
     @abstractmethod
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
         """Returns which inputs leave at `ramp`, their answers, and the new state."""
 
-    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns scores in the unit of the policy's thresholds, (B,), and answers, at an active or inactive ramp.
 
         Raises PlanError for policies that do not compare one score per ramp with a threshold.
@@ -142,10 +142,10 @@ class ExitPolicy(ABC):
             "probed are entropy, confidence, share, foreseen, similar and recorded"
         )
 
-    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns answers and scores of inputs that ran the whole model, given their state."""
-        return opinion.value_B, opinion.score_B
+        return output.value_B, output.score_B
 
-    def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
+    def full_answers(self, output: ExitOutput, sample_ids: Sequence[str]) -> Tensor:
         """Returns the full model's own answers, with which losses are computed."""
-        return opinion.value_B
+        return output.value_B

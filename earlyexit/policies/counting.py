@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.reroute import check_rule, reroutes
 
 NO_LABEL = -1
@@ -35,12 +35,12 @@ class PatiencePolicy(ExitPolicy):
     def initial_state(self, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
         return torch.tensor([[NO_LABEL, 0]], dtype=self.state_dtype, device=device).repeat(num_inputs, 1)
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B = opinion.value_B
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        label_B = output.value_B
         repeated_B = label_B == state_BS[:, 0]
         count_B = torch.where(repeated_B, state_BS[:, 1] + 1, 0)
         state = torch.stack([label_B, count_B], dim=1).to(self.state_dtype)
-        return opinion.verdict(count_B >= self.patience, state)
+        return output.decision(count_B >= self.patience, state)
 
 
 class VotingPolicy(ExitPolicy):
@@ -60,12 +60,12 @@ class VotingPolicy(ExitPolicy):
     def state_width(self, num_outputs: int) -> int:
         return num_outputs
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B = opinion.value_B
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        label_B = output.value_B
         one_B1 = torch.ones_like(label_B[:, None], dtype=self.state_dtype)
         votes_BC = state_BS.scatter_add(1, label_B[:, None], one_B1)
         leave_B = votes_BC.gather(1, label_B[:, None])[:, 0] >= self.votes
-        return opinion.verdict(leave_B, votes_BC)
+        return output.decision(leave_B, votes_BC)
 
 
 class TabiPolicy(ExitPolicy):
@@ -86,10 +86,10 @@ class TabiPolicy(ExitPolicy):
     def can_look(self, ramp: int) -> bool:
         return True
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        continue_B = reroutes(opinion.score_B.numpy(), sample_ids, ramp, self.c, self.k)
-        return opinion.verdict(torch.from_numpy(~continue_B), state_BS)
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        continue_B = reroutes(output.score_B.numpy(), sample_ids, ramp, self.c, self.k)
+        return output.decision(torch.from_numpy(~continue_B), state_BS)
 
-    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns the calibrated confidence and the answers."""
-        return opinion.score_B, opinion.value_B
+        return output.score_B, output.value_B

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.chain import Weights, check_weights
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.threshold import ThresholdPolicy
 from earlyexit.tasks.base import Task
 
@@ -42,7 +42,7 @@ class EnsemblePolicy(ExitPolicy):
     def __init__(self, judge: ExitPolicy, weights: Weights) -> None:
         """Raises PlanError for weights out of range, and for a judge that keeps a state or does not read outputs."""
         check_weights(weights)
-        if judge.foreknows or judge.state_width(2):
+        if judge.ignores_outputs or judge.state_width(2):
             raise PlanError(
                 f"weights: exit policy {judge.name!r} cannot be combined with an ensemble's weights, because it does "
                 "not decide by the outputs of one exit"
@@ -69,27 +69,27 @@ class EnsemblePolicy(ExitPolicy):
     def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
         return self._judge.warm_up_ids(num_inputs)
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        mixture = mixed(opinion, state_BS)
-        verdict = self._judge.decide(ramp, mixture, state_BS[:, :0], sample_ids)
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        mixture = mixed(output, state_BS)
+        decision = self._judge.decide(ramp, mixture, state_BS[:, :0], sample_ids)
         if ramp in self._weights:
             state_BS = weighted_state(mixture.outputs_BC, self._weights[ramp])
-        return Verdict(
-            leave_B=verdict.leave_B,
-            value_B=mixture.value_B if verdict.value_B is None else verdict.value_B,
-            score_B=verdict.score_B,
+        return Decision(
+            leave_B=decision.leave_B,
+            value_B=mixture.value_B if decision.value_B is None else decision.value_B,
+            score_B=decision.score_B,
             state_BS=state_BS,
         )
 
-    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self._judge.look(ramp, mixed(opinion, state_BS), state_BS[:, :0], sample_ids)
+    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self._judge.look(ramp, mixed(output, state_BS), state_BS[:, :0], sample_ids)
 
-    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self._judge.conclude(mixed(opinion, state_BS), state_BS[:, :0], sample_ids)
+    def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self._judge.conclude(mixed(output, state_BS), state_BS[:, :0], sample_ids)
 
-    def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
+    def full_answers(self, output: ExitOutput, sample_ids: Sequence[str]) -> Tensor:
         """Returns the answers of the last network alone."""
-        return self._judge.full_answers(opinion, sample_ids)
+        return self._judge.full_answers(output, sample_ids)
 
 
 def weighted_state(outputs_BC: Tensor, weight: float) -> Tensor:
@@ -97,14 +97,14 @@ def weighted_state(outputs_BC: Tensor, weight: float) -> Tensor:
     return (weight * outputs_BC.softmax(-1)).to(STATE_DTYPE)
 
 
-def mixed(opinion: Opinion, state_BS: Tensor) -> Opinion:
+def mixed(output: ExitOutput, state_BS: Tensor) -> ExitOutput:
     """Returns the log-probabilities of the mixture with the state. Rows whose state is 0 stay unchanged."""
     weight_B1 = state_BS.float().sum(-1, keepdim=True)
     if not weight_B1.any():
-        return opinion
-    probabilities_BC = (1 - weight_B1) * opinion.outputs_BC.softmax(-1) + state_BS
+        return output
+    probabilities_BC = (1 - weight_B1) * output.outputs_BC.softmax(-1) + state_BS
     logarithms_BC = probabilities_BC.clamp_min(TINY).log()
-    return Opinion(opinion.task, torch.where(weight_B1 > 0, logarithms_BC, opinion.outputs_BC))
+    return ExitOutput(output.task, torch.where(weight_B1 > 0, logarithms_BC, output.outputs_BC))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class RecordedPolicy(ExitPolicy):
     """Looks up scores and answers in exit records by sample id. A threshold policy judges the scores."""
 
     name = "recorded"
-    foreknows = True
+    ignores_outputs = True
 
     def __init__(self, answers: RecordedAnswers, judge: ThresholdPolicy) -> None:
         self._answers = answers
@@ -147,27 +147,27 @@ class RecordedPolicy(ExitPolicy):
         known = next(iter(self._answers.row_of))
         return tuple(f"{known}#{k}" for k in range(num_inputs))
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        score_B, value_B = self.look(ramp, opinion, state_BS, sample_ids)
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        score_B, value_B = self.look(ramp, output, state_BS, sample_ids)
         leave_B = self._judge.is_sure(ramp, score_B)
-        return Verdict(leave_B=leave_B, value_B=value_B, score_B=score_B, state_BS=state_BS)
+        return Decision(leave_B=leave_B, value_B=value_B, score_B=score_B, state_BS=state_BS)
 
-    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column])
         value_B = torch.from_numpy(self._answers.answers_NE[rows, column])
         return score_B, value_B
 
-    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        value_B = self.full_answers(opinion, sample_ids)
+    def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        value_B = self.full_answers(output, sample_ids)
         return value_B, torch.ones(len(value_B))
 
-    def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
+    def full_answers(self, output: ExitOutput, sample_ids: Sequence[str]) -> Tensor:
         return torch.from_numpy(self._answers.answers_NE[self._rows(sample_ids), -1])
 
     def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:
         row_of, ids = self._answers.row_of, [each.rpartition("#")[0] or each for each in sample_ids]
-        unknown = next((each for each in ids if each not in row_of), None)
+        unknown = next((sample_id for sample_id in ids if sample_id not in row_of), None)
         if unknown is not None:
             raise UnprocessableInputError(f"no exit record for the id {unknown!r}; send the `ids` of recorded inputs")
-        return np.array([row_of[each] for each in ids])
+        return np.array([row_of[sample_id] for sample_id in ids])

@@ -15,12 +15,12 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors, to_device, to_host
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.threshold import ThresholdPolicy
 from earlyexit.ramps.heads import NormedRamp
 
 
-class Foreseen(Opinion):
+class Foreseen(ExitOutput):
     """A ramp's scores, and its outputs, which are computed on first use and only for the requested inputs."""
 
     def __init__(self, network: EarlyExitModel, ramp: int, before: Piece, after: Tensors) -> None:
@@ -76,9 +76,9 @@ class ForeseenPolicy(ThresholdPolicy):
     larger_is_surer = True
     foresees = "classifier"
 
-    def score(self, ramp: int, opinion: Opinion) -> Tensor:
-        assert isinstance(opinion, Foreseen)
-        return opinion.by_classifier()
+    def score(self, ramp: int, output: ExitOutput) -> Tensor:
+        assert isinstance(output, Foreseen)
+        return output.by_classifier()
 
 
 class SimilarPolicy(ThresholdPolicy):
@@ -96,6 +96,6 @@ class SimilarPolicy(ThresholdPolicy):
     def can_look(self, ramp: int) -> bool:
         return ramp > 0
 
-    def score(self, ramp: int, opinion: Opinion) -> Tensor:
-        assert isinstance(opinion, Foreseen)
-        return opinion.by_states()
+    def score(self, ramp: int, output: ExitOutput) -> Tensor:
+        assert isinstance(output, Foreseen)
+        return output.by_states()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from earlyexit.errors import PlanError
 from earlyexit.network.piece import to_host
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
 
@@ -28,14 +28,14 @@ class ThresholdPolicy(ExitPolicy):
         """`thresholds`: one for all ramps, or one per ramp. `decay`: see `decayed`; None for constant thresholds."""
         self.thresholds = thresholds
         self.decay = decay
-        self.counts_places = decay is not None
+        self.uses_positions = decay is not None
 
     @abstractmethod
-    def score(self, ramp: int, opinion: Opinion) -> Tensor:
+    def score(self, ramp: int, output: ExitOutput) -> Tensor:
         """Returns the ramp's scores, (B,), in the policy's own unit; in host memory."""
 
     def state_width(self, num_outputs: int) -> int:
-        return int(self.counts_places)
+        return int(self.uses_positions)
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -53,17 +53,17 @@ class ThresholdPolicy(ExitPolicy):
     def can_look(self, ramp: int) -> bool:
         return True
 
-    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self._at_places(self.score(ramp, opinion), state_BS), opinion.value_B
+    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self._at_places(self.score(ramp, output), state_BS), output.value_B
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
         """Returns whether each score passes the ramp's threshold, bool (B,)."""
         threshold = of_ramp(self.thresholds, ramp)
         return score_B >= threshold if self.larger_is_surer else score_B <= threshold
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        score_B = self._at_places(self.score(ramp, opinion), state_BS)
-        return opinion.verdict(self.is_sure(ramp, score_B), state_BS)
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        score_B = self._at_places(self.score(ramp, output), state_BS)
+        return output.decision(self.is_sure(ramp, score_B), state_BS)
 
     def _at_places(self, score_B: Tensor, state_BS: Tensor) -> Tensor:
         return score_B if self.decay is None else decayed(score_B, state_BS[:, 0], self.decay)
@@ -96,8 +96,8 @@ class EntropyPolicy(ThresholdPolicy):
     larger_is_surer = False
     labels_only = True
 
-    def score(self, ramp: int, opinion: Opinion) -> Tensor:
-        log_probability_BC = opinion.outputs_BC.log_softmax(-1)
+    def score(self, ramp: int, output: ExitOutput) -> Tensor:
+        log_probability_BC = output.outputs_BC.log_softmax(-1)
         return -(log_probability_BC.exp() * log_probability_BC).sum(-1)
 
 
@@ -107,8 +107,8 @@ class ConfidencePolicy(ThresholdPolicy):
     name = "confidence"
     larger_is_surer = True
 
-    def score(self, ramp: int, opinion: Opinion) -> Tensor:
-        return opinion.score_B
+    def score(self, ramp: int, output: ExitOutput) -> Tensor:
+        return output.score_B
 
 
 class SharePolicy(ThresholdPolicy):
@@ -141,8 +141,8 @@ class SharePolicy(ThresholdPolicy):
     def can_look(self, ramp: int) -> bool:
         return not isinstance(self.confidences, Mapping) or ramp in self.confidences
 
-    def score(self, ramp: int, opinion: Opinion) -> Tensor:
-        return to_host(share_above(opinion.principal_values, of_ramp(self.confidences, ramp)))
+    def score(self, ramp: int, output: ExitOutput) -> Tensor:
+        return to_host(share_above(output.principal_values, of_ramp(self.confidences, ramp)))
 
 
 def share_above(principal_BP: Tensor, confidence: float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from earlyexit.errors import PlanError
 from earlyexit.named import import_attribute
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 
 IndependentRule = Callable[[int, Tensor], Tensor]
 """(ramp, outputs (B, C), which are logits if answers are labels) -> which inputs leave, bool (B,)."""
@@ -31,9 +31,9 @@ class OwnExit(ExitPolicy):
     def state_width(self, num_outputs: int) -> int:
         return self._state_width
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        leave_B, state_BS = self._rule(ramp, opinion.outputs_BC, state_BS)
-        return opinion.verdict(leave_B, state_BS)
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        leave_B, state_BS = self._rule(ramp, output.outputs_BC, state_BS)
+        return output.decision(leave_B, state_BS)
 
 
 @overload

@@ -20,7 +20,7 @@ RAMPS = {
     BRIDGE: "earlyexit.ramps.heads:BridgeRamp",
     "conv": "earlyexit.ramps.heads:ConvRamp",
     "deconv": "earlyexit.ramps.heads:DeconvRamp",
-    "given": "earlyexit.ramps.heads:GivenHead",
+    "given": "earlyexit.ramps.heads:IdentityHead",
     "light": "earlyexit.ramps.heads:LightRamp",
     "maps": "earlyexit.ramps.heads:MapsRamp",
     "mlp": "earlyexit.ramps.heads:MlpRamp",

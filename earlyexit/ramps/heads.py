@@ -119,7 +119,7 @@ class ReluPoolerRamp(PoolerRamp):
     activations = nn.ReLU
 
 
-class GivenHead(Ramp):
+class IdentityHead(Ramp):
     """A head without layers, for a network whose last block already computes the outputs."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:

@@ -108,7 +108,7 @@ class Task(Named, ABC):
     def targets(self, labels: Sequence[Any]) -> ValueArray:
         """Returns the right answers for the labels of a data file; raises DataError that names an invalid label."""
 
-    def check_taught(self, targets_N: ValueArray) -> None:
+    def check_coverage(self, targets_N: ValueArray) -> None:
         """Raise DataError if training data has no example of something that the model must learn, such as a class."""
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:

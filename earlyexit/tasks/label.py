@@ -19,12 +19,12 @@ SOFTNESS = 4.0
 close to 0 in confident answers. 4 and 6 gave the fewest mean blocks (ResNet-20 on CIFAR-10, budget 1 %)."""
 
 
-def differ(early: ValueArray, full: ValueArray) -> FloatArray:
+def label_loss(early: ValueArray, full: ValueArray) -> FloatArray:
     """Returns 1 where labels differ, and 0 where they are equal."""
     return np.asarray(early != full, dtype=np.float64)
 
 
-def imitated(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor:
+def distillation_loss(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor:
     """Returns cross-entropy to the full model's softened probabilities (Hinton et al. 2015, section 2); axis 1 is C.
 
     With `keep_scale`, the exit's outputs are softened too, and the loss is scaled so that gradients keep their size.
@@ -69,7 +69,7 @@ class LabelTask(Task):
         return self.score(outputs_BC)[:, None]
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
-        return differ(early, full)
+        return label_loss(early, full)
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         return {"label": [self._name(value) for value in values], "score": list(scores)}
@@ -98,7 +98,7 @@ class LabelTask(Task):
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Returns cross-entropy to the full model's softened probabilities."""
-        return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
+        return distillation_loss(outputs_BC, full_BC, keep_scale=keep_scale)
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
         """Returns the temperature with the smallest negative log likelihood (temperature scaling).

@@ -174,7 +174,7 @@ class PoseTask(Task):
             )
         return positions
 
-    def check_taught(self, targets_N: ValueArray) -> None:
+    def check_coverage(self, targets_N: ValueArray) -> None:
         never_visible = np.isnan(targets_N).any(-1).all(0)
         if never_visible.any():
             name = self.joint_names[int(never_visible.argmax())]
@@ -200,7 +200,7 @@ class PoseTask(Task):
 
         mirrored_B = torch.from_numpy(self.mirrored(targets_B.numpy()))
         positions_B = torch.where(moves.mirrored_B[:, None, None], mirrored_B, targets_B)
-        return moves.of_places(positions_B, self.image_side, self.image_side)
+        return moves.of_points(positions_B, self.image_side, self.image_side)
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Returns mean squared error to the full model's heatmaps."""

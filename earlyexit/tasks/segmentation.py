@@ -16,7 +16,7 @@ from earlyexit.errors import DataError
 from earlyexit.network.boundary import MAX_SIDE, Column, PackedArray, Value
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import MOST_CLASSES, check_whole, colours, listed_names, read_mask, to_png
-from earlyexit.tasks.label import imitated
+from earlyexit.tasks.label import distillation_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +173,7 @@ class SegmentationTask(Task):
                 )
         return np.stack(masks)
 
-    def check_taught(self, targets_N: ValueArray) -> None:
+    def check_coverage(self, targets_N: ValueArray) -> None:
         learned_C = np.bincount(targets_N.reshape(-1), minlength=self.num_outputs) > 0
         learned_C[self._ignored_ids] = True
         if not learned_C.all():
@@ -206,7 +206,7 @@ class SegmentationTask(Task):
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Returns cross-entropy to the full model's softened probabilities, over the map's pixels."""
-        return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
+        return distillation_loss(outputs_BC, full_BC, keep_scale=keep_scale)
 
 
 def _array(value: Value) -> ValueArray:

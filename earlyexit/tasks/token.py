@@ -10,7 +10,7 @@ import numpy as np
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Column, PackedArray, Value
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
-from earlyexit.tasks.label import differ
+from earlyexit.tasks.label import label_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class TokenTask(Task):
         return first_B - second_B
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
-        return differ(early[:, 0, 0], full[:, 0, 0])
+        return label_loss(early[:, 0, 0], full[:, 0, 0])
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         return {"token": [first_token(value) for value in values], "score": list(scores)}

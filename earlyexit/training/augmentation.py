@@ -44,7 +44,7 @@ class Moves:
         maps_B1HW = self._mirrored(classes_BHW[:, None]).float() - outside
         return (self._sampled(maps_B1HW, "nearest") + outside).round()[:, 0].to(classes_BHW.dtype)
 
-    def of_places(self, places_BJ2: Tensor, height: int, width: int) -> Tensor:
+    def of_points(self, places_BJ2: Tensor, height: int, width: int) -> Tensor:
         """Returns the moved points, x and y in pixels, without mirroring; NaN for points that leave the image.
 
         0 and side - 1 are the centres of the outer pixels, so the image extends half a pixel beyond them.

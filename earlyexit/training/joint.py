@@ -23,7 +23,7 @@ from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.ramps import Descent, TrainOptions, draw, pack
+from earlyexit.training.ramps import Descent, TrainOptions, derived_seed, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class _Run:
 
     def epoch(self) -> None:
         """Train one epoch. Its random numbers depend only on the seed and the number of the epoch."""
-        torch.manual_seed(draw(self.options.seed, self.epochs_done))
+        torch.manual_seed(derived_seed(self.options.seed, self.epochs_done))
         self.model.train()
         self.descent.epoch(lambda positions: self._loss(self.train_K[positions], training=True))
         self.epochs_done += 1

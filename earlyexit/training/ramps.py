@@ -263,13 +263,13 @@ def _train_heads(
         losses = []
         for block, head in heads.items():
             if block in has_dropout:  # a seed per head, so that heads do not influence each other
-                torch.manual_seed(draw(options.seed, block, step))
+                torch.manual_seed(derived_seed(options.seed, block, step))
             losses.append(loss_of(head.classify(features[block][rows].to(device)), rows))
         return torch.stack(losses).sum()  # the sum, because then a head's gradient does not depend on other heads
 
     for block, head in heads.items():
         if not isinstance(head, BridgeRamp):
-            draw_anew(head, draw(options.seed, block))
+            reinitialise(head, derived_seed(options.seed, block))
         head.train()
     init_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
@@ -279,7 +279,7 @@ def _train_heads(
     model.eval()
 
 
-def draw_anew(head: nn.Module, seed: int) -> None:
+def reinitialise(head: nn.Module, seed: int) -> None:
     """Initialise a module's weights and the statistics of its norms at random, with the given seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -288,7 +288,7 @@ def draw_anew(head: nn.Module, seed: int) -> None:
                 reset()
 
 
-def draw(*numbers: int) -> int:
+def derived_seed(*numbers: int) -> int:
     """Returns a seed derived from the numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
@@ -311,15 +311,15 @@ def importance_of(
             f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
             f"{model.info.family!r} cannot measure"
         )
-    found: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
+    importances: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
     for rows in batches_by_length(encoded, batch):
         tensors, layout = pack([encoded[row] for row in rows], model.device)
         tensors = (*tensors, torch.zeros(layout.num_tokens, device=model.device))
         importance_N = model.run_blocks(0, model.num_blocks, tensors, layout)[-1]
         for row, of_input in zip(rows, torch.split(importance_N, layout.lengths_B.tolist()), strict=True):
-            found[row] = of_input.cpu().numpy()
-        progress("attention", sum(len(each) > 0 for each in found), len(encoded))
-    return found
+            importances[row] = of_input.cpu().numpy()
+        progress("attention", sum(len(of_input) > 0 for of_input in importances), len(encoded))
+    return importances
 
 
 @torch.inference_mode()
@@ -329,8 +329,8 @@ def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded]) -> float:
     It is the median over rounds, each with and without the measurement, on inputs of all lengths.
     """
     step = max(1, len(encoded) // TIMED_INPUTS)
-    some = sorted(encoded, key=lambda each: each.length)[::step][-TIMED_INPUTS:]
-    batches = [pack(some[first : first + TIMED_BATCH], model.device) for first in range(0, len(some), TIMED_BATCH)]
+    sample = sorted(encoded, key=lambda one_input: one_input.length)[::step][-TIMED_INPUTS:]
+    batches = [pack(sample[k : k + TIMED_BATCH], model.device) for k in range(0, len(sample), TIMED_BATCH)]
 
     def time_s(*, measured: bool) -> float:
         start_s = time.process_time()

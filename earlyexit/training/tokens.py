@@ -20,7 +20,7 @@ from earlyexit.network.piece import Layout
 from earlyexit.ramps.heads import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.offline import admitted_piece, batches, decoder_of
 from earlyexit.sequences.sequence import step_of
-from earlyexit.training.ramps import Descent, TrainOptions, draw_anew
+from earlyexit.training.ramps import Descent, TrainOptions, reinitialise
 
 TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6
@@ -38,19 +38,19 @@ class TokenStates:
 
 @torch.no_grad()
 def token_states(
-    model: EarlyExitModel, texts: Sequence[Sequence[int]], given: Sequence[int], options: TrainOptions
+    model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: TrainOptions
 ) -> TokenStates:
     """Returns the states at the tokens of texts, which are token ids.
 
-    `given`: the length of each text's prompt, its first tokens. A prompt has a state at its last token only.
+    `prompt_lengths`: the tokens of each text's prompt, its first tokens. Of a prompt, only the last token has a state.
     """
     last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
-    done, prompt_lengths = 0, iter(given)
+    done, lengths = 0, iter(prompt_lengths)
     for batch in batches(model, texts, max_tokens=0):
         steps, wanted = {}, []
         for key, text in enumerate(batch, start=1):
-            length, prompt_length = len(text.prompt), next(prompt_lengths)
+            length, prompt_length = len(text.prompt), next(lengths)
             steps[key] = step_of(text.prompt, key, 0, length, prompt_length)
             wanted.append(torch.arange(length) >= prompt_length - 1)
         piece, wanted_N = admitted_piece(model, steps), torch.cat(wanted)
@@ -85,7 +85,7 @@ def _initialise(ramp: NormedRamp, last_norm: torch.nn.Module, seed: int) -> None
 
     Decoders without a last norm, such as Marian, leave the ramp's norm at ones.
     """
-    draw_anew(ramp, seed)
+    reinitialise(ramp, seed)
     if isinstance(last_norm, torch.nn.RMSNorm):
         ramp.norm.weight.copy_(last_norm.weight)
     if isinstance(ramp, AdaptedRamp):

@@ -38,7 +38,7 @@ from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.data import RUNS, data_folder
@@ -194,19 +194,19 @@ class WaitedPolicy(RecordedPolicy):
     """Takes exits from records, after it has computed the entropy of the logits as a real policy does."""
 
     name = "recorded"
-    foreknows: ClassVar[bool] = False
+    ignores_outputs: ClassVar[bool] = False
 
     def __init__(self, answers: RecordedAnswers, judge: EntropyPolicy) -> None:
         super().__init__(answers, judge)
         self._reader = judge
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        self._reader.decide(ramp, opinion, state_BS, sample_ids)
-        return super().decide(ramp, opinion, state_BS, sample_ids)
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
+        self._reader.decide(ramp, output, state_BS, sample_ids)
+        return super().decide(ramp, output, state_BS, sample_ids)
 
-    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        self._reader.conclude(opinion, state_BS, sample_ids)
-        return super().conclude(opinion, state_BS, sample_ids)
+    def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        self._reader.conclude(output, state_BS, sample_ids)
+        return super().conclude(output, state_BS, sample_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer,
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from experiments.turns import Figures, in_turns, print_figures
@@ -85,9 +85,9 @@ class ScriptedPolicy(ExitPolicy):
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: torch.Tensor, sample_ids: Sequence[str]) -> Verdict:
+    def decide(self, ramp: int, output: ExitOutput, state_BS: torch.Tensor, sample_ids: Sequence[str]) -> Decision:
         leave = [not each.startswith(PROMPT) and _drawn(each) < self._share for each in sample_ids]
-        return Verdict(leave_B=torch.tensor(leave), value_B=None, score_B=torch.ones(len(leave)), state_BS=state_BS)
+        return Decision(leave_B=torch.tensor(leave), value_B=None, score_B=torch.ones(len(leave)), state_BS=state_BS)
 
 
 def _drawn(sample_id: str) -> float:

@@ -22,7 +22,7 @@ from earlyexit.network.boundary import FloatName
 from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, load_model, read_card
 from earlyexit.policies import make_policy
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.ensemble import STATE_DTYPE, mixed, weighted_state
 from earlyexit.policies.threshold import ThresholdPolicy, shares_above
 from earlyexit.tasks import find_task
@@ -104,7 +104,7 @@ def mixed_outputs(
     for block in sorted(outputs):
         if used is not None and chain.network_of(block) not in used:
             continue
-        result[block] = mixed(Opinion(task, outputs[block]), state_BS).outputs_BC
+        result[block] = mixed(ExitOutput(task, outputs[block]), state_BS).outputs_BC
         if block in weights:
             state_BS = weighted_state(result[block], weights[block])
     return result
@@ -243,12 +243,12 @@ def join_records(
     rows: list[int] = []
     records, shares = [], []
     for part_rows, outputs in parts:
-        opinions = {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
+        of_exits = {block: ExitOutput(task, outputs[block]) for block in sorted(outputs)}
         rows += part_rows
         known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
-        records.append(_records_of(opinions, policy, task, truth_N[list(part_rows)], known))
+        records.append(_records_of(of_exits, policy, task, truth_N[list(part_rows)], known))
         if choice is not None:  # the share of principal values above each level, for every ramp
-            (*ramps, _), levels_L = opinions.values(), torch.from_numpy(LEVELS)
+            (*ramps, _), levels_L = of_exits.values(), torch.from_numpy(LEVELS)
             of_ramps = [shares_above(each.principal_values, levels_L).cpu().numpy() for each in ramps]
             shares.append(np.stack(of_ramps, axis=1))
     joined = ExitRecords.join(records).subset(np.argsort(rows))
@@ -278,15 +278,15 @@ def records_from_outputs(
 
 
 def _records_of(
-    opinions: Mapping[int, Opinion], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
+    of_exits: Mapping[int, ExitOutput], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
 ) -> ExitRecords:
-    *ramps, last = opinions
+    *ramps, last = of_exits
     judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
     assert isinstance(judge, ThresholdPolicy)
-    answers_NE = np.stack([opinion.value_B.numpy() for opinion in opinions.values()], axis=1)
-    scores = [judge.score(ramp, opinions[ramp]).numpy() for ramp in ramps]
+    answers_NE = np.stack([of_exit.value_B.numpy() for of_exit in of_exits.values()], axis=1)
+    scores = [judge.score(ramp, of_exits[ramp]).numpy() for ramp in ramps]
     no_scores = np.zeros((len(truth_N), 0))
-    tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(opinions))], axis=1)
+    tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(of_exits))], axis=1)
     return ExitRecords.of_answers(
         answers_NE,
         score=policy,

@@ -86,7 +86,7 @@ def _train(
     codec = load_codec(model.info.codec, job, folder)
     targets = data.targets(model.task, codec) if data.are_labelled else None
     if targets is not None:
-        model.task.check_taught(targets)
+        model.task.check_coverage(targets)
     encoded = data.encode(codec)
     check_inputs(model, encoded[0])
     features = None

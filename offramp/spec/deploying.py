@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from cluster.devices import EMULATED
-from cluster.inventory import Inventory, from_nodes
+from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.local_ray.applications import APPLICATIONS
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
@@ -42,7 +42,7 @@ class Dashboard:
     def inventory(self) -> Inventory:
         """Returns the hardware of the cluster's nodes."""
         rows = _fields(self._request("GET", NODES, params={"limit": 10_000}), "data")["data"]["result"]["result"]
-        return from_nodes(
+        return inventory_of_nodes(
             {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
             for row in rows
         )

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cluster.devices import find_device
-from cluster.inventory import Inventory, lacking
+from cluster.inventory import Inventory, missing_accelerators
 from deployments.controller.settings import check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
@@ -78,10 +78,10 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
     document, controlled = parts.document, parts.document.planner.control
-    with parts.source.said_at(("planner", "tuning")):
+    with parts.source.errors_at(("planner", "tuning")):
         if not controlled and document.planner.tuning != "off":
             raise PlanError(f"tuning {document.planner.tuning!r} needs the controller, and planner.control is false")
-    with parts.source.said_at(("planner", "strategy")):
+    with parts.source.errors_at(("planner", "strategy")):
         if controlled and document.planner.strategy == "pame":
             raise PlanError("strategy pame plans from recorded batches, which a controller lacks: set control: false")
     return application_settings(
@@ -122,7 +122,7 @@ def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
         **confidence,
         **planner.model_dump(include=set(PlanningSettings.model_fields)),
     )
-    with parts.source.said_at(("planner", "tuning")):
+    with parts.source.errors_at(("planner", "tuning")):
         check_tuning(control, planner.probe_share)
     return control
 
@@ -132,14 +132,14 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
     _check_generating(parts)
     document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
     ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
-    with parts.source.said_at(("planner", "objective")):
+    with parts.source.errors_at(("planner", "objective")):
         objective = objective_of(document.planner.objective, "planner.objective")
     devices, by_price = parts.inventory.devices, isinstance(objective, MinimizeCost) or budget is not None
     unpriced = [name for name in parts.inventory.counts if devices[name].usd_per_hour is None]
-    with parts.source.said_at(("cluster", "devices", *unpriced[:1])):
+    with parts.source.errors_at(("cluster", "devices", *unpriced[:1])):
         if by_price and unpriced:
             raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
-    with parts.source.said_at(("model",)):
+    with parts.source.errors_at(("model",)):
         problem = PlanProblem(
             num_blocks=card.num_blocks,
             ramps=ramps,
@@ -165,7 +165,7 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
     if document.planner.strategy == "pame":
         problem = with_recorded_batches(problem, parts.exits.records, thresholds)
     limit = document.planner.batch_limit
-    with parts.source.said_at(("planner", "batch_limit")):
+    with parts.source.errors_at(("planner", "batch_limit")):
         return problem if limit is None else with_batch_limit(problem, limit)
 
 
@@ -174,13 +174,13 @@ def _check_generating(parts: ServiceParts) -> None:
     if not parts.card.generates:
         return
     planner, model = parts.document.planner, "a model that generates, whose inputs are steps of sequences"
-    with parts.source.said_at(("lengths",)):
+    with parts.source.errors_at(("lengths",)):
         if parts.document.lengths is not None:
             raise InputError(f"lengths are not for {model}: a problem file has those of prompts under `generation`")
-    with parts.source.said_at(("planner", "objective")):
+    with parts.source.errors_at(("planner", "objective")):
         if isinstance(objective_of(planner.objective, "planner.objective"), MinimizeLatency):
             raise InputError(f"minimal latency is not for {model}: choose the highest rate, or minimal cost")
-    with parts.source.said_at(("planner", "strategy")):
+    with parts.source.errors_at(("planner", "strategy")):
         if planner.strategy in ("apparate", "pame"):
             raise InputError(f"strategy {planner.strategy} is not for {model}")
 
@@ -190,14 +190,14 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
     document, card, exits = parts.document, parts.card, parts.exits
     if document.lengths is None:
         return problem
-    with parts.source.said_at(("planner", "strategy")):
+    with parts.source.errors_at(("planner", "strategy")):
         if document.planner.strategy == "pame":
             raise InputError("strategy pame plans from recorded batches, counted in inputs; leave lengths out")
-    with parts.source.said_at(("lengths",)):
+    with parts.source.errors_at(("lengths",)):
         if not card.has_tokens:
             raise InputError("lengths: the model's inputs have no tokens; leave lengths out")
     lengths = lengths_of(document.lengths, parts.source, parts.base)
-    with parts.source.said_at(("lengths",)):
+    with parts.source.errors_at(("lengths",)):
         longest = lengths.mean if lengths.longest is None else lengths.longest
         if longest > card.max_length:
             raise InputError(f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}")
@@ -216,7 +216,7 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
         plan = replace(plan, dispatch=planner.dispatch)
     if planner.order is None:
         return plan
-    with parts.source.said_at(("planner", "order")):
+    with parts.source.errors_at(("planner", "order")):
         return replace(plan, order=order_of(planner.order))
 
 
@@ -225,7 +225,7 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     file = ProblemFile(problem=problem, recorded=exits)
     result = answer(file, parts.document.planner.strategy, solve, compared=())
     if isinstance(result, NoPlanAnswer):
-        with parts.source.said_at(("slo",)):
+        with parts.source.errors_at(("slo",)):
             raise InputError(result.message)
     figures, scale = result.planned.figures, parts.inventory.time_scale
     in_real_seconds = replace(
@@ -241,8 +241,8 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
     card = parts.card
     plan = read_plan(path, ModelShape.of(card))
     policy = plan.policy or parts.exits.policy
-    with parts.source.said_at(("planner", "plan")):
-        missing = lacking(PlacedPlan(plan=plan).occupied, parts.inventory)
+    with parts.source.errors_at(("planner", "plan")):
+        missing = missing_accelerators(PlacedPlan(plan=plan).occupied, parts.inventory)
         if missing:
             listed = ", ".join(f"{count} {name}" for name, count in missing.items())
             raise InputError(f"{path} needs {listed} more than the cluster has")

@@ -172,14 +172,14 @@ class Exits(Recorded):
 def _exits(file: ServiceParts) -> Exits:
     """Reads policy, thresholds and records, which default to the calibration's."""
     document, model, card, source = file.document.accuracy, file.model, file.card, file.source
-    with source.said_at(("accuracy",)):
+    with source.errors_at(("accuracy",)):
         complete = document.policy is not None and document.thresholds is not None
         calibration = None if complete else read_calibration(model, file.calibration_folder)
         score = document.policy or (calibration.policy if calibration else "recorded")
     name = "recorded" if file.is_recorded else score
     named = None if document.records is None else (file.base / document.records).resolve()
     path = named or records_of(model, file.calibration_folder)
-    with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
+    with source.errors_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
         records = ExitRecords.load(path)
         if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
             raise InputError(
@@ -198,9 +198,9 @@ def _exits(file: ServiceParts) -> Exits:
         if calibration is not None:
             check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
         alone = alone_of(path, records)
-    with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
+    with source.errors_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
-    with source.said_at(("accuracy",)):
+    with source.errors_at(("accuracy",)):
         policy = (
             PolicySpec(name=name, thresholds=thresholds, records=str(path))
             if name == "recorded"
@@ -251,11 +251,11 @@ def _tables(file: ServiceParts) -> dict[str, LatencyTable]:
     """Returns the model's latency tables by device; raises InputError with the line of the device."""
     document, source, devices = file.document.model, file.source, tuple(file.inventory.counts)
     missing = [device for device in devices if device not in document.latency]
-    with source.said_at(("model", "latency")):
+    with source.errors_at(("model", "latency")):
         if missing:
             raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
     real = [device for device in devices if not device.startswith(EMULATED)]
-    with source.said_at(("model", "slower")):
+    with source.errors_at(("model", "slower")):
         if document.slower != 1 and real:
             raise InputError(f"slower {document.slower:g} is only for emulated accelerators, not for {', '.join(real)}")
     card, tables = file.card, dict[str, LatencyTable]()
@@ -284,9 +284,9 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
 def _check_memory(file: ServiceParts) -> None:
     """Raises InputError if a replica does not fit into the memory of its accelerator."""
     document, card = file.document.model, file.card
-    with file.source.said_at(("model", "folder")):
+    with file.source.errors_at(("model", "folder")):
         needed_bytes = document.memory_bytes or _parameter_bytes(file.model, card, document.dtype)
-    with file.source.said_at(("model",)):
+    with file.source.errors_at(("model",)):
         for device, each in file.inventory.devices.items():
             if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
                 of = "" if card.chain.is_one else f" of {' and '.join(card.chain.names)}"
@@ -322,14 +322,14 @@ def read_parts(path: Path) -> ServiceParts:
         inventory = build_inventory(document.cluster, source, ("cluster",))
     else:
         inventory = read_inventory(base / document.cluster)
-    with source.said_at(("cluster",)):
+    with source.errors_at(("cluster",)):
         if not inventory.counts:
             raise InputError("the cluster has no accelerator: every count is 0")
     model = (base / document.model.folder).resolve()
-    with source.said_at(("model", "folder")):
+    with source.errors_at(("model", "folder")):
         card = read_card(model)
     if document.model.models is not None:
-        with source.said_at(("model", "models")):
+        with source.errors_at(("model", "models")):
             expected = [(base / each).resolve() for each in document.model.models]
             members = [each.resolve() for each in card.members(model)]
             if members != expected:
@@ -348,7 +348,7 @@ def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
     Raises InputError if `accuracy.prune` is set and impossible, and for a calibration of other models.
     """
     prune, reason = parts.document.accuracy.prune, _why_not_pruned(parts)
-    with parts.source.said_at(("accuracy", "prune") if prune else ("accuracy",)):
+    with parts.source.errors_at(("accuracy", "prune") if prune else ("accuracy",)):
         if prune and reason is not None:
             raise InputError(f"accuracy.prune: {reason}")
         path = parts.model / PRUNED / CALIBRATION_FILE

@@ -40,7 +40,7 @@ from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_mo
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies import make_policy
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
 from earlyexit.policies.foresight import SimilarPolicy
@@ -181,10 +181,12 @@ CASES: dict[str, Case] = {
     "policy: ramps without a threshold": lambda: ConfidencePolicy({1: 0.5, 0: 0.5}).check_ramps([0, 2, 3]),
     "policy: patience of nothing": lambda: make_policy("patience", patience=0),
     "policy: no votes": lambda: make_policy("voting", votes=0),
-    "policy: not probed": lambda: PatiencePolicy(1).look(0, Opinion(LABELS, torch.zeros(1, 2)), torch.zeros(1, 2), "a"),
+    "policy: not probed": lambda: PatiencePolicy(1).look(
+        0, ExitOutput(LABELS, torch.zeros(1, 2)), torch.zeros(1, 2), "a"
+    ),
     "policy: ramps not recorded": lambda: RecordedPolicy(RECORDS, EntropyPolicy(0.5)).check_ramps([2, 3]),
     "policy: id not recorded": lambda: RecordedPolicy(RECORDS, EntropyPolicy(0.5)).full_answers(
-        Opinion(LABELS, torch.zeros(1, 2)), ["y#1"]
+        ExitOutput(LABELS, torch.zeros(1, 2)), ["y#1"]
     ),
     "policy: wrapper of nothing": lambda: exit_wrapper(),  # type: ignore[call-overload] # the point
     "policy: own is none": lambda: make_policy("own", own=f"{__name__}:circle"),
@@ -225,7 +227,7 @@ CASES: dict[str, Case] = {
     "joints: too few": lambda: BODY.targets([[[1, 1]] * 3, [[1, 1]] * 2]),
     "joints: outside": lambda: BODY.targets([[[1, 1], [40, 3], [1, 1]]]),
     "joints: half of a place": lambda: BODY.targets([[[1, 1], [1, math.nan], [1, 1]]]),
-    "joints: never seen": lambda: BODY.check_taught(BODY.targets([[[1, 1], [math.nan] * 2, [1, 1]]])),
+    "joints: never seen": lambda: BODY.check_coverage(BODY.targets([[[1, 1], [math.nan] * 2, [1, 1]]])),
     "segmentation: one class": lambda: find_task({**STREET.spec(), "class_names": ["road"]}),
     "segmentation: unknown ignored": lambda: find_task({**STREET.spec(), "ignored": ["fog"]}),
     "segmentation: all ignored": lambda: find_task({**STREET.spec(), "ignored": list(STREET.class_names)}),
@@ -241,7 +243,7 @@ CASES: dict[str, Case] = {
     "mask: a large text": lambda: STREET.targets([png_with_large_text()]),
     "mask: three axes": lambda: STREET.targets([MASK[None]]),
     "mask: a word": lambda: STREET.targets(["road"]),
-    "mask: class never seen": lambda: STREET.check_taught(MASK[None]),
+    "mask: class never seen": lambda: STREET.check_coverage(MASK[None]),
     # Ramps
     "ramp: the first token of a map": lambda: pooled_size((6, 9, 9), "first"),
     "ramp: a map of four sides": lambda: pooled_size((6, 2, 2, 2, 2), "mean"),

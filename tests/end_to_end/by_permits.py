@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from earlyexit.policies.base import Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput
 from earlyexit.policies.threshold import ConfidencePolicy
 
 PERMITS = "OFFRAMP_TEST_PERMITS"
@@ -26,12 +26,12 @@ class Permitted(ConfidencePolicy):
 
     name = "own"
 
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+    def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
         if ramp == RAMP:
             until_s = time.monotonic() + PATIENCE_S
             while not _taken(Path(os.environ[PERMITS])) and time.monotonic() < until_s:
                 time.sleep(LOOK_S)
-        return super().decide(ramp, opinion, state_BS, sample_ids)
+        return super().decide(ramp, output, state_BS, sample_ids)
 
 
 def _taken(permits: Path) -> bool:

@@ -24,7 +24,7 @@ from earlyexit.network.boundary import Encoded, Split
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -73,7 +73,7 @@ def serve(
 ) -> Served:
     """Serves a plan of two stages in which half of the inputs leave in the first; expects the uncut model's answers."""
     outputs = exit_outputs(model, [Encoded(1, (each[None],)) for each in inputs])
-    answer_of = {block: Opinion(model.task, given) for block, given in outputs.items()}
+    answer_of = {block: ExitOutput(model.task, given) for block, given in outputs.items()}
     ramp, last = model.ramp_indices[0], model.num_blocks - 1
     sure_B = answer_of[ramp].score_B.numpy()
     threshold = float(np.median(sure_B))

@@ -21,7 +21,7 @@ from earlyexit.network.checkpoint import random_model
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.store import save_model
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
@@ -161,7 +161,7 @@ def median_entropies(model: EarlyExitModel, codec: Codec[str], texts: tuple[str,
     logits = exit_outputs(model, codec.encode(texts))
     thresholds = {}
     for ramp in RAMPS:
-        entropies = torch.sort(EntropyPolicy(0.0).score(ramp, Opinion(model.task, logits[ramp]))).values
+        entropies = torch.sort(EntropyPolicy(0.0).score(ramp, ExitOutput(model.task, logits[ramp]))).values
         middle = len(texts) // 2
         thresholds[ramp] = float(entropies[middle - 1] + entropies[middle]) / 2
     return thresholds

@@ -24,7 +24,7 @@ from earlyexit.network.boundary import Encoded, entry_piece
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import from_wire
 from earlyexit.network.store import load_model, read_card
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
@@ -149,7 +149,7 @@ def test_rules_look_at_margins_and_at_two_ramps_and_texts_need_a_tokenizer(netwo
 
     sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]
     none_BS = torch.zeros(2, 1)
-    said = Opinion(LabelTask(("a", "b", "c")), torch.tensor([sure, unsure]))
+    said = ExitOutput(LabelTask(("a", "b", "c")), torch.tensor([sure, unsure]))
     assert margin.decide(0, said, torch.zeros(2, 0), ("a", "b")).leave_B.tolist() == [True, False]
     first = twice_sure.decide(0, said, none_BS, ("a", "b"))
     assert (first.leave_B.tolist(), first.state_BS.tolist()) == ([False, False], [[1.0], [0.0]])

@@ -264,7 +264,7 @@ class NumberCodec(Codec[int]):
             for number, each in zip(rows, given, strict=True)
         ]
 
-    def surely_takes(self, row: int) -> bool:
+    def surely_accepts(self, row: int) -> bool:
         return True
 
 

@@ -31,7 +31,7 @@ from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
-from earlyexit.tasks.label import differ
+from earlyexit.tasks.label import label_loss
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from profiles.stream import Observations, StreamShape
@@ -228,7 +228,7 @@ class Ingress:
             slack=settings.slack,
             admits=not watch.sequences,
             shape=SHAPE,
-            loss=TokenTask(VOCABULARY).loss if watch.sequences else differ,
+            loss=TokenTask(VOCABULARY).loss if watch.sequences else label_loss,
             probe_share=settings.probe_share,
         )
         self.core = IngressCore(name, placed, rules, self.rng)

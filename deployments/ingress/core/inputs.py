@@ -20,7 +20,7 @@ from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, Pla
 from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget
-from earlyexit.tasks.label import differ
+from earlyexit.tasks.label import label_loss
 from optimizer.plan import Plan
 from profiles.records import Loss
 from profiles.stream import StreamShape
@@ -45,7 +45,7 @@ class IngressOptions:
     """Whether requests that would be late are refused. Without an SLO none is refused."""
     shape: StreamShape | None = None
     """What is observed of probes and of inputs that stay; None: nothing."""
-    loss: Loss = differ
+    loss: Loss = label_loss
     """The task's loss between early answers and the full model's answers."""
     probe_share: float = 0.0
     """The share of probes among the calls with new inputs or, for a decoder, among the sequences."""

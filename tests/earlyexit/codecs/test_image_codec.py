@@ -42,7 +42,7 @@ def in_base64(content: bytes) -> str:
     ],
     ids=["file", "base64 element", "uint8", "fp32", "fp16", "json", "webp in a json list", "body"],
 )
-def test_an_image_is_the_same_pixels_however_it_comes(row: ImageRow) -> None:
+def test_an_image_has_the_same_pixels_in_every_input_format(row: ImageRow) -> None:
     [encoded] = CODEC.encode([row])
     [pixels] = encoded.tensors
     assert (encoded.length, pixels.dtype) == (1, np.dtype(np.uint8))
@@ -59,7 +59,7 @@ def test_inputs_are_files_or_pixels_of_the_size_and_files_and_many_pixels_leave_
     ]
 
 
-def test_a_card_says_how_an_image_comes_to_its_size() -> None:
+def test_the_spec_of_an_image_codec_has_its_size() -> None:
     spec = {"name": "image", "height": 224, "width": 224, "shortest_edge": 256, "interpolation": "bicubic"}
     codec = find_codec(spec, Path())
     assert codec.spec() == spec
@@ -112,7 +112,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), size, "it"), expected)
 
 
-def test_a_broken_exif_block_is_no_reason_to_refuse_nor_are_several_pictures() -> None:
+def test_a_broken_exif_block_and_several_pictures_are_accepted() -> None:
     for exif in (b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0garbage"):
         np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), SMALL, "it"), PHOTO)
     other = Image.fromarray(noise(4, 6, seed=1))
@@ -147,7 +147,7 @@ def test_fifty_thousand_by_fifty_thousand_pixels_cost_no_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kilobytes
 
 
-def test_a_jpeg_with_scans_without_end_is_refused() -> None:
+def test_a_jpeg_with_too_many_scans_is_refused() -> None:
     jpeg = file_of(noise(16, 16), "JPEG", progressive=True)
     last = jpeg.rindex(b"\xff\xda")
     with pytest.raises(UnprocessableInputError, match=f"it has more than {MAX_SCANS} scans"):
@@ -230,7 +230,7 @@ def test_json_is_nested_lists_or_objects() -> None:
 
 
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
-def test_every_datatype_is_taken(datatype: str) -> None:
+def test_every_datatype_is_accepted(datatype: str) -> None:
     codec = TensorCodec([{"name": "x", "datatype": datatype, "shape": [2]}])
     [[array]], _ = codec.from_json([True, False] if datatype == "BOOL" else [1, 0])
     assert array.dtype == DATATYPES[datatype]
@@ -245,7 +245,7 @@ def spectrum(bins: int) -> TensorCodec:
     return TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [bins]}])
 
 
-def test_a_card_says_its_columns_or_names_ones_own_codec() -> None:
+def test_a_card_has_the_columns_or_names_a_users_own_codec() -> None:
     [column] = find_codec({"name": f"{__name__}:spectrum", "bins": 40}, Path()).inputs
     assert column.shape == (40,)
     spec = SPECTRUM.spec()

@@ -18,7 +18,7 @@ from earlyexit.codecs.image import ImageCodec, ImageSize
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.data import source_file
 from earlyexit.data.images import LARGEST_BYTES, check_file, is_images, open_images
-from earlyexit.data.rows import LabelledRows, fitted, has_labels, read_arrays, read_labelled, write_labelled
+from earlyexit.data.rows import LabelledRows, has_labels, read_arrays, read_labelled, scaled_joints, write_labelled
 from earlyexit.data.source_file import Source, StrictDocument, line_of, read_source
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, InputError, PlanError
@@ -62,7 +62,7 @@ def test_texts_without_labels_are_lines(tmp_path: Path) -> None:
     assert read_texts(path) == ("play jazz", "stop")
 
 
-def test_a_share_of_every_label_is_divided_off_at_random_but_never_all_of_it() -> None:
+def test_a_random_share_of_every_label_but_never_all_is_split_off() -> None:
     texts = (*(f"{label}{row}" for label in "ab" for row in range(10)), "c0")
     whole = LabelledRows.of_texts(texts=texts, labels=(text[0] for text in texts))
     rest, held = whole.divide(0.3, seed=1)
@@ -220,7 +220,7 @@ def test_arrays_are_read_by_name_whatever_the_file_is_called(tmp_path: Path) -> 
 # Files that are not there
 
 
-def test_what_is_not_there_is_told_from_a_folder_and_from_what_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_missing_files_folders_and_unreadable_paths_have_different_errors(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check_file(tmp_path / "file")
     wrong = (
@@ -269,7 +269,7 @@ def test_a_part_is_one_of_the_folders_inside(made: Maker) -> None:
         assert (images.names, images.labels) == (("test/cat/2.png",), ("cat",))
 
 
-def test_one_image_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_single_image_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "photo.JPG").write_bytes(b"x")
     with open_images(tmp_path / "photo.JPG") as images:
         assert (images.names, list(images)) == (("photo.JPG",), [b"x"])
@@ -294,7 +294,7 @@ def test_a_broken_member_is_named_and_one_that_unpacks_to_too_much_refused(tmp_p
         images.read(0)
 
 
-def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path: Path) -> None:
+def test_a_member_unpacks_to_at_most_its_declared_size(tmp_path: Path) -> None:
     with open_images(one_image(tmp_path, bytes(20_000_000), zipfile.ZIP_DEFLATED, says=10)) as images:
         tracemalloc.start()
         try:
@@ -307,7 +307,7 @@ def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path
 
 
 @pytest.mark.parametrize(("name", "expected"), [("a.zip", True), ("a.PNG", True), ("a.csv", False), ("a.npy", False)])
-def test_names_tell_images_from_other_data(tmp_path: Path, name: str, expected: bool) -> None:
+def test_paths_of_images_are_recognised_by_name(tmp_path: Path, name: str, expected: bool) -> None:
     assert is_images(tmp_path / name) is expected
     assert is_images(tmp_path)
 
@@ -336,7 +336,7 @@ def test_joints_are_read_in_the_order_of_the_first_image_divided_and_picked(tmp_
     assert last.labels[0] is rows.labels[5]
 
 
-def test_joints_go_along_where_an_image_is_brought_to_another_size(tmp_path: Path) -> None:
+def test_joints_are_resized_with_their_image(tmp_path: Path) -> None:
     table = write_poses(tmp_path / "set", width=64, height=48)
     rows = read_labelled(tmp_path / "set", joints=table)
     targets = rows.targets(POSE, ImageCodec(32, 32))
@@ -344,10 +344,10 @@ def test_joints_go_along_where_an_image_is_brought_to_another_size(tmp_path: Pat
     assert targets[1, 0].tolist() == pytest.approx([(x + 0.5) / 2 - 0.5, (y + 0.5) * 32 / 48 - 0.5])
 
 
-def test_joints_that_are_cut_off_are_not_seen() -> None:
+def test_joints_that_are_cropped_are_not_visible() -> None:
     """Of 64 x 32 pixels the middle 32 x 32 are kept."""
     size = ImageSize(height=32, width=32, shortest_edge=32)
-    found = fitted(np.array([[15, 3], [16, 3], [47, 31], [48, 31]], dtype=np.float32), (64, 32), size)
+    found = scaled_joints(np.array([[15, 3], [16, 3], [47, 31], [48, 31]], dtype=np.float32), (64, 32), size)
     assert np.isnan(found[[0, 3]]).all()
     assert found[[1, 2]].tolist() == [[0, 3], [31, 31]]
 
@@ -403,7 +403,7 @@ def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:
     codec = ImageCodec(40, 20)
     (x, y), image = rows.labels[0][0].astype(int), np.asarray(rows.encode(codec)[0].tensors[0])[0]
     assert image[y, x].tolist() == [255] * 3
-    assert fitted(rows.labels[0], (rows.sides or ())[0], codec.size).tolist() == [[16, 35]]
+    assert scaled_joints(rows.labels[0], (rows.sides or ())[0], codec.size).tolist() == [[16, 35]]
     table.write_text("image,joint,x,y,visible\na.png,neck,35,3,1\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"joint 'neck' at \(35, 3\) is outside its image of 20 x 40 pixels"):
         read_labelled(tmp_path / "set", joints=table)
@@ -427,46 +427,46 @@ def test_numbers_are_the_same_in_yaml_and_in_python(tmp_path: Path, text: str) -
 
 
 @pytest.mark.parametrize("text", ["e5", "1e", "1e5s", "v1.5e3", "1-2e3", "2026-10-17e1"])
-def test_words_that_look_like_numbers_stay_words(tmp_path: Path, text: str) -> None:
+def test_texts_that_look_like_numbers_stay_texts(tmp_path: Path, text: str) -> None:
     assert read_source(put(tmp_path / "a.yaml", f"x: {text}\n"), DataError).document == {"x": text}
 
 
 @pytest.mark.parametrize("raises", [DataError, PlanError])
-def test_what_is_wrong_is_raised_as_the_readers_error(tmp_path: Path, raises: type[InputError]) -> None:
+def test_errors_have_the_readers_class(tmp_path: Path, raises: type[InputError]) -> None:
     source = read_source(put(tmp_path / "a.yaml", "rest: {}\nx: far\n"), raises)
     with pytest.raises(raises, match=r"a\.yaml:2: x: Input should be a valid number"):
         source.parse(Point, called="the point")
-    with pytest.raises(raises, match=r"a\.yaml:2: too far"), source.said_at(("x",)):
+    with pytest.raises(raises, match=r"a\.yaml:2: too far"), source.errors_at(("x",)):
         raise raises("too far")
 
 
-def test_another_error_is_left_as_it_is() -> None:
-    with pytest.raises(PlanError) as kept, Source(document={}, where="a", raises=DataError).said_at(("x",)):
+def test_errors_of_other_classes_are_not_changed() -> None:
+    with pytest.raises(PlanError) as kept, Source(document={}, where="a", raises=DataError).errors_at(("x",)):
         raise PlanError("no plan")
     assert str(kept.value) == "no plan"
 
 
-def test_the_line_of_what_is_not_there_is_that_of_the_nearest_above() -> None:
+def test_the_line_of_a_missing_value_is_that_of_its_nearest_parent() -> None:
     text = "a:\n  b:\n    - 1\n    - 2\n"
     assert [line_of(text, path) for path in (("a", "b", 1), ("a", "b", 7), ("a", "c"), ("z",), ())] == [4, 3, 2, 1, 1]
     assert line_of("", ("a",)) == 1
 
 
-def test_json_is_read_as_json_where_the_name_says_so(tmp_path: Path) -> None:
+def test_files_named_json_are_read_as_json(tmp_path: Path) -> None:
     text = '{\n\t"x": 1e-05,\n\t"rest": {"face": "\\ud83d\\ude00"}\n}'
     source = read_source(put(tmp_path / "a.json", text), DataError)
     assert source.document == {"x": 1e-05, "rest": {"face": "\U0001f600"}}
     assert line_of(source.text, ("rest", "face")) == 3
 
 
-def test_keys_that_a_merge_replaces_do_not_stand_twice(tmp_path: Path) -> None:
+def test_keys_that_a_merge_replaces_are_not_duplicates(tmp_path: Path) -> None:
     text = "rest:\n  a: &a {b: 1, c: 2}\n  d: {<<: *a, c: 3}\n"
     assert read_source(put(tmp_path / "a.yaml", text), DataError).document == {
         "rest": {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}
     }
 
 
-def test_of_a_list_that_is_wrong_throughout_the_first_mistake_is_named() -> None:
+def test_the_first_mistake_of_a_long_wrong_list_is_named() -> None:
     class Many(StrictDocument):
         xs: list[float]
 
@@ -488,7 +488,7 @@ def repeated(levels: int, begin: str, each: str) -> str:
 @pytest.mark.parametrize(
     ("begin", "each"), [("[lol]", "[{}]"), ("{k: 1}", "{{<<: [{}]}}")], ids=["lists", "merged mappings"]
 )
-def test_a_small_file_of_aliases_that_says_billions_of_values_is_refused_where_they_become_too_many(
+def test_a_small_file_whose_aliases_expand_to_billions_of_values_is_refused(
     tmp_path: Path, begin: str, each: str
 ) -> None:
     text = repeated(12, begin, each)
@@ -497,7 +497,7 @@ def test_a_small_file_of_aliases_that_says_billions_of_values_is_refused_where_t
         read_source(put(tmp_path / "plan.yaml", text), PlanError)
 
 
-def test_few_aliases_say_what_they_name_and_long_files_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_aliases_and_long_files_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = read_source(
         put(tmp_path / "plan.yaml", "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a]\nc: {<<: *a, x: 4}\n"), PlanError
     )

@@ -54,7 +54,7 @@ def model(reference: LlamaForCausalLM) -> EarlyExitModel:
     return decoder(reference)
 
 
-def test_copies_are_of_the_state_that_a_token_left_with(model: EarlyExitModel, reference: LlamaForCausalLM) -> None:
+def test_copies_are_of_the_state_at_the_exit(model: EarlyExitModel, reference: LlamaForCausalLM) -> None:
     backbone = backbone_of(model)
     backbone.fill = "copy"
     sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
@@ -79,7 +79,7 @@ def test_copies_are_of_the_state_that_a_token_left_with(model: EarlyExitModel, r
     _end(model)
 
 
-def test_what_does_not_fit_the_store_fails_alone(reference: LlamaForCausalLM) -> None:
+def test_only_the_sequence_that_does_not_fit_the_store_fails(reference: LlamaForCausalLM) -> None:
     model = decoder(reference, num_pages=4)
     Handfuls(model=model).run({1: sequence([1, 2], max_tokens=14)}, end=False)
     with pytest.raises(OverloadedError, match="1 pages are needed for keys and values, 0 of 4 are free"):
@@ -88,7 +88,7 @@ def test_what_does_not_fit_the_store_fails_alone(reference: LlamaForCausalLM) ->
     Handfuls(model=model).run({2: sequence([1, 2], max_tokens=2)})
 
 
-def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
+def test_warm_up_inputs_belong_to_no_sequence(model: EarlyExitModel) -> None:
     lengths_B = np.array([3, 1], dtype=np.int32)
     ids_N, run_B5 = arbitrary_tensors(model, 0, lengths_B, np.random.default_rng(0))
     assert run_B5.tolist() == [[0, 0, 0, 0, 0]] * 2
@@ -99,7 +99,7 @@ def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**31 - 1, 2**31, 2**62 - 1])
-def test_a_sequences_number_travels_in_two_halves(number: int) -> None:
+def test_the_number_of_a_sequence_is_sent_in_two_halves(number: int) -> None:
     high, low, *others = np.array(run_of(number, 5, 9, 3), dtype=np.int32).tolist()
     assert (sequence_of(high, low), *others) == (number, 5, 9, 3)
 
@@ -212,7 +212,7 @@ class Stages:
 
 @pytest.mark.parametrize("bounds", every_bounds(NUM_BLOCKS), ids=str)
 @pytest.mark.parametrize("fill", ["compute", "copy"])
-def test_stages_say_what_the_unsplit_model_does(
+def test_stages_answer_like_the_unsplit_model(
     models: list[EarlyExitModel], expected: Mapping[Fill, Told], bounds: tuple[int, ...], fill: Fill
 ) -> None:
     stages, sequences = Stages.of(models, bounds, fill, seed=len(bounds)), begun()
@@ -223,7 +223,7 @@ def test_stages_say_what_the_unsplit_model_does(
     assert [backbone_of(model).memory.kv.use.pages for model in models] == [0] * NUM_BLOCKS
 
 
-def test_thresholds_fall_along_answers_of_any_cut(models: list[EarlyExitModel], expected: Mapping[Fill, Told]) -> None:
+def test_thresholds_decay_under_any_cut(models: list[EarlyExitModel], expected: Mapping[Fill, Told]) -> None:
     """A token's place in its answer hops along."""
     policy = ConfidencePolicy(SOMETIMES.thresholds, decay=3.0)
     backbone_of(models[0]).fill = "compute"
@@ -325,7 +325,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [64, 3])
-def test_one_begun_anew_goes_on(answering: EarlyExitModel, kind: str, greedily: list[list[int]], chunk: int) -> None:
+def test_a_restart_continues(answering: EarlyExitModel, kind: str, greedily: list[list[int]], chunk: int) -> None:
     begun = sequence(SOURCES[1], chunk=chunk, start=START[kind])
     said = greedily[1] if START[kind] is None else greedily[1][1:]
     say(begun, said[:7])
@@ -334,7 +334,7 @@ def test_one_begun_anew_goes_on(answering: EarlyExitModel, kind: str, greedily: 
 
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 3, 5), (0, 1, 4, 5)], ids=str)
-def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_the_full_model_does(
+def test_skipped_blocks_get_the_keys_and_values_of_the_full_model(
     theirs: Any, kind: str, bounds: tuple[int, ...]
 ) -> None:
     answering = ours(theirs).double()  # in float32 rounding alone comes to 2e-5 of the largest on some processors
@@ -356,7 +356,7 @@ def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_t
 
 
 @pytest.mark.parametrize("fill", ["compute", "copy"])
-def test_answers_do_not_depend_on_batch_mates(answering: EarlyExitModel, kind: str, fill: Fill) -> None:
+def test_answers_do_not_depend_on_other_inputs(answering: EarlyExitModel, kind: str, fill: Fill) -> None:
     backbone_of(answering).fill = fill
     found = []
     for seed in range(3):
@@ -367,7 +367,7 @@ def test_answers_do_not_depend_on_batch_mates(answering: EarlyExitModel, kind: s
     assert found[0] == found[1] == found[2]
 
 
-def test_saved_models_answer_alike(
+def test_saved_models_are_equal(
     answering: EarlyExitModel, kind: str, greedily: list[list[int]], tmp_path: Path
 ) -> None:
     save_model(answering, tmp_path)

@@ -85,7 +85,7 @@ def test_fine_tuned_logits_equal_those_of_transformers(family: str, mixed: list[
     torch.testing.assert_close(exit_outputs(model, mixed)[2], theirs(**hf_inputs(mixed)).logits, rtol=0, atol=1e-5)
 
 
-def test_a_checkpoints_order_of_the_labels_wins_over_the_datas() -> None:
+def test_the_order_of_labels_is_the_checkpoints_not_the_datas() -> None:
     theirs = hf_model("bert", id2label=dict(enumerate(NAMES)))
     theirs.config.id2label = {0: "good", 1: "bad", 2: "fair"}
     pretrained = find_family("bert").from_transformers(theirs)
@@ -203,7 +203,7 @@ def test_a_head_for_another_task_is_not_kept(num_labels: int, task: Task, tmp_pa
     assert model.task == task
 
 
-def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> None:
+def test_the_expected_error_of_a_number_before_training_is_its_scale(tmp_path: Path) -> None:
     checkpoint(tmp_path, num_labels=1)
     model = ours(tmp_path, STARS)
     outputs_NC = exit_outputs(model, [Encoded(each.length, each.tensors[:1]) for each in some_pairs()])[2]
@@ -285,7 +285,7 @@ def test_regions_are_dilated_as_in_the_published_networks_for_segmentation() -> 
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
-def test_state_dicts_stand_beside_other_facts_and_may_have_been_trained_in_parallel(key: str, tmp_path: Path) -> None:
+def test_state_dicts_may_be_nested_and_from_data_parallel_training(key: str, tmp_path: Path) -> None:
     network = resnet(18)
     state = {f"module.{name}": tensor for name, tensor in network.state_dict().items()}
     model = model_of(saved({key: state, "epoch": 3}, tmp_path))
@@ -294,7 +294,7 @@ def test_state_dicts_stand_beside_other_facts_and_may_have_been_trained_in_paral
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "vgg-11"])
-def test_images_come_to_what_the_network_was_made_for(name: str, tmp_path: Path) -> None:
+def test_images_are_resized_for_the_network(name: str, tmp_path: Path) -> None:
     make, sizes = NETWORKS[name]
     pretrained, _ = load_pretrained(saved(make(*sizes).state_dict(), tmp_path))
     assert pretrained.codec == {"name": "image", "height": 224, "width": 224, "shortest_edge": 256}

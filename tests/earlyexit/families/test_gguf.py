@@ -47,7 +47,7 @@ def test_a_file_of_another_make_is_refused_by_its_name(architecture: str, kind: 
         load_pretrained(written(tmp_path / "model.gguf", architecture, kind))
 
 
-def test_a_file_that_is_none_or_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_a_broken_or_truncated_file_is_refused(tmp_path: Path) -> None:
     whole = Path(written(tmp_path / "model.gguf", "llama")).read_bytes()
     for content in (b"hello", whole[:40], whole[:200]):
         (tmp_path / "model.gguf").write_bytes(content)

@@ -107,7 +107,7 @@ def fresh_model() -> EarlyExitModel:
     return ramped(pretrained, family, LABELS, codec=CODEC, ramps=GRID)
 
 
-def test_what_crosses_is_known_by_trying_without_moving_statistics() -> None:
+def test_boundaries_are_found_by_a_run_that_does_not_change_statistics() -> None:
     model = fresh_model()
     assert model.boundary(-1) == (PIXELS,)
     assert tuple(tuple(each.shape for each in model.boundary(block)) for block in range(4)) == SHAPES
@@ -197,7 +197,7 @@ def of_numbers(count: int) -> list[Encoded]:
         ),
     ],
 )
-def test_a_network_that_does_not_keep_to_rows_is_refused(backbone: Callable[[], Backbone], message: str) -> None:
+def test_a_network_with_other_numbers_of_rows_is_refused(backbone: Callable[[], Backbone], message: str) -> None:
     with pytest.raises(ModelFolderError, match=message):
         check_own(backbone())
 
@@ -207,7 +207,7 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
     return ramped(pretrained, "none", LABELS, codec={"name": "tensor"}, ramps=GRID)
 
 
-def test_whole_numbers_may_cross_and_numbers_enter_in_the_networks_precision() -> None:
+def test_integers_may_cross_boundaries_and_floats_have_the_networks_dtype() -> None:
     backbone = rows_of_three(Counting(), Counting())
     check_own(backbone)
     model = model_of(backbone)
@@ -302,7 +302,7 @@ def model() -> EarlyExitModel:
     return small()
 
 
-def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_by_one_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_inputs_of_unequal_lengths_attend_separately_if_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layout_of(7, 2).scheme == "apart"
     assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"
     assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)
@@ -315,7 +315,7 @@ def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_by_one_where_it_pays(monk
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=12), attention=st.sampled_from(SCHEMES))
-def test_batch_mates_change_no_outputs(model: EarlyExitModel, lengths: list[int], attention: Attention) -> None:
+def test_other_inputs_do_not_matter(model: EarlyExitModel, lengths: list[int], attention: Attention) -> None:
     model.attention = attention
     inputs = random_inputs(np.random.default_rng(sum(lengths)), lengths)
     piece = piece_of(model, POLICY, inputs)
@@ -329,7 +329,7 @@ def test_batch_mates_change_no_outputs(model: EarlyExitModel, lengths: list[int]
 
 @pytest.mark.parametrize("attention", SCHEMES)
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "mpnet"])
-def test_every_cut_answers_as_uncut_and_alone(family: str, attention: Attention) -> None:
+def test_every_cut_gives_the_answers_of_the_unsplit_model(family: str, attention: Attention) -> None:
     model = small(family=family, seed=2)
     inputs = random_inputs(np.random.default_rng(3), MIXED)
     alone = answers_alone(model, POLICY, inputs)

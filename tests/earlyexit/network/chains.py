@@ -15,7 +15,7 @@ from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, ModelInfo, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece
-from earlyexit.policies.base import ExitPolicy, Opinion
+from earlyexit.policies.base import ExitOutput, ExitPolicy
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.network.cuts import in_random_order
 from tests.earlyexit.network.models import small
@@ -98,19 +98,19 @@ def offline(
     for k, sample_id in enumerate(inputs.ids):
         state = policy.initial_state(1, network.task.num_outputs, network.device)
         for block in sorted(outputs):
-            opinion = Opinion(network.task, outputs[block][k : k + 1])
+            of_exit = ExitOutput(network.task, outputs[block][k : k + 1])
             if block == last:
-                value_B, score_B = policy.conclude(opinion, state, (sample_id,))
+                value_B, score_B = policy.conclude(of_exit, state, (sample_id,))
                 leaves = True
             else:
                 if policy.can_look(block):
-                    score, value = policy.look(block, opinion, state, (sample_id,))
+                    score, value = policy.look(block, of_exit, state, (sample_id,))
                     said[sample_id, block] = (float(score[0]), int(value[0]))
                 if block not in ramps:
                     continue
-                verdict = policy.decide(block, opinion, state, (sample_id,))
+                verdict = policy.decide(block, of_exit, state, (sample_id,))
                 state, leaves = verdict.state_BS, bool(verdict.leave_B[0])
-                value_B = opinion.value_B if verdict.value_B is None else verdict.value_B
+                value_B = of_exit.value_B if verdict.value_B is None else verdict.value_B
                 score_B = verdict.score_B
             if leaves and sample_id not in answers:
                 answers[sample_id] = Answer(

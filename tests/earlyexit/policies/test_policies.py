@@ -17,7 +17,7 @@ from earlyexit.network.boundary import PackedArray, values_of
 from earlyexit.network.chain import check_weights, proportional
 from earlyexit.network.cut import Cut
 from earlyexit.policies import make_policy
-from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
 from earlyexit.policies.reroute import coin, reroute_probability, reroutes
@@ -45,7 +45,7 @@ THREE_TO_ONE = [log(3.0), 0.0]
 ONE_TO_NINE = [0.0, log(9.0)]
 """Probabilities 1/10 and 9/10; entropy 0.1 ln 10 + 0.9 ln(10/9) = 0.325."""
 TASK = LabelTask(("no", "yes"))
-OPINION = Opinion(TASK, torch.tensor([EVEN, THREE_TO_ONE, ONE_TO_NINE]))
+OUTPUT = ExitOutput(TASK, torch.tensor([EVEN, THREE_TO_ONE, ONE_TO_NINE]))
 IDS = ("a", "b", "c")
 CPU = torch.device("cpu")
 
@@ -58,14 +58,14 @@ def at_ramp_one(ramp: int, logits_BC: Tensor) -> Tensor:
     return torch.full((len(logits_BC),), ramp == 1)
 
 
-def decide(policy: ExitPolicy, ramp: int = 0) -> Verdict:
-    return policy.decide(ramp, OPINION, policy.initial_state(3, 2, CPU), IDS)
+def decide(policy: ExitPolicy, ramp: int = 0) -> Decision:
+    return policy.decide(ramp, OUTPUT, policy.initial_state(3, 2, CPU), IDS)
 
 
-def labels_of(*labels: int) -> Opinion:
+def labels_of(*labels: int) -> ExitOutput:
     """Of inputs whose likeliest label is the given one."""
     logits_BC = 5 * torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
-    return Opinion(LabelTask(("a", "b", "c")), logits_BC)
+    return ExitOutput(LabelTask(("a", "b", "c")), logits_BC)
 
 
 @pytest.mark.parametrize(
@@ -95,35 +95,35 @@ def test_a_policy_is_made_by_the_name_that_it_has(name: str, settings: dict[str,
         pytest.param(ConfidencePolicy({0: 0.7, 1: 2.0}), [False, True, True], id="a threshold of its own"),
     ],
 )
-def test_a_score_that_is_sure_enough_lets_an_input_leave(policy: ThresholdPolicy, leave: list[bool]) -> None:
-    verdict = decide(policy)
-    assert verdict.leave_B.tolist() == leave
-    assert verdict.value_B is None, "the exit's own"
-    assert verdict.score_B.tolist() == pytest.approx([0.5, 0.75, 0.9])
-    assert verdict.state_BS.shape == (3, 0)
+def test_an_input_leaves_if_its_score_passes_the_threshold(policy: ThresholdPolicy, leave: list[bool]) -> None:
+    decision = decide(policy)
+    assert decision.leave_B.tolist() == leave
+    assert decision.value_B is None, "the exit's own"
+    assert decision.score_B.tolist() == pytest.approx([0.5, 0.75, 0.9])
+    assert decision.state_BS.shape == (3, 0)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, 1.0])
-def test_a_threshold_that_decays_is_calms_at_every_place(threshold: float) -> None:
+def test_a_decaying_threshold_equals_calms_at_every_position(threshold: float) -> None:
     """Schuster et al. 2022, equation 5, by hand, on scores around it; N / tau is 4 tokens."""
     task, policy = TokenTask(2), ConfidencePolicy(threshold, decay=4.0)
     for place in (0, 1, 4, 40):
         calms = min(max(0.9 * threshold + 0.1 * exp(-place / 4), 0.0), 1.0)
         for score in [each for each in (calms - 1e-3, calms + 1e-3) if 0 <= each < 1]:
-            opinion = Opinion(task, torch.tensor([[log(1 + score), log(1 - score)]]))
-            verdict = policy.decide(0, opinion, torch.tensor([[place]], dtype=torch.int32), ("a",))
-            assert verdict.leave_B.item() == (score > calms), (place, score)
-            assert verdict.score_B.item() == pytest.approx(score, abs=1e-6), "what is said is how sure the ramp is"
+            output = ExitOutput(task, torch.tensor([[log(1 + score), log(1 - score)]]))
+            decision = policy.decide(0, output, torch.tensor([[place]], dtype=torch.int32), ("a",))
+            assert decision.leave_B.item() == (score > calms), (place, score)
+            assert decision.score_B.item() == pytest.approx(score, abs=1e-6), "what is said is how sure the ramp is"
 
 
 def leaves_at(policy: ExitPolicy, labels: list[int]) -> int | None:
     """The ramp at which one input leaves whose ramps answer `labels`; None if it never does."""
     state_BS = policy.initial_state(1, 3, CPU)
     for ramp, label in enumerate(labels):
-        verdict = policy.decide(ramp, labels_of(label), state_BS, ("a",))
-        if verdict.leave_B.item():
+        decision = policy.decide(ramp, labels_of(label), state_BS, ("a",))
+        if decision.leave_B.item():
             return ramp
-        state_BS = verdict.state_BS
+        state_BS = decision.state_BS
     return None
 
 
@@ -154,15 +154,15 @@ def recorded() -> RecordedPolicy:
     return RecordedPolicy(answers, EntropyPolicy({2: 0.5, 5: 0.5}))
 
 
-def test_recorded_decides_and_looks_by_the_records_whatever_the_logits_say() -> None:
+def test_recorded_policies_ignore_the_logits() -> None:
     policy, state_BS = recorded(), torch.zeros(3, 0)
-    verdict = policy.decide(2, OPINION, state_BS, ("y", "x", "y#7"))
-    assert verdict.leave_B.tolist() == [False, True, False]
-    assert verdict.value_B is not None
-    assert verdict.value_B.tolist() == [20, 10, 20]
-    assert policy.decide(5, OPINION, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
-    assert policy.conclude(OPINION, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
-    score_B, label_B = policy.look(5, OPINION, state_BS, ("y#3", "x", "y"))
+    decision = policy.decide(2, OUTPUT, state_BS, ("y", "x", "y#7"))
+    assert decision.leave_B.tolist() == [False, True, False]
+    assert decision.value_B is not None
+    assert decision.value_B.tolist() == [20, 10, 20]
+    assert policy.decide(5, OUTPUT, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
+    assert policy.conclude(OUTPUT, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
+    score_B, label_B = policy.look(5, OUTPUT, state_BS, ("y#3", "x", "y"))
     assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
     assert label_B.tolist() == [21, 11, 21]
     assert [policy.can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
@@ -193,8 +193,8 @@ HALF = 2.5e-4
 NEVER = ConfidencePolicy(2.0)
 
 
-def says(probabilities_BC: Tensor) -> Opinion:
-    return Opinion(THREE, probabilities_BC.log() + 3.0)  # logits are known up to a constant
+def says(probabilities_BC: Tensor) -> ExitOutput:
+    return ExitOutput(THREE, probabilities_BC.log() + 3.0)  # logits are known up to a constant
 
 
 def ended(policy: ExitPolicy, *said: tuple[int, Tensor]) -> Tensor:
@@ -205,7 +205,7 @@ def ended(policy: ExitPolicy, *said: tuple[int, Tensor]) -> Tensor:
     return state_BS
 
 
-def test_the_last_exit_says_equation_6_to_which_every_networks_end_adds_its_part() -> None:
+def test_the_last_exit_computes_equation_6_from_every_networks_end() -> None:
     policy = EnsemblePolicy(NEVER, {5: 0.25})
     labels_B, score_B = policy.conclude(says(LARGE), ended(policy, (5, SMALL)), PAIR)
     expected_BC = 0.75 * LARGE + 0.25 * SMALL  # (0.3, 0.4125, ...), (0.425, 0.275, 0.3)
@@ -224,43 +224,43 @@ def test_the_last_exit_says_equation_6_to_which_every_networks_end_adds_its_part
     assert score_B[1] == pytest.approx(float((0.6 * LARGE + 0.4 * SMALL)[1].amax()), abs=HALF)
 
 
-def test_ramps_of_a_later_network_judge_and_answer_the_mixture_and_carry_what_came() -> None:
+def test_ramps_of_later_networks_judge_and_answer_by_the_mixture() -> None:
     policy = EnsemblePolicy(EntropyPolicy({5: 0.0, 7: 0.99}), {5: 0.25})
     state_BS = ended(policy, (5, SMALL))
-    verdict = policy.decide(7, says(LARGE), state_BS, PAIR)
+    decision = policy.decide(7, says(LARGE), state_BS, PAIR)
     expected_BC = 0.75 * LARGE + 0.25 * SMALL
     entropy_B = -(expected_BC * expected_BC.log()).sum(1)
     looked_B, labels_B = policy.look(7, says(LARGE), state_BS, PAIR)
     assert looked_B.tolist() == pytest.approx(entropy_B.tolist(), abs=1e-3)
-    assert verdict.leave_B.tolist() == (entropy_B <= 0.99).tolist()
-    assert verdict.value_B is not None
-    assert verdict.value_B.tolist() == labels_B.tolist() == expected_BC.argmax(1).tolist()
-    assert torch.equal(verdict.state_BS, state_BS)
+    assert decision.leave_B.tolist() == (entropy_B <= 0.99).tolist()
+    assert decision.value_B is not None
+    assert decision.value_B.tolist() == labels_B.tolist() == expected_BC.argmax(1).tolist()
+    assert torch.equal(decision.state_BS, state_BS)
 
 
-def test_inside_the_first_network_nothing_is_mixed_and_losses_are_against_the_last_by_itself() -> None:
+def test_the_first_network_is_not_mixed_and_losses_are_against_the_last_network() -> None:
     policy = EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.25})
-    verdict = policy.decide(2, says(SMALL), policy.initial_state(2, 3, CPU), PAIR)
-    assert torch.equal(verdict.score_B, says(SMALL).score_B)
-    assert not verdict.state_BS.any()
+    decision = policy.decide(2, says(SMALL), policy.initial_state(2, 3, CPU), PAIR)
+    assert torch.equal(decision.score_B, says(SMALL).score_B)
+    assert not decision.state_BS.any()
     policy = EnsemblePolicy(NEVER, {5: 0.9})
     state_BS = ended(policy, (5, SMALL))
     assert policy.conclude(says(LARGE), state_BS, PAIR)[0].tolist() == [0, 2]
     assert policy.full_answers(says(LARGE), PAIR).tolist() == [1, 0]
 
 
-def test_half_precision_keeps_probabilities_to_a_thousandth_and_what_is_impossible_a_number() -> None:
+def test_half_precision_keeps_probabilities_to_a_thousandth_and_zero_finite() -> None:
     task = LabelTask(tuple(f"label {k}" for k in range(150)))
     generator = torch.Generator().manual_seed(0)
     first, last = (3 * torch.randn(500, 150, generator=generator) for _ in range(2))
     policy = EnsemblePolicy(NEVER, {5: 0.4})
     state_BS = policy.initial_state(500, 150, CPU)
-    state_BS = policy.decide(5, Opinion(task, first), state_BS, [""] * 500).state_BS
-    _, score_B = policy.conclude(Opinion(task, last), state_BS, [""] * 500)
+    state_BS = policy.decide(5, ExitOutput(task, first), state_BS, [""] * 500).state_BS
+    _, score_B = policy.conclude(ExitOutput(task, last), state_BS, [""] * 500)
     exact_BC = 0.6 * last.double().softmax(1) + 0.4 * first.double().softmax(1)
     assert state_BS.dtype == torch.float16
     assert float((score_B - exact_BC.amax(1)).abs().max()) < 1e-3
-    certain = Opinion(THREE, torch.tensor([[0.0, -1e4, -1e4]] * 2))
+    certain = ExitOutput(THREE, torch.tensor([[0.0, -1e4, -1e4]] * 2))
     policy = EnsemblePolicy(EntropyPolicy(0.1), {5: 0.5})
     state_BS = policy.decide(5, certain, policy.initial_state(2, 3, CPU), PAIR).state_BS
     entropy_B, labels_B = policy.look(7, certain, state_BS, PAIR)
@@ -280,7 +280,7 @@ def test_weights_in_proportion_give_every_network_its_part() -> None:
 CONFIDENCES = np.linspace(0, 1, 1001)
 
 
-def test_the_band_is_equation_4_and_at_c_1_everything_goes_on() -> None:
+def test_the_probability_is_equation_4_and_at_c_1_all_inputs_continue() -> None:
     assert (reroute_probability(CONFIDENCES, 1.0) == 1).all()
     assert reroutes(CONFIDENCES, [f"{n}" for n in range(1001)], 5, 1.0).all()
     c, k, con = 0.9, 8.0, 0.93
@@ -290,7 +290,7 @@ def test_the_band_is_equation_4_and_at_c_1_everything_goes_on() -> None:
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 0.9, 0.95])
 @pytest.mark.parametrize("k", [0.0, 1.0, 10.0, 1e4])
-def test_the_surer_an_input_the_less_likely_it_goes_on(c: float, k: float) -> None:
+def test_the_probability_to_continue_falls_with_confidence(c: float, k: float) -> None:
     probability = reroute_probability(CONFIDENCES, c, k)
     assert (np.diff(probability) <= 0).all()
     assert (probability[np.less_equal(CONFIDENCES, c)] == 1).all()
@@ -298,7 +298,7 @@ def test_the_surer_an_input_the_less_likely_it_goes_on(c: float, k: float) -> No
 
 
 @pytest.mark.parametrize(("c", "k"), [(0.9, 10.0), (0.5, 3.0)])
-def test_the_share_that_goes_on_is_the_mean_of_the_band(c: float, k: float) -> None:
+def test_the_share_that_continues_is_the_mean_probability(c: float, k: float) -> None:
     confidence = c + (1 - c) * (np.arange(100_000) + 0.5) / 100_000
     expected, _ = quad(lambda con: float(reroute_probability(np.array([con]), c, k)[0]) / (1 - c), c, 1)
     share = reroutes(confidence, [f"{n}" for n in range(100_000)], 2, c, k).mean()
@@ -320,7 +320,7 @@ def test_a_coin_is_the_same_for_every_attempt_and_in_every_process() -> None:
     ],
     ids=["another input", "another ramp", "ids without attempts", "another caller's id"],
 )
-def test_others_have_a_coin_of_their_own(one: tuple[str, int], other: tuple[str, int]) -> None:
+def test_other_inputs_and_ramps_have_other_coins(one: tuple[str, int], other: tuple[str, int]) -> None:
     assert coin(*one) != coin(*other)
 
 
@@ -338,29 +338,29 @@ def mixed(num_sure: int) -> torch.Tensor:
     return torch.where(sure, SURE, UNSURE)
 
 
-def test_an_input_leaves_if_enough_of_its_pixels_are_as_sure_as_its_ramp_asks() -> None:
+def test_an_input_leaves_if_enough_pixels_exceed_the_ramps_confidence() -> None:
     policy = make_policy("share", thresholds=4 / 6, confidences=0.8)
-    opinion = Opinion(STREET, torch.cat([mixed(3), mixed(4), mixed(5)]))
+    output = ExitOutput(STREET, torch.cat([mixed(3), mixed(4), mixed(5)]))
     assert isinstance(policy, SharePolicy)
-    assert policy.score(0, opinion).tolist() == pytest.approx([3 / 6, 4 / 6, 5 / 6])
-    verdict = policy.decide(0, opinion, torch.zeros(3, 0), ("a", "b", "c"))
-    assert verdict.leave_B.tolist() == [False, True, True]
-    assert verdict.value_B is None
-    assert verdict.score_B.tolist() == pytest.approx([0.75, 0.8, 0.85]), "how sure the exit is: the mean of all"
+    assert policy.score(0, output).tolist() == pytest.approx([3 / 6, 4 / 6, 5 / 6])
+    decision = policy.decide(0, output, torch.zeros(3, 0), ("a", "b", "c"))
+    assert decision.leave_B.tolist() == [False, True, True]
+    assert decision.value_B is None
+    assert decision.score_B.tolist() == pytest.approx([0.75, 0.8, 0.85]), "how sure the exit is: the mean of all"
     policy = SharePolicy({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.8, 2: 0.95})
-    opinion = Opinion(STREET, mixed(3))
-    assert [policy.score(ramp, opinion).item() for ramp in (0, 1, 2)] == [1.0, 0.5, 0.0]
+    output = ExitOutput(STREET, mixed(3))
+    assert [policy.score(ramp, output).item() for ramp in (0, 1, 2)] == [1.0, 0.5, 0.0]
     assert [policy.can_decide(ramp) for ramp in (0, 1, 2, 3)] == [True, True, False, False]
     assert [policy.can_look(ramp) for ramp in (2, 3)] == [True, False]
-    no_numbers = Opinion(STREET, mixed(6) * torch.nan)
+    no_numbers = ExitOutput(STREET, mixed(6) * torch.nan)
     assert SharePolicy(0.1, 0.0).score(0, no_numbers).tolist() == [0.0]
 
 
 def test_of_heatmaps_the_highest_values_are_counted() -> None:
     maps = peaks((1, 1, 0.9), (2, 2, 0.7), (3, 3, 0.4))
     maps[0, 0, 1, 2] = 0.8
-    opinion = Opinion(BODY, maps)  # six values: 0.9, 0.8; 0.7, 0; 0.4, 0
-    scores = [SharePolicy(1.0, confidence).score(0, opinion).item() for confidence in (0.0, 0.4, 0.75, 0.95)]
+    output = ExitOutput(BODY, maps)  # six values: 0.9, 0.8; 0.7, 0; 0.4, 0
+    scores = [SharePolicy(1.0, confidence).score(0, output).item() for confidence in (0.0, 0.4, 0.75, 0.95)]
     assert scores == pytest.approx([4 / 6, 3 / 6, 2 / 6, 0])
 
 
@@ -380,7 +380,7 @@ def halves() -> SharePolicy:
     return SharePolicy({0: 0.6, 1: 0.4}, confidences)
 
 
-def test_class_maps_are_the_same_in_all_cuts_whatever_their_batch_mates() -> None:
+def test_class_maps_are_the_same_in_all_cuts_and_batches() -> None:
     model, policy, encoded = model_of_maps(), halves(), encoded_images(24)
     alone = answers_alone(model, policy, encoded)
     assert {answer.exit for answer in alone.values()} == {0, 1, 2}
@@ -394,19 +394,19 @@ def test_class_maps_are_the_same_in_all_cuts_whatever_their_batch_mates() -> Non
         assert_same(answers_in_cuts(model, policy, encoded, bounds, seed=seed), alone)
 
 
-def test_probes_tell_every_exits_share_and_map() -> None:
+def test_probes_have_every_exits_share_and_map() -> None:
     model, policy, encoded = model_of_maps(), halves(), encoded_images(6)
     steps = list(Cut(model, 0, 3, (0,), policy).for_probes().run(piece_of(model, policy, encoded)))
     assert [{each.block for each in step.seen} for step in steps] == [{0}, {1}, {2}]
     outputs = exit_outputs(model, encoded)
     for block in (0, 1):
-        shares = policy.score(block, Opinion(STREET, outputs[block])).tolist()
+        shares = policy.score(block, ExitOutput(STREET, outputs[block])).tolist()
         assert [each.score for each in steps[block].seen] == shares
     maps = [each.value for each in steps[2].seen if isinstance(each.value, PackedArray)]
     assert [each.numpy().tolist() for each in maps] == STREET.answer(outputs[2]).tolist()
 
 
-def test_a_ramp_that_looks_at_every_input_makes_each_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ramp_that_observes_every_input_computes_each_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, policy, encoded = model_of_maps(), halves(), encoded_images(6)
     made: list[int] = []
     answer = SegmentationTask.answer
@@ -424,7 +424,7 @@ def test_a_ramp_that_looks_at_every_input_makes_each_map_once(monkeypatch: pytes
         made.clear()
 
 
-def test_large_answers_that_nobody_waits_for_are_packed() -> None:
+def test_large_answers_of_observations_are_packed() -> None:
     class_maps = np.zeros((2, 180, 240), dtype=np.uint8)
     class_maps[1, 50:] = 7
     plain, packed = values_of(class_maps), values_of(class_maps, pack=True)

@@ -65,7 +65,7 @@ def pool(hidden: torch.Tensor, layout: Layout, pooling: Pooling) -> torch.Tensor
 
 
 @torch.inference_mode()
-def test_a_bridge_gives_from_everywhere_what_the_last_block_gives() -> None:
+def test_a_bridge_has_the_shape_of_the_last_block_from_every_block() -> None:
     backbone = ResNetBackbone(cifar_layout(20, side=15)).eval()
     for block in range(backbone.num_blocks):
         hidden = torch.zeros(2, *backbone.boundary(block)[0].shape)
@@ -123,13 +123,13 @@ SIDES = [
 @pytest.mark.parametrize(("before", "after"), SIDES)
 @pytest.mark.parametrize("style", STYLES)
 @torch.inference_mode()
-def test_maps_come_out_as_large_as_is_asked_for(style: str, before: tuple[int, int], after: tuple[int, int]) -> None:
+def test_maps_have_the_size_of_the_outputs(style: str, before: tuple[int, int], after: tuple[int, int]) -> None:
     head = build_ramp(style, (8, *before), (3, *after), "mean").eval()
     assert head.classify(torch.randn(2, 8, *before)).shape == (2, 3, *after)
 
 
 @torch.inference_mode()
-def test_upsampling_after_the_last_convolution_is_what_upsampling_before_it_gives() -> None:
+def test_upsampling_before_and_after_the_last_convolution_are_equal() -> None:
     head = MapsRamp((8, 6, 8), (3, 45, 60), "mean").eval()
     maps = torch.randn(2, 8, 6, 8)
     inner = torch.relu(head.norm(head.convolution(maps)))
@@ -138,7 +138,7 @@ def test_upsampling_after_the_last_convolution_is_what_upsampling_before_it_give
 
 
 @torch.inference_mode()
-def test_a_deconvolution_leaves_every_pixel_where_it_was() -> None:
+def test_a_deconvolution_keeps_pixels_aligned() -> None:
     """Halves of 45 x 60 rounded up are 23 x 30 and 12 x 15; only the last row is left out, of what is doubled."""
     head = DeconvRamp((2, 12, 15), (1, 45, 60), "mean").eval()
     maps = torch.zeros(1, 2, 12, 15)
@@ -187,7 +187,7 @@ def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooli
     assert pool(torch.zeros(2, *row), layout_of(1, 1), pooling).shape == (2, pooled_size(row, pooling))
 
 
-def test_maps_that_a_network_gives_itself_are_taken_as_they_are() -> None:
+def test_maps_of_the_network_itself_are_not_changed() -> None:
     maps_BCHW = torch.randn(2, 3, 8, 8)
     assert build_ramp("given", (3, 8, 8), (3, 8, 8), "mean")(maps_BCHW, layout_of(1, 1)).equal(maps_BCHW)
 
@@ -226,7 +226,7 @@ def test_a_shared_vocabulary_is_kept_once(tmp_path: Path, style: RampStyle) -> N
     "policy", [ForeseenPolicy({1: 0.52, 2: 0.5}), SimilarPolicy({1: 0.72, 2: 0.85})], ids=["foreseen", "similar"]
 )
 @pytest.mark.parametrize("bounds", [(0, 1, 5), (0, 2, 5), (0, 2, 3, 5)], ids=str)
-def test_what_decides_before_the_vocabulary_is_the_same_in_cuts(policy: ExitPolicy, bounds: tuple[int, ...]) -> None:
+def test_decisions_before_the_vocabulary_are_the_same_in_all_cuts(policy: ExitPolicy, bounds: tuple[int, ...]) -> None:
     model = sharing("adapted")
     found = exits_of(model, policy, bounds)
     assert found == exits_of(model, policy, (0, NUM_BLOCKS))
@@ -234,7 +234,7 @@ def test_what_decides_before_the_vocabulary_is_the_same_in_cuts(policy: ExitPoli
 
 
 @pytest.mark.parametrize("end", [3, NUM_BLOCKS], ids=["in the middle", "to the end"])
-def test_the_vocabulary_is_computed_once_of_all_who_leave_a_batch(monkeypatch: pytest.MonkeyPatch, end: int) -> None:
+def test_the_vocabulary_is_computed_once_per_batch(monkeypatch: pytest.MonkeyPatch, end: int) -> None:
     model, rows = sharing("normed"), list[int]()
 
     def counted(head: VocabularyHead, gathered: Tensor, compute: object = VocabularyHead.classify) -> Tensor:
@@ -258,7 +258,7 @@ def first_steps(model: EarlyExitModel) -> list[Piece]:
     return [Handfuls(model=model)._piece(number, each) for number, each in sequences.items()]
 
 
-def test_every_ramp_looks_at_probes_and_says_what_it_decides_by() -> None:
+def test_every_ramp_observes_probes_with_the_score_of_the_policy() -> None:
     model, policy = sharing("normed"), ForeseenPolicy(2.0)
     cut = Cut(model, 0, NUM_BLOCKS, (), policy).for_probes()
     seen = [each for step in cut.run(first_steps(model)[1]) for each in step.seen]
@@ -266,7 +266,7 @@ def test_every_ramp_looks_at_probes_and_says_what_it_decides_by() -> None:
     assert all(0 < each.score < 1 for each in seen[:-1])
 
 
-def test_policies_that_ask_before_outputs_refuse_ramps_that_cannot_say() -> None:
+def test_policies_that_decide_before_outputs_refuse_ramps_without_their_score() -> None:
     plain = decoder(hf_decoder())
     with pytest.raises(PlanError, match="after block 0 has one"):
         SimilarPolicy(0.5).check_ramps((0, 1))

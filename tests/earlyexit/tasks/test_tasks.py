@@ -14,7 +14,7 @@ from PIL import Image
 
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import values_of
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -36,7 +36,7 @@ def stars(scale: float) -> RegressionTask:
     return RegressionTask(scale)
 
 
-def test_a_label_is_the_likeliest_and_its_score_its_probability() -> None:
+def test_the_answer_is_the_most_probable_label_with_its_probability() -> None:
     logits_BC = torch.tensor([[0.0, 0.0, math.log(2.0)], [math.log(6.0), 0.0, 0.0]])
     label_B, score_B = LABELS.answer(logits_BC), LABELS.score(logits_BC)
     assert label_B.tolist() == [2, 0]
@@ -48,7 +48,7 @@ def test_a_label_is_the_likeliest_and_its_score_its_probability() -> None:
     assert LABELS.to_json(2, 0.12345678) == {"label": "good", "score": 0.123457}
 
 
-def test_a_number_is_in_units_of_the_scale_and_its_score_falls_with_the_error_it_expects() -> None:
+def test_numbers_are_scaled_and_their_score_falls_with_the_expected_error() -> None:
     outputs_BC = torch.tensor([[0.0, 0.0], [0.5, math.log(3.0)], [-1.0, -100.0]])
     value_B, score_B = STARS.answer(outputs_BC), STARS.score(outputs_BC)
     assert value_B.tolist() == [3.0, 5.0, -1.0]
@@ -58,15 +58,15 @@ def test_a_number_is_in_units_of_the_scale_and_its_score_falls_with_the_error_it
 
 
 @EVERY
-def test_what_callers_get_is_what_is_declared(task: Task) -> None:
-    opinion = Opinion(task, torch.zeros(2, *task.output_shape))
-    values = values_of(opinion.value_B.numpy())
+def test_answers_match_the_declared_columns_and_schema(task: Task) -> None:
+    output = ExitOutput(task, torch.zeros(2, *task.output_shape))
+    values = values_of(output.value_B.numpy())
     names = {column.name for column in task.columns}
-    assert set(task.to_columns(values, opinion.score_B.tolist())) == names
+    assert set(task.to_columns(values, output.score_B.tolist())) == names
     assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) >= names
 
 
-def test_labels_agree_or_not_and_numbers_cost_their_distance_up_to_the_scale() -> None:
+def test_the_loss_of_labels_is_0_or_1_and_of_numbers_their_distance_up_to_the_scale() -> None:
     loss_B = LABELS.loss(np.array([0, 1, 2]), np.array([0, 2, 2]))
     assert loss_B.tolist() == [0.0, 1.0, 0.0]
     assert loss_B.dtype == np.float64
@@ -77,7 +77,7 @@ def test_labels_agree_or_not_and_numbers_cost_their_distance_up_to_the_scale() -
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32)), min_size=1))
-def test_a_loss_is_at_most_one_and_nothing_where_answers_agree(pairs: list[tuple[float, float]]) -> None:
+def test_a_loss_is_at_most_1_and_0_if_answers_agree(pairs: list[tuple[float, float]]) -> None:
     early, full = np.array(pairs, dtype=np.float32).T
     loss_B = STARS.loss(early, full)
     assert ((loss_B >= 0) & (loss_B <= 1)).all()
@@ -85,12 +85,12 @@ def test_a_loss_is_at_most_one_and_nothing_where_answers_agree(pairs: list[tuple
     assert not STARS.loss(early, early).any()
 
 
-def test_targets_are_what_the_label_column_says() -> None:
+def test_targets_are_those_of_the_label_column() -> None:
     assert LABELS.targets(["good", "bad", "good"]).tolist() == [2, 0, 2]
     assert STARS.targets(["4.5", "-1", "3e0"]).tolist() == [4.5, -1.0, 3.0]
 
 
-def test_the_loss_of_numbers_is_least_where_the_width_is_the_mean_absolute_error() -> None:
+def test_the_loss_of_numbers_is_smallest_if_the_width_is_the_mean_absolute_error() -> None:
     # Errors of 1, 2 and 6 in units of the scale, so 3 on average: the negative log likelihood is 1 + ln 3.
     targets_B = torch.tensor([3.0 + 4, 3.0 + 8, 3.0 - 24])
     losses = {
@@ -101,7 +101,7 @@ def test_the_loss_of_numbers_is_least_where_the_width_is_the_mean_absolute_error
 
 
 @EVERY
-def test_an_answer_does_not_depend_on_its_batch_mates(task: Task) -> None:
+def test_an_answer_does_not_depend_on_other_inputs(task: Task) -> None:
     outputs_BC = torch.randn(5, *task.output_shape, generator=torch.Generator().manual_seed(0))
     for row in range(5):
         alone = outputs_BC[row : row + 1]
@@ -114,7 +114,7 @@ def test_an_answer_does_not_depend_on_its_batch_mates(task: Task) -> None:
 
 
 @EVERY
-def test_a_card_holds_all_that_makes_an_equal_task(task: Task) -> None:
+def test_a_task_can_be_made_again_from_its_spec(task: Task) -> None:
     again = find_task(task.spec())
     assert again == task
     assert hash(again) == hash(task)
@@ -125,12 +125,12 @@ class FiveStars(RegressionTask):
         super().__init__(scale=4.0, offset=3.0)
 
 
-def test_a_task_of_ones_own_is_named_by_its_function() -> None:
+def test_a_users_own_task_is_named_by_its_function() -> None:
     assert FiveStars().spec() == STARS.spec(), "by the constructor of the class that has the name"
     assert find_task({"name": f"{HERE}:stars", "scale": 2.0}) == RegressionTask(2.0)
 
 
-def test_a_tokens_answer_is_the_likeliest_tokens_and_their_log_probabilities() -> None:
+def test_the_answer_is_the_most_probable_tokens_with_log_probabilities() -> None:
     task = find_task({"name": "token", "vocab_size": 5, "ends": [2]})
     logits_BC = torch.log(torch.tensor([[1.0, 5.0, 2.0, 1.0, 1.0], [4.0, 1.0, 3.0, 1.0, 1.0]])) + 7.0
     answer_B2k = task.answer(logits_BC)
@@ -155,7 +155,7 @@ def places(*joints: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype
     return np.array([joints], dtype=np.float32)
 
 
-def test_a_joint_is_the_peak_of_its_heatmap_drawn_towards_the_higher_neighbours() -> None:
+def test_a_joint_is_the_peak_of_its_heatmap_moved_towards_the_higher_neighbours() -> None:
     answer = BODY.answer(peaks((0, 0, 0.5), (2, 3, 0.9), (7, 7, 1.0)))
     assert answer.dtype == torch.float32
     assert answer[0].tolist() == [
@@ -189,7 +189,7 @@ def test_principal_values_are_the_highest_of_each_heatmap() -> None:
     assert BODY.score(maps).tolist() == pytest.approx([1.75 / 6])
 
 
-def test_joints_that_can_be_seen_count_as_lost_beyond_the_tolerance_and_pck_is_of_all_of_them() -> None:
+def test_the_loss_is_the_share_of_visible_joints_beyond_the_tolerance() -> None:
     right = places((10, 10), (20, 20), (5, 5))
     early = np.dstack([places((13, 10), (20, 24.1), (5, 5)), np.zeros((1, 3))])
     assert BODY.loss(early, right).tolist() == pytest.approx([1 / 3])
@@ -207,7 +207,7 @@ def test_joints_that_can_be_seen_count_as_lost_beyond_the_tolerance_and_pck_is_o
     assert 1 - BODY.loss(early, right).mean() == 0.5
 
 
-def test_targets_are_arrays_with_nan_where_a_joint_cannot_be_seen() -> None:
+def test_targets_are_arrays_with_nan_for_joints_that_are_not_visible() -> None:
     rows = [[[0, 0], [31, 31], [NAN, NAN]], np.array([[-0.5, 31.5], [4.25, 5], [6, 7]])]
     targets = BODY.targets(rows)
     assert (targets.shape, targets.dtype.name) == ((2, 3, 2), "float32")
@@ -215,7 +215,7 @@ def test_targets_are_arrays_with_nan_where_a_joint_cannot_be_seen() -> None:
     assert np.isnan(targets[0, 2]).all()
 
 
-def test_in_a_mirror_left_is_right_and_the_heatmap_the_other_way_round() -> None:
+def test_mirroring_swaps_left_and_right_joints_and_flips_heatmaps() -> None:
     targets = BODY.targets([[[3, 4], [10, 20], [NAN, NAN]]])
     mirrored = BODY.mirrored(targets)
     assert mirrored[0, [0, 2]].tolist() == [[28.0, 4.0], [21.0, 20.0]]
@@ -225,7 +225,7 @@ def test_in_a_mirror_left_is_right_and_the_heatmap_the_other_way_round() -> None
     np.testing.assert_array_equal(BODY.mirrored(mirrored), targets)
 
 
-def test_training_asks_for_a_peak_of_one_at_each_joint_which_answers_where_it_is() -> None:
+def test_training_heatmaps_have_a_peak_of_1_at_each_joint() -> None:
     (head, hand, unseen) = BODY.heatmaps(torch.tensor([[[9.5, 13.5], [11.5, 13.5], [NAN, NAN]]]))[0]
     assert head[3, 2] == 1.0
     assert head[3, 4] == pytest.approx(math.exp(-(2**2) / (2 * 2.0**2)))
@@ -236,7 +236,7 @@ def test_training_asks_for_a_peak_of_one_at_each_joint_which_answers_where_it_is
     assert np.abs(answers - targets).max() <= 1.0 + 1e-4, "a quarter of a heatmap's pixel is one of the image"
 
 
-def test_joints_that_cannot_be_seen_teach_nothing_and_imitation_is_by_the_full_models_heatmaps() -> None:
+def test_invisible_joints_have_no_loss_and_imitation_uses_the_full_models_heatmaps() -> None:
     targets = torch.tensor([[[9.5, 13.5], [NAN, NAN], [NAN, NAN]]])
     right = BODY.heatmaps(targets)
     noisy = right.clone()
@@ -258,7 +258,7 @@ ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
 
 
-def test_a_map_is_the_likeliest_class_of_every_pixel_of_the_image_by_its_logits() -> None:
+def test_a_map_has_the_most_probable_class_of_every_pixel() -> None:
     answer = STREET.answer(logits_of([[SKY, SKY, CAR], [ROAD, CAR, CAR]]))
     assert (answer.dtype, tuple(answer.shape)) == (torch.uint8, (1, STREET.height, STREET.width))
     assert answer[0].tolist() == [
@@ -281,7 +281,7 @@ def test_principal_values_are_the_highest_probability_of_every_pixel_of_the_map(
     assert STREET.principal_values(1e4 * torch.eye(4).reshape(1, 4, 2, 2)).tolist() == [[1.0] * 4], "no overflow"
 
 
-def test_the_loss_is_the_share_of_pixels_of_another_class_where_the_right_one_counts() -> None:
+def test_the_loss_is_the_share_of_wrong_pixels_without_ignored_ones() -> None:
     early = MASK.copy()
     early[0, :3] = CAR
     assert STREET.loss(early[None], MASK[None]).tolist() == [3 / 24]
@@ -292,7 +292,7 @@ def test_the_loss_is_the_share_of_pixels_of_another_class_where_the_right_one_co
     assert STREET.loss(early[None], np.full((1, 4, 6), UNKNOWN, dtype=np.uint8)).tolist() == [0.0]
 
 
-def test_mean_iou_is_over_the_classes_of_all_pixels_together_and_those_that_are_answered_elsewhere() -> None:
+def test_mean_iou_is_over_classes_that_are_predicted_or_right_for_some_pixel() -> None:
     right = ids([[ROAD] * 6, [ROAD] * 6, [CAR] * 6, [UNKNOWN] * 6])
     early = ids([[ROAD] * 6, [ROAD, ROAD, CAR, CAR, CAR, CAR], [CAR] * 6, [SKY] * 6])
     tallies = STREET.tallies(np.stack([early, right]), np.stack([right, right]))
@@ -337,13 +337,13 @@ def test_targets_are_arrays_or_index_images(label: Any) -> None:
     assert targets.tolist() == [MASK.tolist()] * 2
 
 
-def test_in_a_mirror_maps_are_the_other_way_round() -> None:
+def test_mirroring_flips_maps() -> None:
     assert STREET.mirrored(MASK[None])[0, 2].tolist() == [ROAD, CAR, CAR, CAR, CAR, ROAD]
     one = ids([[ROAD, CAR, SKY, SKY, SKY, SKY]] * 4)
     assert STREET.mirrored(one[None])[0, 0].tolist() == [SKY, SKY, SKY, SKY, CAR, ROAD]
 
 
-def test_the_training_loss_is_that_of_the_right_class_where_it_counts() -> None:
+def test_the_training_loss_leaves_out_ignored_pixels() -> None:
     # A pixel of the map learns the class of the image's pixel in the middle of its four: right and below.
     right = ids([[9] * 6, [9, SKY, 9, UNKNOWN, 9, CAR], [9] * 6, [9, ROAD, 9, ROAD, 9, UNKNOWN]])
     right[right == 9] = UNKNOWN
@@ -355,8 +355,8 @@ def test_the_training_loss_is_that_of_the_right_class_where_it_counts() -> None:
     assert STREET.training_loss(logits, torch.full((1, 4, 6), UNKNOWN, dtype=torch.uint8)) == 0
 
 
-def test_an_ignored_class_needs_no_pixel_and_fills_what_moves_leave_empty() -> None:
-    STREET.check_taught(MASK[None])
+def test_an_ignored_class_needs_no_pixel_and_fills_empty_pixels_after_moves() -> None:
+    STREET.check_coverage(MASK[None])
     none_B, right_B2 = torch.zeros(1), torch.tensor([[6.0, 0.0]])
     away = Moves(mirrored_B=none_B.bool(), shift_B2=right_B2, turn_B=none_B, zoom_B=none_B + 1)
     assert (STREET.moved(torch.from_numpy(MASK[None]), away) == UNKNOWN).all()

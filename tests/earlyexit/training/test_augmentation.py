@@ -33,7 +33,7 @@ def test_images_are_moved(name: str) -> None:
     assert rows(moves.of_images(IMAGE)) == expected
 
 
-def test_places_go_where_their_pixels_go() -> None:
+def test_points_move_with_their_pixels() -> None:
     """A bright spot of a dark image is found where its place is said to be, whatever the turn and the size."""
     torch.manual_seed(0)
     height, width, count = 24, 32, 40
@@ -42,7 +42,7 @@ def test_places_go_where_their_pixels_go() -> None:
     images = torch.zeros(count, height, width, 1)
     images[:, 8:11, 19:22] = 100.0
     moved = moves.of_images(images)
-    found = moves.of_places(place_2.float().expand(count, 1, 2), height, width)
+    found = moves.of_points(place_2.float().expand(count, 1, 2), height, width)
     inside = ~found[:, 0, 0].isnan()
     assert inside.sum() > 20
     for image, place in zip(moved[inside], found[inside, 0], strict=True):
@@ -51,8 +51,8 @@ def test_places_go_where_their_pixels_go() -> None:
 
 
 @pytest.mark.parametrize(("x", "stays"), [(-0.6, False), (-0.3, True), (3.4, True), (3.6, False)])
-def test_places_within_the_outer_pixels_are_in_the_image(x: float, stays: bool) -> None:
-    found = STILL.of_places(torch.tensor([[[x, 1.0], [1.0, 2.4]]]), 3, 4)
+def test_points_within_the_outer_pixels_are_in_the_image(x: float, stays: bool) -> None:
+    found = STILL.of_points(torch.tensor([[[x, 1.0], [1.0, 2.4]]]), 3, 4)
     assert found[0, 0].isnan().any() != stays
     assert found[0, 1].tolist() == pytest.approx([1, 2.4])
 
@@ -63,7 +63,7 @@ def test_maps_of_classes_are_moved_with_their_image_and_filled() -> None:
     assert moves.of_classes(classes, outside=11).tolist() == [[[11, 2, 1], [11, 5, 4]]]
 
 
-def test_draws_stay_within_what_was_asked() -> None:
+def test_random_moves_stay_within_their_ranges() -> None:
     torch.manual_seed(0)
     moves = Augmentation(shift=0.125, turn=30, zoom=0.2).draw(1000, 32, 64)
     assert moves.shift_B2.abs().max(0).values.tolist() == [8, 4]

@@ -66,7 +66,7 @@ def changed(module: torch.nn.Module, before: dict[str, Tensor]) -> set[str]:
 
 
 @pytest.mark.parametrize("style", ["light", "pooler"])
-def test_every_exit_learns_a_separable_problem_and_the_backbone_stays_as_it_was(style: str) -> None:
+def test_every_exit_learns_a_separable_problem_on_an_unchanged_backbone(style: str) -> None:
     options = RampOptions(style="light" if style == "light" else "pooler")
     model = random_model(SIZES, ramps=options)
     before = copy_of(model.backbone)
@@ -87,7 +87,7 @@ def test_joint_training_changes_the_backbone_too() -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
+def test_the_head_of_a_checkpoint_is_not_trained() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = {"dense.weight": (32, 32), "dense.bias": (32,), "classifier.weight": (2, 32), "classifier.bias": (2,)}
     head = FinalHead(
@@ -111,7 +111,7 @@ def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
     assert changed(model.ramps, ramps) == set(ramps)
 
 
-def test_ramps_that_imitate_answer_as_the_full_model_does_whatever_the_labels_say() -> None:
+def test_ramps_that_imitate_learn_the_full_models_answers_not_the_labels() -> None:
     model = random_model(SIZES)
     inputs, labels = toy(seed=0)
     train_ramps(model, inputs, labels, QUICK)
@@ -161,7 +161,7 @@ def test_a_ramp_trained_alone_becomes_the_same_among_others(style: RampStyle, po
 
 
 @pytest.mark.parametrize("style", ["maps", "deconv"])
-def test_a_ramp_of_maps_trained_alone_becomes_what_it_becomes_among_others(style: RampStyle) -> None:
+def test_a_ramp_of_maps_trained_alone_becomes_the_same_among_others(style: RampStyle) -> None:
     task = PoseTask(["nose", "tail"], heatmap_side=8, image_side=8, tolerance=1.0)
     together, alone = (resnet("mean", style, at=at, task=task) for at in ((0, 1), (1,)))
     inputs, _ = pictures(32, seed=0)
@@ -209,7 +209,7 @@ def test_the_temperature_of_scaled_logits_is_recovered_above_the_least(factor: f
     assert LabelTask(("a", "b", "c")).fit_temperature(scaled_NC, labels_N) == pytest.approx(temperature, rel=0.05)
 
 
-def test_no_temperature_is_fitted_where_the_labels_are_the_outputs_own_answers() -> None:
+def test_no_temperature_is_fitted_if_the_labels_are_the_models_answers() -> None:
     logits_NC = torch.tensor(np.random.default_rng(0).normal(size=(200, 3)), dtype=torch.float32)
     assert LabelTask(("a", "b", "c")).fit_temperature(logits_NC, logits_NC.argmax(1).numpy()) == 1.0
 
@@ -219,7 +219,7 @@ def test_batches_are_of_similar_length_longest_first() -> None:
     assert list(batches_by_length(encoded, 2)) == [[1, 3], [2, 0], [4]]
 
 
-def test_progress_tells_epochs_and_features() -> None:
+def test_progress_is_reported_for_epochs_and_features() -> None:
     told: list[tuple[str, int, int]] = []
     options = TrainOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
     train_ramps(random_model(SIZES), *toy(seed=0), options)
@@ -254,7 +254,7 @@ def importance(model: EarlyExitModel, lengths: Sequence[int]) -> Tensor:
 
 @each_family
 @torch.inference_mode()
-def test_it_equals_the_sums_of_transformers(family: str) -> None:
+def test_importance_equals_the_sums_of_transformers_attention(family: str) -> None:
     theirs = hf_model(family, classifies=False, attn_implementation="eager")
     ours = find_family(family).from_transformers(theirs).backbone
     inputs = inputs_of((9, 4, 20, 9))
@@ -270,7 +270,7 @@ def test_it_equals_the_sums_of_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("attention", SCHEMES)
 @each_family
-def test_every_layout_gives_each_input_what_it_has_alone(family: str, attention: Attention) -> None:
+def test_importance_does_not_depend_on_the_layout(family: str, attention: Attention) -> None:
     model = small(family=family)
     alone = [importance(model, (length,)) for length in (4, 4)]
     torch.testing.assert_close(alone[0], alone[1])
@@ -281,7 +281,7 @@ def test_every_layout_gives_each_input_what_it_has_alone(family: str, attention:
 
 
 @pytest.mark.parametrize("hop_dtype", ["same", "float16"])
-def test_it_survives_every_hop_and_other_batch_mates(hop_dtype: str) -> None:
+def test_importance_is_kept_over_hops_and_in_other_batches(hop_dtype: str) -> None:
     model = small(family="mpnet")
     expected = torch.split(importance(model, MIXED), list(MIXED))
     pieces = measured(piece_of(model, NOBODY_LEAVES, inputs_of(MIXED))).singles()
@@ -312,7 +312,7 @@ def test_long_rows_attend_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(importance(model, MIXED), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_of_batch_mates_that_came_without_it_is_not_known() -> None:
+def test_importance_is_nan_for_inputs_that_arrived_without_it() -> None:
     # As after a plan change: the first began under a plan that prunes no words.
     model = small()
     whole, pruned = piece_of(model, NOBODY_LEAVES, inputs_of((4, 6))).singles()
@@ -335,7 +335,7 @@ def test_pieces_that_carry_it_are_run_by_torch_where_others_are_by_onnx_runtime(
     assert not list(tmp_path.iterdir())
 
 
-def test_it_alone_crosses_to_the_next_network_of_a_chain() -> None:
+def test_only_importance_crosses_to_the_next_network_of_a_chain() -> None:
     network = chained(2, 3)
     member = network.members[0]
     piece = piece_of(member, NOBODY_LEAVES, inputs_of((4, 6)))
@@ -350,7 +350,7 @@ def test_it_alone_crosses_to_the_next_network_of_a_chain() -> None:
     assert survivors.to_wire().tensors[0].tolist() == crossing_N[4:].tolist()
 
 
-def test_of_many_inputs_each_has_its_own() -> None:
+def test_each_of_many_inputs_has_its_own_importance() -> None:
     model = small()
     inputs = inputs_of((4, 9, 6))
     found = importance_of(model, inputs, batch=2)
@@ -389,7 +389,7 @@ def interrupted_after(epochs: int, options: JointOptions) -> JointOptions:
 
 
 @pytest.mark.parametrize("options", [JOINT, replace(JOINT, patience=2, optimizer="adamw")], ids=["all", "patience"])
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: JointOptions) -> None:
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path: Path, options: JointOptions) -> None:
     whole, broken = joint_resnet(), joint_resnet()
     train_jointly(whole, *pictures(ROWS), options)
     saved = replace(options, saved=tmp_path / "training.pt")
@@ -402,7 +402,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: JointOp
 
 
 @pytest.mark.parametrize("change", ["seed", "rows", "task", "nothing left"])
-def test_another_run_is_not_gone_on_with(tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_checkpoints_are_ignored(tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
     options = replace(JOINT, epochs=2, saved=tmp_path / "training.pt")
     with pytest.raises(InterruptedTrainingError):
         train_jointly(joint_resnet(), *pictures(ROWS), interrupted_after(1, options))
@@ -429,7 +429,7 @@ def test_equal_seeds_train_equal_models_and_others_do_not() -> None:
     assert changed(models[0], copy_of(models[2]))
 
 
-def test_training_stops_where_rows_kept_apart_get_no_better() -> None:
+def test_training_stops_if_held_out_rows_do_not_improve() -> None:
     """Labels that mean nothing: what is learned of them makes other rows worse."""
     encoded, _ = pictures(ROWS)
     labels = np.random.default_rng(1).integers(0, 2, ROWS)
@@ -446,7 +446,7 @@ def test_training_stops_where_rows_kept_apart_get_no_better() -> None:
 
 
 @pytest.mark.parametrize("came", [False, True], ids=["a new head", "a checkpoint's head"])
-def test_only_what_a_checkpoint_brought_learns_slower(came: bool) -> None:
+def test_only_weights_of_a_checkpoint_have_the_lower_learning_rate(came: bool) -> None:
     model = joint_resnet()
     model.info = replace(model.info, provenance={"head": "checkpoint"} if came else {})
     before = copy.deepcopy(model)
@@ -461,7 +461,7 @@ def test_only_what_a_checkpoint_brought_learns_slower(came: bool) -> None:
     assert True in moved("ramps")
 
 
-def test_exits_that_imitate_answer_as_the_network_did_whatever_the_labels_say() -> None:
+def test_exits_that_imitate_learn_the_initial_networks_answers() -> None:
     model = joint_resnet()
     encoded, labels = pictures(ROWS)
     train_jointly(model, encoded, labels, replace(JOINT, epochs=12))
@@ -472,7 +472,7 @@ def test_exits_that_imitate_answer_as_the_network_did_whatever_the_labels_say() 
         assert float((outputs.argmax(1) == before).float().mean()) > 0.9
 
 
-def test_mixed_precision_keeps_weights_in_full() -> None:
+def test_mixed_precision_keeps_weights_in_float32() -> None:
     models = {mixed: joint_resnet() for mixed in (False, True)}
     encoded, labels = pictures(ROWS)
     for mixed, model in models.items():
@@ -483,7 +483,7 @@ def test_mixed_precision_keeps_weights_in_full() -> None:
     assert changed(models[False], copy_of(models[True])), "products in bfloat16 are others"
 
 
-def test_a_last_batch_of_one_input_ruins_no_norm() -> None:
+def test_a_last_batch_of_one_input_does_not_harm_batch_norms() -> None:
     """Of a 1 x 1 map a norm has no variance; torch refuses it."""
     model = joint_resnet(side=4)
     assert model.boundary(model.num_blocks - 1)[0].shape[1:] == (1, 1)

@@ -17,7 +17,7 @@ from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model
-from earlyexit.policies.base import Opinion
+from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.sequences.offline import Generated, GenerationOptions, generate
@@ -310,9 +310,9 @@ def test_records_hold_the_policys_scores_and_figures_of_the_task(mapper: Path, s
     outputs = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     full = STREET.answer(outputs[2]).numpy()
     for column, ramp in enumerate(records.ramps):
-        opinion = Opinion(STREET, outputs[ramp])
-        assert records.scores_NR[:, column].tolist() == policy.score(ramp, opinion).tolist()
-        np.testing.assert_allclose(records.losses_NR[:, column], STREET.loss(opinion.value_B.numpy(), full))
+        of_exit = ExitOutput(STREET, outputs[ramp])
+        assert records.scores_NR[:, column].tolist() == policy.score(ramp, of_exit).tolist()
+        np.testing.assert_allclose(records.losses_NR[:, column], STREET.loss(of_exit.value_B.numpy(), full))
     assert {0, 1} & set(outcome_of(card, records)), "some leave early"
     assert card.tested["agreement"] >= 0.75
     figures = outcome_figures(records.outcome({}), STREET)

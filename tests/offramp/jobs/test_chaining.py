@@ -368,7 +368,9 @@ def test_word_pruning_adds_a_calibration(models: Path, rows: LabelledRows) -> No
     assert saved.end_true_losses_N is not None
     assert outcome.accuracy == 1 - saved.end_true_losses_N.mean(), "of what is answered, not of the reference"
     (models / "chain" / RECORDS_FILE).unlink()
-    with pytest.raises(DataError, match=r"is of pruned texts, and .*chain/exit_records.npz is not there"):
+    with pytest.raises(
+        DataError, match=r"has records of pruned texts, which need .*chain/exit_records.npz: calibrate again"
+    ):
         alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
 
 
@@ -431,13 +433,13 @@ def test_an_ensemble_of_networks_with_different_errors_keeps_the_budget(models: 
     assert records.outcome(card.thresholds).losses_N.mean() < JOB.guarantee.budget
     large = {ramp: value for ramp, value in card.thresholds.items() if ramp > 2}
     assert of_networks(alone, (1,), chain).outcome(large).losses_N.mean() < JOB.guarantee.budget
-    with pytest.raises(DataError, match=r"ended after blocks \[2\] is mixed into what comes after"):
+    with pytest.raises(DataError, match=r"exits after blocks \[2\] are mixed into later ones"):
         of_networks(records, (1,), chain)
     survival = survival_of(records, card.thresholds, chain, alone)
     assert survival[0, 1] == records.outcome(card.thresholds).survival
     assert survival[1,] == alone.of_ramps((3, 4)).outcome(large).survival
     check_weights(records, card.weights, "records")
-    with pytest.raises(DataError, match=r"exit_records.npz holds what networks say with the weights .*, not of none"):
+    with pytest.raises(DataError, match=r"exit_records.npz has the ensemble weights .*, not none"):
         check_weights(records, None, "exit_records.npz")
 
 

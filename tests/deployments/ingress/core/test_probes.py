@@ -12,7 +12,7 @@ from deployments.ingress.core import probes
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
 from earlyexit.network.boundary import ExitResult, PackedArray, Split
-from earlyexit.tasks.label import differ
+from earlyexit.tasks.label import label_loss
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray
 from profiles.scores import FloatArray, Score
@@ -44,7 +44,7 @@ def begun(
     watch: Watch = "probe",
     most_complete: int = 10,
 ) -> ExitObservations:
-    book = ExitObservations(SHAPE, differ, grace_s=1.0, most_complete=most_complete)
+    book = ExitObservations(SHAPE, label_loss, grace_s=1.0, most_complete=most_complete)
     assert book.begin(flights, plan(active, stay=stay), watch, 2.0)
     return book
 
@@ -105,14 +105,14 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
 
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
-    book = ExitObservations(SHAPE, differ, grace_s=1.0, most_open=2)
+    book = ExitObservations(SHAPE, label_loss, grace_s=1.0, most_open=2)
     assert book.begin([flight(1)], plan(), "probe", 2.0)
     assert not book.begin([flight(2), flight(3)], plan(), "probe", 2.0)
     assert book.begin([flight(4)], plan(), "probe", 2.0)
 
 
 def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
-    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), differ, grace_s=1.0) for score in SCORES)
+    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), label_loss, grace_s=1.0) for score in SCORES)
     policies = [
         PolicySpec(name="entropy", thresholds=0.5),
         PolicySpec(name="recorded", thresholds=0.5, records="records.npz"),
@@ -142,7 +142,7 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
 
 
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
-    book = ExitObservations(SHAPE, differ, grace_s=1.0)
+    book = ExitObservations(SHAPE, label_loss, grace_s=1.0)
     rng = random.Random(1)
 
     def drawn(served: Plan, share: float, count: int = 200) -> list[Watch | None]:
