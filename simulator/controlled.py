@@ -245,7 +245,7 @@ class _Run:
         self._tasks = [self._time.create_task(self._loop.run())]
         self._tasks += [self._time.create_task(self._obey(order)) for order in self._control.orders]
         if self._control.hold:  # once the loop has begun: it would take a standing before that up again
-            self._time.call_soon(lambda: self._loop.become(hold=True))
+            self._time.call_soon(lambda: self._loop.update_state(hold=True))
         sender = None if closed is None else ClosedSender(self._service, closed)
         if sender is not None:
             sender.begin()

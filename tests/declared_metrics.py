@@ -10,7 +10,7 @@ from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.controller.controller import tell
+from deployments.controller.controller import export_metrics
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
 from deployments.ingress_deployment import IngressMetrics, VersionMetrics, export_sequence_metrics
@@ -44,10 +44,10 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     stage.batch_finished(Batch(split=split, members=(member,), tokens=1, started_s=0.0), 0.1)
     device = SimpleNamespace(memory_use=MemoryUse(), engine=SimpleNamespace(num_waiting=0))
     host: Any = SimpleNamespace(slot="cpu-0", device=device)
-    stage.tell(host)
+    stage.export(host)
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
     export_sequence_metrics(ingress.metrics, loop)
-    tell(ingress.metrics, DESCRIBED)
+    export_metrics(ingress.metrics, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.export(tally)
     found = [

@@ -1,7 +1,7 @@
-"""The control loop: looks at the service, and carries out what `deployments/controller/decide.py` decides.
+"""The control loop: observes the service, and performs the actions that `deployments/controller/decide.py` decides.
 
-One thing happens at a time. Every change of the state is on disk before anything acts on it, so that a controller that
-takes over goes on where the one before it ended.
+Actions run one after the other. Every change of the state is on disk before anything acts on it, so that the next
+controller process can continue.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.controller import decide
-from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Solve, View
+from deployments.controller.decide import ApplyPlan, PlanningBasis, Proposal, Replan, Solve, View
 from deployments.controller.intake import IngressIntake
 from deployments.controller.observe import (
     Fleet,
     Forecast,
-    Look,
     MakeTuner,
     MissingAccelerators,
     ObservedStream,
+    ServiceSnapshot,
     Tuning,
     tuner_of,
 )
@@ -42,11 +42,11 @@ from optimizer.problem import PlanProblem, Reach
 from profiles.stream import Observations, empty
 
 START_S = 120.0
-"""For a replica to load its model and warm up; after that, something else is wrong."""
+"""The timeout for a replica to load its model and warm up."""
 DRAIN_S = 60.0
-"""For the inputs of the plan before. No piece is lost if they take longer, so the change goes on."""
+"""The timeout for inputs of the previous plan. The change then continues, and no input is lost."""
 LOOK_S = 0.25
-"""Time between two looks at replicas that start, or inputs that drain."""
+"""The polling interval while replicas start or inputs drain."""
 
 Sleep = Callable[[float], Awaitable[None]]
 OffLoop = Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]]
@@ -55,7 +55,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:
-    """Empty where nothing is missing."""
+    """Describes the replicas that do not run yet; empty if all run."""
     return ", ".join(
         f"{device} runs {running.get(device, 0)} of {count}"
         for device, count in replicas.items()
@@ -63,8 +63,8 @@ def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:
     )
 
 
-def plan_words(placed: PlacedPlan) -> str:
-    """Returns words like `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
+def describe_plan(placed: PlacedPlan) -> str:
+    """Returns a text like `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
     stages = " | ".join(
         f"{stage.replicas} x {stage.device} blocks {' and '.join(f'{first}-{end - 1}' for first, end in stage.ranges)}"
         for stage in placed.plan.stages
@@ -77,7 +77,7 @@ def plan_words(placed: PlacedPlan) -> str:
 
 
 def _tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
-    """Returns the settings that thresholds which tuning finds depend on."""
+    """Returns the settings on which tuned thresholds depend."""
     return {
         "tuning": control.tuning,
         "budget": control.accuracy_budget,
@@ -101,9 +101,9 @@ class ControlLoop:
         off_loop: OffLoop = asyncio.to_thread,
         make_tuner: MakeTuner | None = None,
     ) -> None:
-        """`first`: the plan to begin with. `clock`: the wall's, because what is remembered outlives the process.
+        """`first`: the first plan. `clock`: a wall clock, because the history outlives the process.
 
-        `solve` and `off_loop` keep long work off the event loop. `make_tuner`: None for the tuner of the settings.
+        `solve` and `off_loop` run long work outside the event loop. `make_tuner`: None for the tuner of the settings.
         """
         self._fleet = fleet
         self._history = history
@@ -120,28 +120,28 @@ class ControlLoop:
             settings=settings,
             now_s=now_s,
             state=State.first(first, now_s),
-            seen=Look(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={}),
+            snapshot=ServiceSnapshot(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={}),
             stream=self.stream,
             tuning=self.tuning,
         )
         self._ingresses = IngressIntake()
-        self._asked_s = 0.0
-        """When ingresses were last asked."""
-        self._told: dict[str, int] = {}
-        """Replicas that this process has asked accelerator types for."""
+        self._collected_s = 0.0
+        """When the reports of ingresses were last collected."""
+        self._targets: dict[str, int] = {}
+        """The number of replicas that this process has requested, by accelerator type."""
         self._missing = MissingAccelerators()
-        self._is_mark_due = True
-        """Whether the next look that sees replicas begins to compare them anew."""
-        self._is_alarm_new = False
-        """Whether an alarm has sounded since the last look, during a change."""
+        self._is_baseline_due = True
+        """Whether the next reports of replicas become the baseline for comparisons."""
+        self._had_alarm = False
+        """Whether an alarm was handled during a change since the last tick."""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
-        """How long each part of the last planning took."""
+        """The seconds of each phase of the last planning."""
 
     @property
     def view(self) -> View:
-        """What decisions go by at this moment."""
+        """The view for decisions at this moment."""
         return replace(self._view, now_s=self._clock.now_s())
 
     @property
@@ -149,54 +149,54 @@ class ControlLoop:
         return self._view.state
 
     async def run(self) -> None:
-        """Looks, decides and acts, for ever."""
+        """Restores the state, then ticks regularly. It never returns."""
         self.restore()
         while True:
             await self.tick()
             await self._sleep(self.settings.watch_s)
 
     def restore(self) -> None:
-        """Takes up the state of a controller before this one, unless the application has changed since."""
+        """Restores the state of an earlier controller process, unless the application has changed since."""
         document = self._history.get("standing")
         state = None if document is None else self._parsed(document)
         if state is None:
             self._remember(self.state.placed, "in force", "start", "the plan to begin with")
         else:
-            self._note(state=state, is_restored=True)
-            self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
+            self._update_view(state=state, is_restored=True)
+            self._log_event("restart", f"takes up plan {state.placed.epoch} again: {describe_plan(state.placed)}")
             self._check_thresholds()
         self._history.put("policy", policy_document(self.settings.policy))
         self._history.put("tuned by", _tuned_by(self.settings))
-        self.become()
-        self._tell_tuner()
+        self.update_state()
+        self._update_tuner()
         self._restore_stream()
         self._history.commit()
 
     async def tick(self) -> None:
-        """One look, and what it calls for. A failure is logged, and the next look tries again."""
+        """Observes the service once, and acts. A failure is logged, and the next tick tries again."""
         async with self._lock:
             try:
                 await self._tick()
-                self._tell_tuner()
+                self._update_tuner()
                 self._history.forget(self._clock.now_s())
                 self._history.commit()
-            except Exception as error:  # a process that dies at this moment must not end planning
-                logger.warning("a look failed", exc_info=error)
-                self._say_failed(error)
+            except Exception as error:  # the death of another process must not end the loop
+                logger.warning("a tick of the control loop failed", exc_info=error)
+                self._log_failure(error)
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
-        """Plans now, after whatever is under way; ends a hold."""
+        """Plans now, after the current tick, and ends a hold. Returns the verdict."""
         async with self._lock:
-            self.become(hold=False)
+            self.update_state(hold=False)
             await self._look()
-            await self._sound_alarm()
+            await self._handle_alarm()
             verdict = await self._replan(reason)
-            self._tell_tuner()
+            self._update_tuner()
             self._history.commit()
             return verdict
 
     async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> dict[str, Any]:
-        """Puts an operator's plan in force; with `hold` it stays in force until a replan is asked for.
+        """Applies an operator's plan. `hold`: keep it until a replan is requested.
 
         Raises PlanError for a plan that does not fit the model or the accelerators.
         """
@@ -205,44 +205,44 @@ class ControlLoop:
         plan = self.view.completed(parse_plan(dict(document), shape))
         async with self._lock:
             await self._look()
-            await self._sound_alarm()  # else it is forgotten with the controller's own thresholds
+            await self._handle_alarm()  # otherwise it would be dropped together with the controller's thresholds
             placed = self.view.place(plan)
             if not self.view.has_room(placed):
-                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {self.view.counts}")
-            self.become(hold=hold)
+                raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.counts}")
+            self.update_state(hold=hold)
             words = "an operator's plan"
-            await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None))
-            self._tell_tuner()
+            await self._perform(ApplyPlan(placed=placed, reason="asked", words=words, sized_for_rps=None))
+            self._update_tuner()
             self._history.commit()
             return {"epoch": placed.epoch, "changed": True, "reason": "asked", "words": words}
 
-    def become(self, **changes: Any) -> None:
-        """Changes fields of the state, from now on and after a restart."""
-        self._note(state=replace(self.state, **changes))
+    def update_state(self, **changes: Any) -> None:
+        """Changes fields of the state, also on disk."""
+        self._update_view(state=replace(self.state, **changes))
         self._history.put("standing", self.state.document())
         self._history.commit()
 
-    def _note(self, **changes: Any) -> None:
-        """Changes what decisions go by from now on."""
+    def _update_view(self, **changes: Any) -> None:
+        """Changes fields of the view."""
         self._view = replace(self._view, **changes)
 
-    # One look
+    # One tick
 
     async def _tick(self) -> None:
         await self._look()
-        self._tell_tuner()
-        self._note(alarm_heard=self._is_alarm_new)
-        self._is_alarm_new = False
+        self._update_tuner()
+        self._update_view(had_alarm=self._had_alarm)
+        self._had_alarm = False
         await self._reforecast()
-        for question in decide.QUESTIONS:
+        for question in decide.CHECKS:
             actions = question(self.view)
-            await self._do_all(actions)
-            if any(isinstance(each, PutInForce | decide.GoBy | decide.Suspend | Replan) for each in actions):
-                break  # another plan may be in force, so further questions wait for the next look
+            await self._perform_all(actions)
+            if any(isinstance(each, ApplyPlan | decide.ApplyThresholds | decide.Suspend | Replan) for each in actions):
+                break  # the plan may have changed, so the other checks wait for the next tick
         await self._reforecast()
 
     async def _look(self) -> None:
-        """Asks all processes at once."""
+        """Collects the reports of all processes in parallel."""
         fleet = self._fleet
         with self._timed("collect"):
             ingresses, replicas, capacity, running = await asyncio.gather(
@@ -252,22 +252,22 @@ class ControlLoop:
         in_force = self.state.placed if self.state.followed == self.state.placed else None
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(capacity, running, served, now_s)
-        seen = Look(at_s=now_s, ingresses=ingresses, replicas=replicas, capacity=left, running=running)
-        self._note(seen=seen)
-        if self._is_mark_due and seen.replicas:
-            self._is_mark_due = False
-            self._note(marked={report.replica: report for report in seen.replicas})
-        self._note(first_counts=self._view.first_counts or self._view.counts)
+        seen = ServiceSnapshot(at_s=now_s, ingresses=ingresses, replicas=replicas, capacity=left, running=running)
+        self._update_view(snapshot=seen)
+        if self._is_baseline_due and seen.replicas:
+            self._is_baseline_due = False
+            self._update_view(baseline={report.replica: report for report in seen.replicas})
+        self._update_view(first_counts=self._view.first_counts or self._view.counts)
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.state.placed.epoch:
-            self._say("error", f"an ingress follows plan {highest}, which is not remembered")
+            self._log_event("error", f"an ingress follows plan {highest}, which is unknown")
             placed = self.state.placed
-            self.become(placed=replace(placed, plan=replace(placed.plan, epoch=highest + 1)), followed=None)
+            self.update_state(placed=replace(placed, plan=replace(placed.plan, epoch=highest + 1)), followed=None)
 
     async def _ingress_reports(self) -> Sequence[IngressReport]:
-        """Asks the ingresses, and keeps their probes and counts."""
+        """Collects the reports of the ingresses, and stores their probes and counts."""
         reports = await self._fleet.ingress_reports()
-        now_s = self._asked_s = self._clock.now_s()
+        now_s = self._collected_s = self._clock.now_s()
         interval = self._ingresses.take(reports, now_s)
         if interval is not None and interval.seconds > 0:
             self._history.add_counts(interval)
@@ -280,124 +280,124 @@ class ControlLoop:
             try:
                 self.tuning.observe(seen)
             except OfframpError as error:
-                self._say("error", f"thresholds cannot be tuned by what was seen: {error}")
-        self._history.commit()  # probes come once, and a controller that takes over must not wait for a change-over
+                self._log_event("error", f"the observations cannot be used to tune thresholds: {error}")
+        self._history.commit()  # ingresses report probes only once
         self.stream.forget(now_s)
         return reports
 
     def _kept(self, seen: Observations) -> Observations:
-        """Returns the observations that the stream keeps; none of those that cannot be used."""
+        """Adds observations to the stream; returns those that it keeps."""
         try:
             return self.stream.add_probes(seen)
         except DataError as error:
-            self._say("error", f"probes cannot be used: {error}")
+            self._log_event("error", f"probes cannot be used: {error}")
             return empty(seen.shape)
 
     async def _reforecast(self) -> None:
-        """Makes the forecasts anew if thresholds have changed since; by the old ones every exit is a deviation."""
-        ground, thresholds = self._view.ground, self.stream.thresholds(self.state)
-        if ground is None or ground.thresholds == thresholds:
+        """Updates the forecasts if thresholds have changed. Otherwise all new exits would deviate from the forecast."""
+        basis, thresholds = self._view.basis, self.stream.thresholds(self.state)
+        if basis is None or basis.thresholds == thresholds:
             return
         forecast = await self._forecast()
-        reach, problem = self._reach(self._view.seen.at_s), forecast.expected(ground.problem)
-        self._note(ground=replace(ground, forecast=forecast, reach=reach, problem=problem, thresholds=thresholds))
+        reach, problem = self._reach(self._view.snapshot.at_s), forecast.expected(basis.problem)
+        self._update_view(basis=replace(basis, forecast=forecast, reach=reach, problem=problem, thresholds=thresholds))
 
     async def _forecast(self) -> Forecast:
         state = self.state
-        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.seen.at_s)
+        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.snapshot.at_s)
 
     def _reach(self, now_s: float) -> Reach | None:
         return self.stream.reach(self.state, now_s)
 
-    async def _sound_alarm(self) -> None:
-        """Puts the thresholds of an alarm in force while a plan is changed; the change then goes on."""
+    async def _handle_alarm(self) -> None:
+        """Applies the thresholds of an alarm during a change of plan. The change then continues."""
         if self.tuning.alarm is None:
             return
         try:
-            self._tell_tuner()
+            self._update_tuner()
             for action in decide.thresholds_found(self.view):
-                if isinstance(action, decide.GoBy):  # what follows from it is asked once the change is through
-                    await self._do(action)
+                if isinstance(action, decide.ApplyThresholds):  # a replan waits until the change is finished
+                    await self._perform(action)
         finally:
-            self._is_alarm_new = True
+            self._had_alarm = True
 
-    def _tell_tuner(self) -> None:
-        """Tells the tuner by which thresholds inputs are answered, once all ingresses follow them."""
+    def _update_tuner(self) -> None:
+        """Passes the current thresholds to the tuner once all ingresses follow them."""
         state = self.state
-        if state.suspended is not None or not self.view.goes_by_ours(state.placed):
+        if state.suspended is not None or not self.view.uses_current_thresholds(state.placed):
             self.tuning.pause()
-        elif state.followed is not None and self.view.goes_by_ours(state.followed):
+        elif state.followed is not None and self.view.uses_current_thresholds(state.followed):
             self.tuning.follow(self.stream.thresholds(state), state.followed_s)
             self.tuning.serve(state.followed.plan.stages[0])
 
     # Actions
 
-    async def _do_all(self, actions: decide.Actions) -> None:
+    async def _perform_all(self, actions: decide.Actions) -> None:
         for action in actions:
-            await self._do(action)
+            await self._perform(action)
 
-    async def _do(self, action: decide.Action) -> None:
+    async def _perform(self, action: decide.Action) -> None:
         match action:
-            case decide.Say(kind=kind, words=words):
-                self._say(kind, words)
-            case decide.Become(changes):
-                self.become(**changes)
-            case PutInForce():
-                await self._put_in_force(action)
-            case decide.GoBy(said=said, reason=reason):
-                await self._go_by(said.thresholds, said.words, reason)
-            case decide.Settle():
-                await self._settle()
+            case decide.LogEvent(kind=kind, words=words):
+                self._log_event(kind, words)
+            case decide.UpdateState(changes):
+                self.update_state(**changes)
+            case ApplyPlan():
+                await self._apply_plan(action)
+            case decide.ApplyThresholds(said=said, reason=reason):
+                await self._apply_thresholds(said.thresholds, said.words, reason)
+            case decide.FinishChange():
+                await self._finish_change()
             case decide.Suspend(reason):
                 if self.state.suspended != reason:
-                    self._say("suspended", reason)
-                    self.become(suspended=reason, trial=None, previous=None, followed=None)
+                    self._log_event("suspended", reason)
+                    self.update_state(suspended=reason, trial=None, previous=None, followed=None)
                 await self._fleet.suspend(reason)
-            case decide.TurnDown(placed=placed, reason=reason, words=words):
+            case decide.RecordRejected(placed=placed, reason=reason, words=words):
                 self._remember(placed, "proposed", reason, words)
             case Replan(reason):
                 await self._replan(reason)
-                self._is_mark_due = True  # replicas are compared by what they run from here on
+                self._is_baseline_due = True  # replicas are compared by their work from now on
 
     async def _replan(self, reason: str) -> dict[str, Any]:
-        """Plans, and changes over if it is worth it; returns the verdict."""
+        """Plans, and changes to the new plan if it is worth it; returns the verdict."""
         with self._timed("forecast"):
             forecast = await self._forecast()
-            reach = self._reach(self._view.seen.at_s)
-        await self._do(decide.let_work_again(self.view))
+            reach = self._reach(self._view.snapshot.at_s)
+        await self._perform(decide.end_rests(self.view))
         counts = self.view.counts
         with self._timed("solve"):
             found = await self._propose(forecast, reach)
-        asked = found.problem if isinstance(found, Proposal) else self._questions(forecast, counts)[0]
+        asked = found.problem if isinstance(found, Proposal) else self._problems(forecast, counts)[0]
         thresholds = self.stream.thresholds(self.state)
-        ground = Ground(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
-        self._note(ground=ground)
-        self.become(planned_s=self._view.seen.at_s)
-        actions, words = decide.weighed(self.view, found, reason)
-        await self._do_all(actions)
+        basis = PlanningBasis(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
+        self._update_view(basis=basis)
+        self.update_state(planned_s=self._view.snapshot.at_s)
+        actions, words = decide.evaluate_proposal(self.view, found, reason)
+        await self._perform_all(actions)
         for each in actions:
-            if isinstance(each, PutInForce):
+            if isinstance(each, ApplyPlan):
                 return {"epoch": each.placed.epoch, "changed": True, "reason": each.reason, "words": each.words}
         return {"epoch": self.state.placed.epoch, "changed": False, "reason": reason, "words": words}
 
     async def _propose(self, forecast: Forecast, reach: Reach | None) -> Proposal | NoPlan:
-        """A slow replica is better than none: where no plan is found without stragglers, they work again."""
+        """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
         strategy, blamed = self.settings.strategy, self.state.blamed
         while True:
             resting = Counter(rest.device for rest in self.state.resting)
             counts = {device: max(0, count - resting[device]) for device, count in self.view.counts.items()}
-            asked = self._questions(forecast, counts)
-            found = await decide.propose(asked, self._solve, strategy, blamed=blamed, reach=reach)
+            problems = self._problems(forecast, counts)
+            found = await decide.propose(problems, self._solve, strategy, blamed=blamed, reach=reach)
             if isinstance(found, Proposal) or not resting:
                 return found
-            self.become(resting=())
+            self.update_state(resting=())
 
-    def _questions(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
+    def _problems(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
         lengths = self.stream.lengths(self.state, forecast.at_s)
-        return decide.questions(self.settings.problem, forecast, counts, lengths)
+        return decide.problems_to_solve(self.settings.problem, forecast, counts, lengths)
 
-    async def _put_in_force(self, action: PutInForce) -> None:
-        """Has a plan be followed, now or, where that fails, from the next look on."""
+    async def _apply_plan(self, action: ApplyPlan) -> None:
+        """Makes a plan the current one, and changes to it. If the change fails, the next tick continues it."""
         before = self.state.placed
         measured = decide.delivered(self.stream.counts(self.state.followed_s))
         if measured is not None and self.state.followed == before:
@@ -409,9 +409,9 @@ class ControlLoop:
             }
             self._history.gained(before.epoch, gained)
         self._remember(action.placed, "in force", action.reason, action.words)
-        self._note(failed=0, late=0)
+        self._update_view(failed=0, late=0)
         self.changes[action.reason] += 1
-        self.become(
+        self.update_state(
             placed=action.placed,
             reason=action.reason,
             at_s=self._clock.now_s(),
@@ -421,20 +421,20 @@ class ControlLoop:
             suspended=None,
         )
         with self._timed("apply"):
-            await self._settle()
+            await self._finish_change()
 
-    async def _settle(self) -> None:
-        """Brings about what the plan in force still lacks; a change that was interrupted goes on here."""
-        placed, followed, seen = self.state.placed, self.state.followed, self._view.seen
+    async def _finish_change(self) -> None:
+        """Continues the change to the current plan, or repairs deviations from it."""
+        placed, followed, snapshot = self.state.placed, self.state.followed, self._view.snapshot
         if followed == placed:
-            # A suspension that arrived late, from before this plan, would else hold for ever.
-            if any(report.epoch < placed.epoch or report.suspended for report in seen.ingresses):
+            # An ingress may have received a suspension from before this plan late.
+            if any(report.epoch < placed.epoch or report.suspended for report in snapshot.ingresses):
                 await self._fleet.follow(placed)
-            for device, replicas in seen.running.items():  # a configuration that was applied again resets them
+            for device, replicas in snapshot.running.items():  # redeploying the application resets the replica counts
                 if replicas != placed.occupied.get(device, 0):
                     await self._scale(device, placed.occupied.get(device, 0))
             return
-        coming = {device: max(count, self._told.get(device, 0)) for device, count in seen.running.items()}
+        coming = {device: max(count, self._targets.get(device, 0)) for device, count in snapshot.running.items()}
         before, after = (
             None if each is None else (each.avoided, each.plan.stages, each.plan.dispatch)
             for each in (followed, placed)
@@ -442,22 +442,23 @@ class ControlLoop:
         if followed is not None and before == after and followed.plan.policy != placed.plan.policy:
             todo: tuple[ChangeStep, ...] = (Switch(),)
         else:
-            todo = steps(followed, placed, self.view.counts, seen.running, coming)
-            # Thresholds may have changed during this change, and some ingress was not told: an alarm must not wait.
-            ours = self.view.goes_by_ours
-            if followed is not None and not ours(followed) and ours(self._decided(followed, 0)) and ours(placed):
-                await self._decide_meanwhile(self.state.reason, "thresholds that some ingress was not told of")
+            todo = steps(followed, placed, self.view.counts, snapshot.running, coming)
+            is_current = self.view.uses_current_thresholds
+            if followed is not None and not is_current(followed) and is_current(placed):
+                updated = self._with_current_thresholds(followed, 0)
+                if is_current(updated):  # an ingress did not receive them, and an alarm must not wait
+                    await self._update_thresholds(self.state.reason, "thresholds that an ingress did not receive")
         await self._carry_out(todo)
-        placed = self.state.placed  # thresholds may have made it a later one
-        self._say("plan", f"plan {placed.epoch} in force ({self.state.reason}): {plan_words(placed)}")
+        placed = self.state.placed  # new thresholds may have replaced it
+        self._log_event("plan", f"plan {placed.epoch} in force ({self.state.reason}): {describe_plan(placed)}")
 
     async def _carry_out(self, steps: Sequence[ChangeStep]) -> None:
-        """Takes the steps to the plan in force, whose thresholds may change on the way.
+        """Carries out the steps of a change. Thresholds may change in the meantime.
 
-        Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet
-        raises. Steps taken then stay taken: what is still missing is worked out anew at the next look.
+        Raises OfframpError if replicas do not start in time or accelerators are lost, and the errors of the fleet. The
+        steps so far are not undone; the next tick computes the remaining ones.
         """
-        self._note(failed=self._view.failed + 1)
+        self._update_view(failed=self._view.failed + 1)
         for step in steps:
             match step:
                 case Scale(device=device, replicas=replicas):
@@ -469,18 +470,18 @@ class ControlLoop:
                     await self._fleet.prepare(self.state.placed)
                 case Switch():
                     await self._fleet.follow(self.state.placed)
-                    self._note(late=0)
-                    self.become(followed=self.state.placed, followed_s=self._clock.now_s())
+                    self._update_view(late=0)
+                    self.update_state(followed=self.state.placed, followed_s=self._clock.now_s())
                 case Drain():
                     await self._drain()
-        self._note(failed=0)
+        self._update_view(failed=0)
 
     async def _scale(self, device: str, replicas: int) -> None:
         await self._fleet.scale(device, replicas)
-        self._told[device] = replicas
+        self._targets[device] = replicas
 
     async def _start_some(self, device: str, replicas: int) -> None:
-        """Starts new replicas in groups: one that starts takes a core, maybe one that others serve on."""
+        """Starts new replicas in groups, because starting takes processor time from replicas that serve."""
         at_once = self.settings.starts_at_once
         if at_once is not None:
             running = (await self._fleet.running()).get(device, 0)
@@ -488,22 +489,22 @@ class ControlLoop:
                 await self._await({device: count})
 
     async def _await(self, replicas: Mapping[str, int]) -> None:
-        for device, count in replicas.items():  # a change that failed may have told them otherwise
-            if self._told.get(device, 0) < count:
+        for device, count in replicas.items():  # an earlier failed change may have requested fewer
+            if self._targets.get(device, 0) < count:
                 await self._scale(device, count)
         room = sum((await self._fleet.capacity()).values())
         until_s = self._clock.now_s() + START_S
         while missing := _missing(replicas, await self._fleet.running()):
             if self._clock.now_s() >= until_s:
-                self._note(late=self._view.late + 1)
+                self._update_view(late=self._view.late + 1)
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
             if sum((await self._fleet.capacity()).values()) < room:
-                raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
+                raise OfframpError(f"accelerators were lost while replicas were starting: {missing}")
             await self._wait()
 
     async def _drain(self) -> None:
-        """Waits for inputs of earlier plans. An ingress that does not report may still have some."""
-        epoch = self.state.placed.epoch  # thresholds may make it a later one meanwhile
+        """Waits for the inputs of earlier plans. An ingress that does not report may still have some."""
+        epoch = self.state.placed.epoch  # new thresholds may raise it in the meantime
         until_s = self._clock.now_s() + DRAIN_S
         while self._clock.now_s() < until_s:
             reports = await self._ingress_reports()
@@ -512,73 +513,72 @@ class ControlLoop:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Waits during a change; what the tuner says must not wait until the change is through."""
+        """Waits during a change, and handles alarms of the tuner meanwhile."""
         if self.tuning.is_on:
-            self._tell_tuner()
-            if self._clock.now_s() >= self._asked_s + self.settings.watch_s:
+            self._update_tuner()
+            if self._clock.now_s() >= self._collected_s + self.settings.watch_s:
                 await self._ingress_reports()
-            await self._sound_alarm()
+            await self._handle_alarm()
         await self._sleep(LOOK_S)
 
-    async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
-        """Goes by other thresholds, in an epoch of their own.
+    async def _apply_thresholds(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
+        """Applies new thresholds as a plan with its own epoch and the same stages and replicas, without a trial.
 
-        Stages and replicas stay, so nothing is started, tried or waited for. The thresholds are remembered with
-        the plan that goes by them, never without.
+        The thresholds are stored together with that plan.
         """
         self.tuning.said = None
         missing = sorted(set(self.stream.thresholds(self.state)) - set(thresholds))
         if missing:
             raise PlanError(f"{words}: no threshold for ramps {missing}")
-        self._say(reason, words)
-        self._decide_by(thresholds)
+        self._log_event(reason, words)
+        self._set_thresholds(thresholds)
         if self.view.is_changing:
             self.changes[reason] += 1
-            await self._decide_meanwhile(reason, words)
+            await self._update_thresholds(reason, words)
         else:
-            again = self._decided(self.state.placed, self.view.next_epoch)
-            await self._do(self.view.same_rate(again, reason, words))
-        self._tell_tuner()
+            placed = self._with_current_thresholds(self.state.placed, self.view.next_epoch)
+            await self._perform(self.view.same_rate(placed, reason, words))
+        self._update_tuner()
 
-    def _decide_by(self, thresholds: Mapping[int, float]) -> None:
-        self._note(state=replace(self.state, thresholds=dict(thresholds)))
-        if (ground := self._view.ground) is not None:  # plans are weighed by them at once; `_tick` forecasts anew
-            self._note(ground=replace(ground, reach=self._reach(self._clock.now_s())))
+    def _set_thresholds(self, thresholds: Mapping[int, float]) -> None:
+        self._update_view(state=replace(self.state, thresholds=dict(thresholds)))
+        if (basis := self._view.basis) is not None:  # needed for new plans at once; `_tick` updates the forecast later
+            self._update_view(basis=replace(basis, reach=self._reach(self._clock.now_s())))
 
-    def _decided(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
-        plan = replace(self.view.decided(placed.plan), epoch=epoch)
+    def _with_current_thresholds(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
+        plan = replace(self.view.with_current_thresholds(placed.plan), epoch=epoch)
         if plan.policy != placed.plan.policy:
             plan = self.view.completed(replace(plan, predicted={}))
         return replace(placed, plan=plan)
 
-    async def _decide_meanwhile(self, reason: str, words: str) -> None:
-        """While a change is under way: the next plan and the followed one, if one is known, get the thresholds."""
+    async def _update_thresholds(self, reason: str, words: str) -> None:
+        """Applies the current thresholds during a change, to the new plan and to the followed plan if it is known."""
         epoch, followed = self.view.next_epoch, self.state.followed
-        placed = self._decided(self.state.placed, epoch + 1)
+        placed = self._with_current_thresholds(self.state.placed, epoch + 1)
         self._remember(placed, "in force", self.state.reason, f"goes on by other thresholds: {words}")
-        self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
+        self.update_state(placed=placed, trial=None, previous=None)  # first, so that no ingress follows a later epoch
         if followed is not None:
-            followed = self._decided(followed, epoch)
+            followed = self._with_current_thresholds(followed, epoch)
             self._remember(followed, "in force", reason, words)
             await self._fleet.follow(followed)
-            self.become(followed=followed, followed_s=self._clock.now_s())
+            self.update_state(followed=followed, followed_s=self._clock.now_s())
 
-    # What is said and remembered
+    # Events and history
 
-    def _say(self, kind: str, words: str) -> None:
-        """Logs an event, and remembers it."""
+    def _log_event(self, kind: str, words: str) -> None:
+        """Logs an event, and stores it in the history."""
         log = logger.warning if kind in {"error", "suspended"} else logger.info
         log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
         self._history.add_event(self._clock.now_s(), kind, words)
 
-    def _say_failed(self, failure: Exception) -> None:
-        """The failure may be the memory's own: a disk that is full must not end the loop."""
+    def _log_failure(self, failure: Exception) -> None:
+        """Logs a failure. The history itself may be the cause (a full disk), so its errors are only logged."""
         try:
-            self._say("error", f"{type(failure).__name__}: {failure}")
+            self._log_event("error", f"{type(failure).__name__}: {failure}")
             self._history.forget(self._clock.now_s())
             self._history.commit()
         except sqlite3.Error as error:
-            logger.warning("nothing can be remembered", exc_info=error)
+            logger.warning("the history cannot be written", exc_info=error)
 
     def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
         row = PlanRow(
@@ -593,15 +593,15 @@ class ControlLoop:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """Measures a part of a planning."""
+        """Measures the seconds of a phase of planning."""
         began_s = self._clock.now_s()
         yield
         self.phases_s[phase] = self._clock.now_s() - began_s
 
-    # What another controller remembered
+    # Restoring the state of an earlier process
 
     def _restore_stream(self) -> None:
-        """Takes up the counts and probes that were remembered."""
+        """Restores the stored counts and probes."""
         now_s = self._clock.now_s()
         self._history.forget(now_s)
         counts = self._history.counts()
@@ -613,56 +613,56 @@ class ControlLoop:
             for probes in self._history.probes():
                 self._kept(probes)
         except DataError as error:
-            self._say("error", str(error))
+            self._log_event("error", str(error))
         self.stream.forget(now_s)
 
     def _parsed(self, document: Mapping[str, Any]) -> State | None:
-        """Returns the remembered state; None, with an event that says why, where it is of another application."""
+        """Returns the stored state. If it does not fit the application, logs the reason and returns None."""
         try:
             state = parse_state(document)
             self._check_fits(state.placed)
         except OfframpError as error:
-            self._say("error", f"the plan that was in force cannot be taken up again: {error}")
+            self._log_event("error", f"the last plan cannot be restored: {error}")
             return None
         return state
 
     def _check_fits(self, placed: PlacedPlan) -> None:
-        """Raises OfframpError for a plan of other settings."""
+        """Raises OfframpError if a plan does not fit the settings."""
         policy, problem = self._history.get("policy"), self.settings.problem
         if policy is not None and parse_policy(policy) != self.settings.policy:
-            raise OfframpError("the exit policy is another now")
+            raise OfframpError("the exit policy has changed")
         ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
         if ramps:
-            raise OfframpError(f"there are no ramps {ramps} any more")
-        there = {device for device, supply in problem.devices.items() if supply.count}
-        unknown = sorted(set(placed.occupied) - there)
+            raise OfframpError(f"ramps {ramps} no longer exist")
+        available = {device for device, supply in problem.devices.items() if supply.count}
+        unknown = sorted(set(placed.occupied) - available)
         if unknown:
-            raise OfframpError(f"there are no accelerators {unknown} any more")
+            raise OfframpError(f"accelerators {unknown} no longer exist")
         if placed.plan.num_blocks != problem.num_blocks:
-            raise OfframpError(f"it is of {placed.plan.num_blocks} blocks, not {problem.num_blocks}")
+            raise OfframpError(f"it has {placed.plan.num_blocks} blocks; the model has {problem.num_blocks}")
         if placed.plan.networks != problem.networks:
-            ours, its = list(problem.networks), list(placed.plan.networks)
-            raise OfframpError(f"its networks end at {its}, not at {ours}")
+            ends = list(placed.plan.networks), list(problem.networks)
+            raise OfframpError(f"its networks end at {ends[0]}; those of the model end at {ends[1]}")
 
     def _check_thresholds(self) -> None:
-        """Goes back to the thresholds of the settings where those found are for other settings or ramps."""
-        found, settings = self.state.thresholds, self.settings
-        if found is None:
+        """Returns to the thresholds of the settings if the tuned ones are for other settings or ramps."""
+        tuned, settings = self.state.thresholds, self.settings
+        if tuned is None:
             return
         now = _tuned_by(settings)
         before = self._history.get("tuned by") or now
-        others = [
+        changes = [
             f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value
         ]
-        if set(found) != set(settings.problem.ramps):
-            others.append(f"for ramps {sorted(found)} then, {list(settings.problem.ramps)} now")
-        if not others:
+        if set(tuned) != set(settings.problem.ramps):
+            changes.append(f"for ramps {sorted(tuned)} then, {list(settings.problem.ramps)} now")
+        if not changes:
             return
-        self._say("thresholds", f"back to the settings'; what tuning found is void: {'; '.join(others)}")
-        was_tuned = self.view.goes_by_ours(self.state.placed)
-        self._decide_by(thresholds_of(settings.policy, settings.problem))
+        self._log_event("thresholds", f"back to the settings'; tuned thresholds are void: {'; '.join(changes)}")
+        was_tuned = self.view.uses_current_thresholds(self.state.placed)
+        self._set_thresholds(thresholds_of(settings.policy, settings.problem))
         if was_tuned:
             placed = self.state.placed
             plan = replace(placed.plan, policy=self.view.policy, predicted={}, epoch=placed.epoch + 1)
             self._remember(replace(placed, plan=plan), "in force", self.state.reason, "by the settings' thresholds")
-            self.become(placed=replace(placed, plan=plan), trial=None, previous=None)
+            self.update_state(placed=replace(placed, plan=plan), trial=None, previous=None)

@@ -1,4 +1,4 @@
-"""The controller's Serve deployment: one control loop over one application, its fleet on Ray, and its metrics."""
+"""The Serve deployment of the controller: the control loop of one application, its fleet on Ray, and its metrics."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from optimizer.placement import PlacedPlan, deployment_name, placed_document
 from optimizer.problem import PlanProblem
 
 NICENESS = 5
-"""Added to the process's niceness: planning takes no core that serving wants."""
+"""Added to the process's niceness, so that planning does not take processor time from serving."""
 REPORT_S = 5.0
-"""A replica that is too busy to report for so long counts as silent this time."""
+"""The timeout of reports. The report of a busy replica may be missing until the next tick."""
 PREPARE_S = 60.0
-"""A replica may compile or load what the plan needs."""
+"""The timeout for preparing a plan, because replicas may have to compile or load."""
 FOLLOW_S = 10.0
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Controller:
-    """Builds the loop, runs it, and answers for it."""
+    """Creates and runs the control loop, and answers requests about it."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         bind_calls()
         os.nice(NICENESS)
         self._settings = ServeSettings.model_validate(settings)
         self._chain = read_card(Path(self._settings.model)).chain
-        self._told = LazyMetrics()
+        self._metrics = LazyMetrics()
         control = self._settings.control
         assert control is not None, "settings with a controller"
         self._watch_s = control.watch_s
@@ -66,27 +66,27 @@ class Controller:
         )
         self._background = BackgroundTasks()
         self._background.start("control loop", self._loop.run())
-        self._background.start("show metrics", self._show())
+        self._background.start("export metrics", self._export_metrics())
 
     async def current(self) -> dict[str, Any]:
-        """Returns the placed plan that ingresses shall follow now, or the reason why there is none."""
+        """Returns the placed plan that ingresses should follow now, or the reason why there is none."""
         state = self._loop.state
         if state.suspended is not None:
             return {"reason": state.suspended}
         return placed_document(state.followed or state.placed)
 
     async def coming(self) -> list[dict[str, Any]]:
-        """Returns the placed plans whose stages a replica that starts now may host: the coming and the followed one."""
+        """Returns the placed plans whose stages a new replica may have to host: the coming and the followed plan."""
         state = self._loop.state
         plans = () if state.suspended is not None else (state.placed, state.followed)
         return [placed_document(each) for each in plans if each is not None]
 
     async def describe(self) -> dict[str, Any]:
-        """Returns the plan, what was expected, and what is seen."""
+        """Returns the plan, the forecasts and the measurements; see `describe`."""
         return describe(self._loop, self._history, self._settings, self._chain)
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
-        """Returns the last plans in force or proposed, newest first."""
+        """Returns the last plans of the history, newest first."""
         return [asdict(row) for row in self._history.plans(limit)]
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
@@ -94,34 +94,31 @@ class Controller:
         return await self._loop.replan(reason)
 
     async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> dict[str, Any]:
-        """See `ControlLoop.apply`; raises PlanError too if words are to be pruned of inputs that have none."""
+        """See `ControlLoop.apply`. Also raises PlanError if the plan prunes words and the model does not support it."""
         check_own_plan(Path(self._settings.model), plan_document)
         return await self._loop.apply(plan_document, hold=hold)
 
     def check_health(self) -> None:
-        """Serve asks every second. A controller whose loop has ended must be replaced."""
+        """Raises an error if the loop has ended, so that Serve replaces the controller. Serve calls it every second."""
         self._background.check()
 
-    async def _show(self) -> None:
+    async def _export_metrics(self) -> None:
         while True:
             try:
-                tell(self._told, await self.describe())
-            except Exception as error:  # figures that cannot be shown must not end planning
-                logger.warning("metrics are missing", exc_info=error)
+                export_metrics(self._metrics, await self.describe())
+            except Exception as error:  # missing metrics must not end planning
+                logger.warning("metrics could not be exported", exc_info=error)
             await asyncio.sleep(self._watch_s)
 
 
 async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
-    from optimizer.planner import solve  # its compiled parts take a moment to load
+    from optimizer.planner import solve  # loading its compiled parts takes a moment
 
     return await asyncio.to_thread(solve, problem, strategy)
 
 
 class RayFleet(Fleet):
-    """The ingresses and replicas of one application; used from inside one of these.
-
-    Serve's controller changes replica counts, broadcasts do everything else.
-    """
+    """The ingresses and replicas of one application. Must be used inside a process of the application."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._app = settings.app
@@ -149,9 +146,9 @@ class RayFleet(Fleet):
 
     async def prepare(self, placed: PlacedPlan) -> None:
         devices = dict.fromkeys(stage.device for stage in placed.plan.stages)
-        mine = {deployment_name(device): assignments_on(device, [placed]) for device in devices}
+        assignments = {deployment_name(device): assignments_on(device, [placed]) for device in devices}
         await asyncio.gather(
-            *(self._handles.broadcast(name, "prepare", each, timeout_s=PREPARE_S) for name, each in mine.items())
+            *(self._handles.broadcast(name, "prepare", each, timeout_s=PREPARE_S) for name, each in assignments.items())
         )
 
     async def follow(self, placed: PlacedPlan) -> None:
@@ -169,44 +166,44 @@ class RayFleet(Fleet):
 
     async def capacity(self) -> dict[str, int]:
         nodes = await asyncio.to_thread(ray.nodes)
-        wanted = {device: self._node_labels.get(device, {}).items() for device in self._devices}
+        required = {device: self._node_labels.get(device, {}).items() for device in self._devices}
         return {
             device: sum(
                 room(node["Resources"], device)
                 for node in nodes
                 if node["Alive"] and labels <= node.get("Labels", {}).items()
             )
-            for device, labels in wanted.items()
+            for device, labels in required.items()
         }
 
     async def _reports(self, deployment: str) -> list[Any]:
-        """The reports of a deployment whose replica dies at that moment are missing until the next look."""
+        """Returns the reports of a deployment; none if a replica dies during the collection."""
         return await self._handles.try_broadcast(deployment, "report", REPORT_S) or []
 
 
-def tell(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:
-    """Tells Ray every figure that is known of what `describe` returns."""
-    level, tuning, observed = metrics.set_gauge, described["tuning"], described["observed"]
-    level("offramp_plan_epoch", "The plan in force", described["epoch"])
-    level("offramp_stragglers", "Replicas that get no work because they are slow", len(described["stragglers"]))
+def export_metrics(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:
+    """Exports every known figure of a description (`describe`) to Ray."""
+    gauge, tuning, observed = metrics.set_gauge, described["tuning"], described["observed"]
+    gauge("offramp_plan_epoch", "The plan in force", described["epoch"])
+    gauge("offramp_stragglers", "Replicas that get no work because they are slow", len(described["stragglers"]))
     for phase, seconds in described["phases_s"].items():
-        level("offramp_replan_seconds", "Time of the last planning, by phase", seconds, phase=phase)
+        gauge("offramp_replan_seconds", "Time of the last planning, by phase", seconds, phase=phase)
     for device, accelerator in described["accelerators"].items():
-        level("offramp_accelerators", "Accelerators alive", accelerator["alive"], device=device)
+        gauge("offramp_accelerators", "Accelerators alive", accelerator["alive"], device=device)
     for ramp, threshold in tuning["thresholds"].items():
-        level("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
+        gauge("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
     predicted = described["predicted"]
-    level("offramp_predicted_rate", "Inputs per second that the plan should do", predicted.get("rate_per_s"))
-    level("offramp_observed_rate", "Inputs per second that arrive", observed["rate_per_s"])
-    level("offramp_goodput", "Answers per second inside the SLO", observed["goodput_per_s"])
-    level("offramp_agreement", "Share of probes answered as by the full model", observed["agreement"])
+    gauge("offramp_predicted_rate", "Inputs per second that the plan should do", predicted.get("rate_per_s"))
+    gauge("offramp_observed_rate", "Inputs per second that arrive", observed["rate_per_s"])
+    gauge("offramp_goodput", "Answers per second inside the SLO", observed["goodput_per_s"])
+    gauge("offramp_agreement", "Share of probes answered as by the full model", observed["agreement"])
     pruned = "Share of probes that lost words whose last answer is that to the whole text"
-    level("offramp_pruned_agreement", pruned, observed["pruned_agreement"])
-    level("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1", tuning["evidence"])
+    gauge("offramp_pruned_agreement", pruned, observed["pruned_agreement"])
+    gauge("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1", tuning["evidence"])
     survivals = {"observed": observed["survival"], "forecast": (described["forecast"] or {}).get("survival")}
     survives = "Share of inputs that no ramp before the block would let out"
     for kind, survival in survivals.items():
         for block, share in enumerate(survival or ()):
-            level("offramp_survival", survives, share, block=str(block), kind=kind)
+            gauge("offramp_survival", survives, share, block=str(block), kind=kind)
     for reason, changes in described["plan_changes"].items():
         metrics.set_total("offramp_plan_changes", "Changes of the plan, by reason", changes, reason=reason)

@@ -1,7 +1,7 @@
-"""What the controller does next: pure functions from its state and what it sees to actions.
+"""The controller's decisions: pure functions from a frozen view of the service to actions.
 
-`QUESTIONS` lists what is asked at one look, in this order; the first answer that moves the plan is the last. `weighed`
-compares the best plan that was found with the plan in force. `deployments/controller/act.py` carries the actions out.
+`CHECKS` lists the checks of one tick in their order. The tick ends after the first check that changes the plan.
+`evaluate_proposal` compares the best found plan with the current plan. `deployments/controller/act.py` acts on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from deployments.controller.intake import Interval, ran_since, total
-from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, Tuning, worth
+from deployments.controller.observe import (
+    LEAST_PROBES,
+    Forecast,
+    ObservedStream,
+    ServiceSnapshot,
+    Tuning,
+    effective_probes,
+)
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import ReplicaReport
@@ -36,56 +43,56 @@ from optimizer.rescore import apply_rescoring, rescore
 from profiles.lengths import Lengths
 
 SETTLE_LOOKS = 4
-"""A new plan is judged, and a new forecast is called wrong, after so many looks at the earliest."""
+"""The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
 REST_PERIODS = 5
-"""Periods without work for a straggler; then it is tried again."""
+"""The number of periods without work for a straggler, before it is tried again."""
 BLAME_PERIODS = 5
-"""Periods in which a plan that was rolled back is not taken again, while the problem stays the same."""
+"""The number of periods in which a plan that was rolled back is not chosen again for the same problem."""
 START_TRIES = 2
-"""Times that a change waits for its replicas; after that, they will not come for this plan."""
+"""The number of timeouts while a change waits for its replicas, after which the change is given up."""
 TRIES = 10
-"""Times that a change may fail for any reason: replicas, ingresses and Serve's controller that die are soon back."""
+"""The number of failures of any kind after which a change is given up. Dead processes usually restart sooner."""
 RECENT_INPUTS = (100, 300, 1000)
-"""Answers that are compared with the forecast: few show a jump at once and when it began, many show small changes."""
+"""Numbers of recent answers that are compared with the forecast. Few show a jump quickly; many show small changes."""
 RATE_LOOKS = 4
-"""Looks whose arrivals are compared with the forecast rate."""
+"""The number of recent ticks whose arrivals are compared with the forecast rate."""
 REFUSED = frozenset({"overloaded", "admission"})
-"""Reasons of drops before an input entered the model."""
+"""Drop reasons of inputs that never entered the model."""
 
 
 # Actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Say:
-    """Log an event, and remember it."""
+class LogEvent:
+    """Log an event and store it in the history."""
 
     kind: str
     words: str
 
 
 @dataclass(frozen=True, slots=True)
-class Become:
+class UpdateState:
     """Change fields of the state."""
 
     changes: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutInForce:
+class ApplyPlan:
     """Change over to a plan."""
 
     placed: PlacedPlan
     reason: str
     words: str
     sized_for_rps: float | None
-    """The rate that the plan was made for; None: it gives the highest rate."""
+    """The rate for which the plan was made; None: it maximizes the rate."""
     trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoBy:
-    """Put thresholds in force that the tuner has found."""
+class ApplyThresholds:
+    """Apply thresholds that the tuner has found."""
 
     said: NewThresholds
     reason: str
@@ -99,8 +106,8 @@ class Suspend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnDown:
-    """Remember a plan that was proposed and is not taken."""
+class RecordRejected:
+    """Store a plan that was proposed and rejected in the history."""
 
     placed: PlacedPlan
     reason: str
@@ -109,168 +116,167 @@ class TurnDown:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Forecast, plan, and decide whether the plan that is found is worth the change."""
+    """Forecast, plan, and change to the new plan if it is worth it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """Bring about what the plan in force still lacks."""
+class FinishChange:
+    """Continue or repair the change to the current plan."""
 
 
-Action = Say | Become | PutInForce | GoBy | Suspend | TurnDown | Replan | Settle
+Action = LogEvent | UpdateState | ApplyPlan | ApplyThresholds | Suspend | RecordRejected | Replan | FinishChange
 Actions = tuple[Action, ...]
 
 
-# What decisions go by
+# The view on which decisions are based
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What the last planning was based on."""
+class PlanningBasis:
+    """The inputs of the last planning."""
 
     forecast: Forecast
     reach: Reach | None
     problem: PlanProblem
     counts: Mapping[str, int]
-    """Accelerators that were there."""
+    """The available accelerators by type."""
     thresholds: Mapping[int, float]
-    """Thresholds that the forecast is for."""
+    """The thresholds for which the forecast was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
-    """Everything that decisions go by at one moment. They only read the stream and the tuner."""
+    """Everything that decisions depend on at one moment. They read the stream and the tuner but do not change them."""
 
     settings: ControlSettings
     now_s: float
     """Wall clock."""
     state: State
-    seen: Look
-    """The last look."""
+    snapshot: ServiceSnapshot
     stream: ObservedStream
     tuning: Tuning
-    marked: Mapping[str, ReplicaReport] = field(default_factory=dict)
-    """The reports of replicas since which they are compared by what they run."""
-    ground: Ground | None = None
+    baseline: Mapping[str, ReplicaReport] = field(default_factory=dict)
+    """Earlier reports by replica. The work since then is compared to find stragglers."""
+    basis: PlanningBasis | None = None
     """None before the first planning of this process."""
     first_counts: Mapping[str, int] = field(default_factory=dict)
-    """Accelerators at the first look."""
+    """The accelerators at the first tick, by type."""
     is_restored: bool = False
-    """Whether another process made the plan; what it was based on is not remembered."""
+    """Whether an earlier process made the plan, so that its basis is unknown."""
     failed: int = 0
-    """How often the change under way has failed."""
+    """How often the current change has failed."""
     late: int = 0
-    """Times in a row that its replicas did not start in time."""
-    alarm_heard: bool = False
-    """Whether an alarm sounded during a change of plan before the last look."""
+    """How often in a row the replicas of the current change did not start in time."""
+    had_alarm: bool = False
+    """Whether the tuner raised an alarm during a change of plan before the last tick."""
 
     @property
     def problem(self) -> PlanProblem:
-        """The problem that was planned for last; before that, the settings'."""
-        return self.settings.problem if self.ground is None else self.ground.problem
+        """The problem of the last planning; before the first, that of the settings."""
+        return self.settings.problem if self.basis is None else self.basis.problem
 
     @property
     def period(self) -> int:
-        """Number of the present period, counted from the epoch of the clock."""
+        """The number of the current period since the epoch of the clock."""
         return int(self.now_s // self.settings.period_s)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Accelerators that may be used, per type; those of stragglers count too."""
+        """The usable accelerators by type, including those of stragglers."""
         devices = self.settings.problem.devices.items()
-        return {device: min(supply.count, self.seen.capacity.get(device, 0)) for device, supply in devices}
+        return {device: min(supply.count, self.snapshot.capacity.get(device, 0)) for device, supply in devices}
 
     @property
     def next_epoch(self) -> int:
-        """An epoch above all that any ingress has seen."""
-        return max([self.state.placed.epoch, *(report.epoch for report in self.seen.ingresses)]) + 1
+        """An epoch that is higher than any that an ingress has seen."""
+        return max([self.state.placed.epoch, *(report.epoch for report in self.snapshot.ingresses)]) + 1
 
     @property
     def hosted(self) -> dict[str, str]:
-        """The stage that each replica hosts now, by the replica's id."""
-        return {each.replica: each.slot for each in self.seen.replicas if each.slot}
+        """The slot of the stage that each replica hosts, by replica."""
+        return {each.replica: each.slot for each in self.snapshot.replicas if each.slot}
 
     @property
     def is_changing(self) -> bool:
-        """Whether ingresses do not follow the plan in force yet."""
+        """Whether the ingresses do not follow the current plan yet."""
         return self.state.followed != self.state.placed
 
     def has_room(self, placed: PlacedPlan) -> bool:
-        """Whether a plan's accelerators are there."""
+        """Whether the accelerators of a plan are available."""
         counts = self.counts
         return all(count <= counts.get(device, 0) for device, count in placed.occupied.items())
 
     @property
     def policy(self) -> PolicySpec:
-        """The exit policy of plans to come: the settings', with the thresholds that tuning has found."""
-        found, policy = self.state.thresholds, self.settings.policy
-        return policy if found is None else replace(policy, thresholds=found)
+        """The exit policy of new plans: the policy of the settings, with the tuned thresholds if there are any."""
+        tuned, policy = self.state.thresholds, self.settings.policy
+        return policy if tuned is None else replace(policy, thresholds=tuned)
 
-    def goes_by_ours(self, placed: PlacedPlan) -> bool:
-        """Whether a plan goes by the controller's present thresholds; an operator's plan may have its own."""
+    def uses_current_thresholds(self, placed: PlacedPlan) -> bool:
+        """Whether a plan uses the controller's current thresholds. An operator's plan may have others."""
         policy, ramps = placed.plan.policy, placed.plan.ramps
         if policy is None or policy.name != self.policy.name:
             return policy is None
         return _thresholds_at(policy, ramps) == _thresholds_at(self.policy, ramps)
 
-    def decided(self, plan: Plan) -> Plan:
-        """Returns an earlier plan with the present thresholds."""
+    def with_current_thresholds(self, plan: Plan) -> Plan:
+        """Returns an earlier plan with the current thresholds."""
         foreign = plan.policy is not None and plan.policy.name != self.policy.name
         return plan if foreign or self.state.thresholds is None else replace(plan, policy=self.policy)
 
     def place(self, plan: Plan, resting: Sequence[RestingReplica] | None = None) -> PlacedPlan:
-        """Returns the plan as the next one, on replicas that stay where they are if they can.
+        """Returns the plan as the next epoch. Replicas keep their stages if possible.
 
-        `resting`: the replicas that get no work; None for those that the state has.
+        `resting`: the replicas that get no work; None: those of the state.
         """
         avoided = avoided_replicas(self.state.resting if resting is None else resting)
         return PlacedPlan(plan=replace(plan, epoch=self.next_epoch), avoided=avoided, hosted=self.hosted)
 
     def completed(self, plan: Plan) -> Plan:
-        """Returns a plan with what it does not say: the policy, by which probes are seen, and what it will do."""
-        plan, ground = replace(plan, policy=plan.policy or self.policy), self.ground
-        if ground is None or plan.predicted:
+        """Returns a plan with its missing policy, which probes need, and with its missing predictions."""
+        plan, basis = replace(plan, policy=plan.policy or self.policy), self.basis
+        if basis is None or plan.predicted:
             return plan
         try:
-            figures = evaluate(ground.problem, plan.stages, ground.reach, shares=plan.shares)
-            return replace(plan, predicted=predictions(ground.problem, figures))
-        except PlanError:  # a batch that was not measured may be tried all the same
+            figures = evaluate(basis.problem, plan.stages, basis.reach, shares=plan.shares)
+            return replace(plan, predicted=predictions(basis.problem, figures))
+        except PlanError:  # a plan with batch sizes that were not measured is allowed, without predictions
             return plan
 
-    def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> PutInForce:
-        """Returns the change to a plan for the same rate as the one in force."""
-        return PutInForce(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
+    def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> ApplyPlan:
+        """Returns the change to a plan that is made for the same rate as the current one."""
+        return ApplyPlan(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
 
 
 def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
-    """Returns the thresholds of some ramps; None for a ramp that has none."""
-    given = policy.thresholds
-    return [given.get(ramp) if isinstance(given, Mapping) else given for ramp in ramps]
+    """Returns the thresholds of some ramps; None for a ramp without one."""
+    thresholds = policy.thresholds
+    return [thresholds.get(ramp) if isinstance(thresholds, Mapping) else thresholds for ramp in ramps]
 
 
-# The questions of one look
+# The checks of one tick
 
 
 def thresholds_found(view: View) -> Actions:
-    """Has the tuner found other thresholds? They are put in force, and planned for if the plan is no longer the best.
+    """Checks whether the tuner has found new thresholds: applies them, and replans if the plan may not be the best.
 
-    An alarm ends the trial of a plan, whose promise was for other thresholds. Everything else waits for the end of a
-    trial or change. A plan that is held is held to its stages only.
+    An alarm ends the trial of a plan, because its prediction was for other thresholds. Other thresholds wait for the
+    end of a trial or change. Thresholds also change while a plan is held.
     """
     state, said = view.state, view.tuning.said
     if said is None:
-        return _after("alarm", view) if view.alarm_heard and _is_too_careful(view, {}) else ()
+        return _after("alarm", view) if view.had_alarm and _is_too_careful(view, {}) else ()
     if said.why != "alarm" and (state.trial is not None or view.is_changing):
         return ()
     reason = "alarm" if said.why == "alarm" else "thresholds"
     was_safe = state.thresholds is not None and view.tuning.is_safe(state.thresholds)
     on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
-    # Inputs may leave, but at no ramp that the plan has on: an exit was moved.
+    # Inputs may leave at some ramp, but at none that is active in the plan: an exit was moved.
     is_moved = bool(on) and view.tuning.is_safe(on) and not view.tuning.is_safe(said.thresholds)
     replans = was_safe or is_moved or _is_too_careful(view, said.thresholds)
-    return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ())
+    return ApplyThresholds(said=said, reason=reason), *(_after(reason, view) if replans else ())
 
 
 def _after(reason: str, view: View) -> Actions:
@@ -278,46 +284,47 @@ def _after(reason: str, view: View) -> Actions:
 
 
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
-    """Whether by these thresholds no input leaves, and more inputs arrive than the plan in force can do."""
-    present = {**view.stream.thresholds(view.state), **thresholds}
+    """Whether no input leaves under these thresholds although more inputs arrive than the plan can then serve."""
+    merged = {**view.stream.thresholds(view.state), **thresholds}
     recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
-    if not view.tuning.is_safe(present) or recent is None or recent.seconds <= 0:
+    if not view.tuning.is_safe(merged) or recent is None or recent.seconds <= 0:
         return False
-    reach = view.stream.reach(replace(view.state, thresholds=present), view.now_s)
-    does_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
-    return recent.arrived / recent.seconds > does_rps
+    reach = view.stream.reach(replace(view.state, thresholds=merged), view.now_s)
+    capacity_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
+    return recent.arrived / recent.seconds > capacity_rps
 
 
 def accelerators_changed(view: View) -> Actions:
-    """Did accelerators come or go? With fewer than the plan needs, another is needed, or nothing can be served."""
+    """Checks whether accelerators were added or lost. Without enough for the plan, a smaller plan is needed."""
     counts, suspended, hold = view.counts, view.state.suspended, view.state.hold
-    before = view.first_counts if view.ground is None else view.ground.counts
-    as_before = view.ground is not None and counts == before and not _is_period_over(view)
-    if suspended is not None and as_before:
+    before = view.first_counts if view.basis is None else view.basis.counts
+    is_unchanged = view.basis is not None and counts == before and not _is_period_over(view)
+    if suspended is not None and is_unchanged:
         return (Suspend(suspended),)
-    less: Actions = ()
+    first_actions: Actions = ()
     if suspended is not None:
         reason = "recovery"
     elif not view.has_room(view.state.placed):
         reason = "capacity lost"
-        less = Become({"hold": False}), *_go_on_with_less(view)
+        first_actions = UpdateState({"hold": False}), *_shrink_plan(view)
     elif counts != before and not hold:
         reason = "capacity changed"
     else:
         return ()
-    return *less, Say(kind="capacity", words=f"{reason}: {dict(before)} before, {counts} now"), Replan(reason)
+    event = LogEvent(kind="capacity", words=f"{reason}: {dict(before)} before, {counts} now")
+    return *first_actions, event, Replan(reason)
 
 
-def _go_on_with_less(view: View) -> Actions:
-    """The same splits on the replicas that still run, where every stage has one: nothing has to start or to move.
+def _shrink_plan(view: View) -> Actions:
+    """Returns the change to the same splits on the replicas that still run, if every stage has one.
 
-    Another plan is then weighed against that.
+    Nothing has to start or move for it. The replan then compares other plans with it.
     """
     placed = view.state.placed
     resting = Counter(placed.avoided.values())
     left: dict[str, int] = {}
     for device in {stage.device for stage in placed.plan.stages}:
-        left |= divide_replicas(placed.needed(device), view.seen.running.get(device, 0) - resting[device])
+        left |= divide_replicas(placed.needed(device), view.snapshot.running.get(device, 0) - resting[device])
     if view.is_changing or min(left.values()) < 1:
         return ()
     plan = placed.plan.with_replicas([min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()])
@@ -327,35 +334,35 @@ def _go_on_with_less(view: View) -> Actions:
 
 
 def change_failed(view: View) -> Actions:
-    """Did the change to the plan in force fail again and again? Then the plan that is still followed comes back."""
+    """Checks whether the change to the current plan failed too often: returns to the plan that is still followed."""
     state, followed = view.state, view.state.followed
-    came = all(view.seen.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
-    is_late = view.late >= START_TRIES and not came
+    all_run = all(view.snapshot.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
+    is_late = view.late >= START_TRIES and not all_run
     if followed is None or not (is_late or view.failed >= TRIES):
         return ()
     if followed.plan.stages == state.placed.plan.stages:
         return ()
-    placed = view.place(view.decided(followed.plan))
+    placed = view.place(view.with_current_thresholds(followed.plan))
     if not view.has_room(placed):
         return ()
-    words = f"gives up plan {state.placed.epoch}: the change to it broke off again and again"
-    return _blame(view), Say(kind="error", words=words), view.same_rate(placed, "roll back", words)
+    words = f"gives up plan {state.placed.epoch}: the change to it failed repeatedly"
+    return _blame(view), LogEvent(kind="error", words=words), view.same_rate(placed, "roll back", words)
 
 
-def _blame(view: View) -> Become:
-    """Has the plan in force not be chosen again for a while."""
+def _blame(view: View) -> UpdateState:
+    """Returns the action that bars the current plan for a while."""
     stages = tuple(view.state.placed.plan.planned_stages)
     new = FailedPlan(stages=stages, problem=view.problem, until=view.period + BLAME_PERIODS)
-    return Become({"blamed": (*(each for each in view.state.blamed if each.stages != stages), new)})
+    return UpdateState({"blamed": (*(each for each in view.state.blamed if each.stages != stages), new)})
 
 
-def in_place(_: View) -> Actions:
-    """Does the plan in force lack anything? It is brought about, and held in place."""
-    return (Settle(),)
+def change_unfinished(_: View) -> Actions:
+    """Continues an unfinished change, and repairs deviations from the current plan."""
+    return (FinishChange(),)
 
 
 def trial_over(view: View) -> Actions:
-    """Does a new plan do what it promised? If it does not, the plan before it may come back."""
+    """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
     since = delivered(view.stream.counts(state.followed_s))
     if state.hold or state.trial is None or since is None or view.is_changing:
@@ -369,17 +376,17 @@ def trial_over(view: View) -> Actions:
     )
     if judgement is None:
         return ()
-    over = Say(kind="trial", words=judgement.words), Become({"trial": None, "previous": None})
+    over = LogEvent(kind="trial", words=judgement.words), UpdateState({"trial": None, "previous": None})
     if not judgement.rolls_back or state.previous is None:
         return over
-    placed = view.place(view.decided(state.previous.plan))
+    placed = view.place(view.with_current_thresholds(state.previous.plan))
     fits = view.has_room(placed)
     back = view.same_rate(placed, "roll back", judgement.words) if fits else Replan("roll back")
     return *over, _blame(view), back
 
 
 def slow_replicas(view: View) -> Actions:
-    """Are replicas slower than their peers? They get no work from now on."""
+    """Checks whether replicas are slower than their peers. Such stragglers get no work for a while."""
     state = view.state
     slow = () if state.hold else _stragglers(view)
     if not slow:
@@ -391,16 +398,16 @@ def slow_replicas(view: View) -> Actions:
     placed = _without(slow, view, resting)
     words = "; ".join(each.words for each in slow)
     return (
-        *(Say(kind="straggler", words=each.words) for each in slow),
-        Become({"resting": resting}),
+        *(LogEvent(kind="straggler", words=each.words) for each in slow),
+        UpdateState({"resting": resting}),
         Replan("straggler") if placed is None else view.same_rate(placed, "straggler", words),
     )
 
 
 def _without(slow: Iterable[Straggler], view: View, resting: Sequence[RestingReplica]) -> PlacedPlan | None:
-    """The plan in force with new replicas for slow ones, where accelerators are free, else with fewer replicas.
+    """Returns the current plan with replacements for slow replicas, or without them if no accelerators are free.
 
-    None where a stage would have none.
+    Returns None if a stage would have no replica.
     """
     placed = view.place(view.state.placed.plan, resting)
     for each in slow:
@@ -415,98 +422,98 @@ def _without(slow: Iterable[Straggler], view: View, resting: Sequence[RestingRep
 
 
 def plan_out_of_date(view: View) -> Actions:
-    """Is it time to plan again? It is when the period is over, or the stream has changed."""
-    state, ground, settings = view.state, view.ground, view.settings
+    """Checks whether the period is over or the stream has changed, so that a new plan is needed."""
+    state, basis, settings = view.state, view.basis, view.settings
     if state.hold:
         return ()
-    if ground is None and view.is_restored:
-        return (Replan("restart"),)  # without a forecast no deviation from it could be seen
-    if ground is not None and ground.forecast.at_s <= state.changed_s <= view.seen.at_s:
+    if basis is None and view.is_restored:
+        return (Replan("restart"),)  # deviations can only be detected with a forecast
+    if basis is not None and basis.forecast.at_s <= state.changed_s <= view.snapshot.at_s:
         return _after_change(view, state.changed_s)
     if _is_period_over(view):
         return (Replan("period"),)
-    if ground is None or view.seen.at_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
+    if basis is None or view.snapshot.at_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
         return ()
-    if left := _forecast_left(view, ground):
-        changes = {name: value for each in left if isinstance(each, Become) for name, value in each.changes.items()}
-        changed_s = changes.get("changed_s", state.changed_s)
-        changed = changed_s >= ground.forecast.at_s  # or only the rate changed
-        return *left, *(_after_change(view, changed_s) if changed else (Replan("reaction"),))
-    is_learnt = ground.forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
-    return (Replan("first probes"),) if is_learnt else ()
+    deviations = _deviations(view, basis)
+    if deviations:
+        events = [LogEvent(kind="reaction", words=words) for _, words in deviations.values()]
+        update = UpdateState({name: since_s for name, (since_s, _) in deviations.items()})
+        changed_s = update.changes.get("changed_s", state.changed_s)
+        only_rate_changed = changed_s < basis.forecast.at_s
+        replan = (Replan("reaction"),) if only_rate_changed else _after_change(view, changed_s)
+        return *events, update, *replan
+    has_first_probes = basis.forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
+    return (Replan("first probes"),) if has_first_probes else ()
 
 
 def _is_period_over(view: View) -> bool:
-    """Periods are the windows of forecasts: it is planned when one is whole, or when the clock was set back."""
+    """Whether the window of the last forecast is over. This is also true if the clock was set back."""
     period_s = view.settings.period_s
-    return view.seen.at_s // period_s != view.state.planned_s // period_s
+    return view.snapshot.at_s // period_s != view.state.planned_s // period_s
 
 
 def _after_change(view: View, changed_s: float) -> Actions:
-    """Without probes since the stream changed, it could only be planned for the survival of the settings."""
-    is_late = view.seen.at_s >= changed_s + view.settings.period_s
+    """Replans once there are enough probes since the stream changed, or one period after the change."""
+    is_late = view.snapshot.at_s >= changed_s + view.settings.period_s
     return (Replan("reaction"),) if is_late or _num_probes(view, changed_s) >= LEAST_PROBES else ()
 
 
 def _num_probes(view: View, since_s: float) -> int:
     """Number of probes that what was seen since a time is worth."""
-    return worth(view.stream.observed(view.state, since_s, view.seen.at_s))
-
-
-def _forecast_left(view: View, ground: Ground) -> Actions:
-    """Where the stream has left its forecast: what was before is left out from now on."""
-    state, settings, plan = view.state, view.settings, view.state.placed.plan
-    counted = view.stream.counts(max(state.followed_s, ground.forecast.at_s))
-    looks = settings.period_s / settings.watch_s
-    exits = None
-    if ground.forecast.num_probes:  # without any nothing could be learnt of it
-        exits = _survival_left(ground, plan, counted, looks)
-    rate = _rate_left(ground.forecast, counted, state.sized_for_rps, looks)
-    if exits is None and rate is None:
-        return ()
-    changes = {"changed_s": exits, "rate_changed_s": rate}
-    found = {name: deviation for name, deviation in changes.items() if deviation is not None}
-    said = (Say(kind="reaction", words=words) for _, words in found.values())
-    return *said, Become({name: since_s for name, (since_s, _) in found.items()})
+    return effective_probes(view.stream.observed(view.state, since_s, view.snapshot.at_s))
 
 
 Deviation = tuple[float, str]
-"""Begin of the intervals in which the stream is no longer what was expected, and what they show."""
+"""The start of the intervals that deviate from the forecast, and a description."""
 
 
-def _survival_left(ground: Ground, plan: Plan, intervals: Sequence[Interval], looks: float) -> Deviation | None:
-    """How the last answers under a plan left the forecast; None where they did not.
+def _deviations(view: View, basis: PlanningBasis) -> dict[str, Deviation]:
+    """Returns the deviations of the stream from the forecast, by the field of the state that records their start."""
+    state, settings, plan = view.state, view.settings, view.state.placed.plan
+    intervals = view.stream.counts(max(state.followed_s, basis.forecast.at_s))
+    ticks = settings.period_s / settings.watch_s
+    found: dict[str, Deviation | None] = {"changed_s": None}
+    if basis.forecast.num_probes:  # a forecast without probes cannot be judged
+        found["changed_s"] = _survival_deviation(basis, plan, intervals, ticks)
+    found["rate_changed_s"] = _rate_deviation(basis.forecast, intervals, state.sized_for_rps, ticks)
+    return {name: deviation for name, deviation in found.items() if deviation is not None}
 
-    `looks`: number of looks until the next forecast; each has its part of the forecast's chance to err.
+
+def _survival_deviation(
+    basis: PlanningBasis, plan: Plan, intervals: Sequence[Interval], ticks: float
+) -> Deviation | None:
+    """Returns the deviation of the exits of recent answers from the forecast; None if there is none.
+
+    `ticks`: the number of ticks per forecast, which share the probability of a false alarm.
     """
     if not plan.ramps:
         return None
-    expected = expected_shares(ground.forecast.of(plan.used), plan.ramps, ground.reach)
-    expected = replace(expected, coverage=_strict(expected.coverage, looks * len(RECENT_INPUTS)))
-    for seen in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
-        # As many leave the service as enter it, whatever they are, unless those inside become more or fewer.
-        more_inside = abs(seen.arrived - seen.answered - sum(seen.drops.values()))
-        given_up = sum(count for reason, count in seen.drops.items() if reason not in REFUSED)
-        found = survival_deviation(expected, seen.exits, unknown=more_inside + given_up)
-        if found is not None:
-            return seen.since_s, found
+    expected = expected_shares(basis.forecast.of(plan.used), plan.ramps, basis.reach)
+    expected = replace(expected, coverage=_shared_coverage(expected.coverage, ticks * len(RECENT_INPUTS)))
+    for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
+        # The exits of inputs that are still in the service, or were dropped, are unknown.
+        num_pending = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
+        num_dropped = sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
+        words = survival_deviation(expected, recent.exits, unknown=num_pending + num_dropped)
+        if words is not None:
+            return recent.since_s, words
     return None
 
 
-def _rate_left(
-    forecast: Forecast, intervals: Sequence[Interval], sized_for_rps: float | None, looks: float
+def _rate_deviation(
+    forecast: Forecast, intervals: Sequence[Interval], sized_for_rps: float | None, ticks: float
 ) -> Deviation | None:
-    """The same of the rate."""
-    seen = total(intervals[-RATE_LOOKS:])
-    if seen is None or forecast.rate is None:
+    """Returns the deviation of the recent arrival rate from the forecast; None if there is none."""
+    recent = total(intervals[-RATE_LOOKS:])
+    if recent is None or forecast.rate is None:
         return None
-    rate = replace(forecast.rate, coverage=_strict(forecast.rate.coverage, looks))
-    found = rate_deviation(rate, seen.arrived, seen.seconds, sized_for_rps=sized_for_rps)
-    return None if found is None else (seen.since_s, found)
+    rate = replace(forecast.rate, coverage=_shared_coverage(forecast.rate.coverage, ticks))
+    words = rate_deviation(rate, recent.arrived, recent.seconds, sized_for_rps=sized_for_rps)
+    return None if words is None else (recent.since_s, words)
 
 
 def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
-    """As many of the last intervals as hold so many answers, as one; None where all intervals hold fewer."""
+    """Returns the last intervals with at least this many answers as one interval; None if there are fewer answers."""
     for index in range(len(intervals) - 1, -1, -1):
         answers -= sum(intervals[index].exits.values())
         if answers <= 0:
@@ -514,27 +521,29 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
     return None
 
 
-def _strict(coverage: float, looks: float) -> float:
-    return 1 - (1 - coverage) / max(1.0, looks)
+def _shared_coverage(coverage: float, num_tests: float) -> float:
+    """Returns the coverage of each of several tests that together have this coverage (Bonferroni)."""
+    return 1 - (1 - coverage) / max(1.0, num_tests)
 
 
 def _stragglers(view: View) -> tuple[Straggler, ...]:
-    """Replicas slower than their peers, by the problem that the plan in force was weighed on."""
+    """Returns the replicas that are slower than their peers."""
     share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
-    times = [_times(each, view, share_N) for each in view.seen.replicas if each.device in view.problem.latency]
+    times = [_times(each, view, share_N) for each in view.snapshot.replicas if each.device in view.problem.latency]
     return find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
 
 
 def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> ReplicaTimes:
-    """Where inputs have lengths, a batch counts as so many of the profile's inputs as hold its tokens.
+    """Returns the measured times of a replica since the baseline, and the times that the profile predicts.
 
-    Ramps that the problem does not have take no time: probes run every ramp of the model. A batch is left out if
-    another one ran beside it, because it took longer for a reason that is not the replica's.
+    If inputs have lengths, a batch counts as the number of inputs of the profile's length with equally many tokens.
+    Ramps that the problem does not have are ignored. So are batches that shared the device with another batch, because
+    their longer times are not the replica's fault.
     """
     problem, expected_s = view.problem, 0.0
     table = problem.latency[report.device]
     length = None if problem.lengths is None else table.length
-    runs = [each for each in ran_since(view.marked.get(report.replica), report) if not each.shared]
+    runs = [each for each in ran_since(view.baseline.get(report.replica), report) if not each.shared]
     for each in runs:
         split = Split(
             first=each.first,
@@ -556,7 +565,7 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
 
 
 def delivered(intervals: Sequence[Interval]) -> Delivered | None:
-    """Returns what was done over some intervals; None for no intervals."""
+    """Returns the sum of some intervals as a trial's measurement; None without intervals."""
     seen = total(intervals)
     if seen is None:
         return None
@@ -569,11 +578,11 @@ def delivered(intervals: Sequence[Interval]) -> Delivered | None:
     )
 
 
-QUESTIONS: tuple[Callable[[View], Actions], ...] = (
+CHECKS: tuple[Callable[[View], Actions], ...] = (
     thresholds_found,
     accelerators_changed,
     change_failed,
-    in_place,
+    change_unfinished,
     trial_over,
     slow_replicas,
     plan_out_of_date,
@@ -591,25 +600,25 @@ class Proposal:
     """The best plan found."""
 
     problem: PlanProblem
-    """The problem that it answers."""
+    """The problem that the plan solves."""
     planned: Planned
     reach: Reach | None
-    """Share of inputs that reach each block, by joint exit records; None where there were too few."""
+    """The share of inputs that reach each block according to recent probes; None with too few probes."""
 
     @property
     def figures(self) -> Evaluation:
-        """What the plan will do, by all that was seen."""
+        """The predicted performance of the plan."""
         return evaluate(self.problem, self.planned.stages, self.reach)
 
 
-def questions(
+def problems_to_solve(
     base: PlanProblem, forecast: Forecast, counts: Mapping[str, int], lengths: Lengths | None
 ) -> tuple[PlanProblem, ...]:
-    """Returns the problem as it is expected to be, on so many accelerators, and problems to try if it has no plan.
+    """Returns the expected problem on the available accelerators, followed by problems to try if it has no plan.
 
-    Where the problem names a rate, the upper end of the forecast rate takes its place. No plan for a low rate, at which
-    batches would fill too slowly: a plan for the rate that the problem names serves it as well. No plan for a high
-    rate: the plan with the highest rate.
+    A required rate is replaced by the upper end of the forecast rate. At a low rate there may be no plan, because
+    batches fill too slowly; then a plan for the original rate is sufficient. If there is no plan for a high rate, the
+    plan with the highest rate is used.
     """
     devices = {
         device: replace(supply, count=min(supply.count, counts.get(device, 0)))
@@ -622,7 +631,7 @@ def questions(
     rates = [named_per_s]
     if forecast.rate is not None:
         upper = float(forecast.rate.high_rps_H[0])
-        # One window cannot say how rates change.
+        # The upper end is infinite after a single window.
         rates = [upper if np.isfinite(upper) else max(float(forecast.rate.rate_rps_H[0]), named_per_s)]
         rates += [named_per_s] if named_per_s > rates[0] else []
     asked = [problem.with_rate(rate) for rate in rates if rate > 0]
@@ -637,9 +646,9 @@ async def propose(
     blamed: Sequence[FailedPlan],
     reach: Reach | None,
 ) -> Proposal | NoPlan:
-    """Answers the first question that has an answer; where none has, says what the first one lacks.
+    """Returns the best plan of the first problem that has one; otherwise the reason why the first problem has none.
 
-    The planner does not know blamed plans: its other good plans take their place.
+    Blamed plans are replaced by the planner's other candidates.
     """
     refusals: list[NoPlan] = []
     for problem in questions:
@@ -656,7 +665,7 @@ async def propose(
 
 
 def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[FailedPlan]) -> Planned | None:
-    """Returns the best plan that is not blamed; None where all are."""
+    """Returns the best plan that is not blamed; None if all are."""
     stages = [
         each for each in dict.fromkeys((planned.stages, *planned.candidates)) if not has_failed(blamed, each, problem)
     ]
@@ -670,38 +679,38 @@ def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[FailedPlan
     return replace(planned, stages=kept[0], figures=figures, gap=gap, candidates=tuple(kept[1:]))
 
 
-# Whether the plan that was found is worth its change
+# Whether a found plan is worth the change
 
 
-def let_work_again(view: View) -> Become:
-    """Ends the rests and blames that are over, and forgets replicas that are gone."""
-    reported = {report.replica for report in view.seen.replicas}
-    heard_of = {report.device for report in view.seen.replicas}
-    is_silent = {device for device, running in view.seen.running.items() if running and device not in heard_of}
+def end_rests(view: View) -> UpdateState:
+    """Ends expired rests and blames, and the rests of replicas that no longer exist."""
+    reported = {report.replica for report in view.snapshot.replicas}
+    reporting_types = {report.device for report in view.snapshot.replicas}
+    # If no replica of a type reports, its replicas may still exist.
+    silent_types = {device for device, running in view.snapshot.running.items() if running} - reporting_types
     resting = tuple(
         rest
         for rest in view.state.resting
-        if rest.until > view.period and (rest.replica in reported or rest.device in is_silent)
+        if rest.until > view.period and (rest.replica in reported or rest.device in silent_types)
     )
-    return Become(
-        {"resting": resting, "blamed": tuple(blame for blame in view.state.blamed if blame.until > view.period)}
-    )
+    blamed = tuple(blame for blame in view.state.blamed if blame.until > view.period)
+    return UpdateState({"resting": resting, "blamed": blamed})
 
 
 def _without_plan(view: View, none: NoPlan, reason: str) -> tuple[Actions, str]:
-    """The plan in force stays, or comes back, if its accelerators are there: late answers are better than none."""
+    """Keeps or restores the current plan if its accelerators exist, because late answers are better than none."""
     words = f"no plan meets the problem on {view.counts}: what is missing is {none.binding}"
     placed = view.state.placed
     if not view.has_room(placed):
         return (Suspend(words),), words
     if view.state.suspended is not None:
         back = view.place(placed.plan)
-        return (PutInForce(placed=back, reason=reason, words=words, sized_for_rps=None),), words
-    return (Say(kind="no plan", words=f"{words}; keeps plan {placed.epoch}"),), words
+        return (ApplyPlan(placed=back, reason=reason, words=words, sized_for_rps=None),), words
+    return (LogEvent(kind="no plan", words=f"{words}; keeps plan {placed.epoch}"),), words
 
 
-def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions, str]:
-    """Returns the actions for the best plan that was found, and the verdict in words."""
+def evaluate_proposal(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions, str]:
+    """Returns the actions for the best found plan, and the verdict as text."""
     if isinstance(found, NoPlan):
         return _without_plan(view, found, reason)
     state = view.state
@@ -718,7 +727,7 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
         reach=found.reach,
     )
     if verdict.change:
-        change = PutInForce(
+        change = ApplyPlan(
             placed=placed,
             reason=reason,
             words=verdict.words,
@@ -729,23 +738,23 @@ def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions,
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
         return (view.same_rate(same, "straggler", "other replicas rest now"),), verdict.words
-    if not view.goes_by_ours(state.placed):
-        # An operator's thresholds were for the operator's plan only.
+    if not view.uses_current_thresholds(state.placed):
+        # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
         return (view.same_rate(same, reason, "the controller's own thresholds again"),), verdict.words
-    keep = Say(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
-    refused = () if verdict.same else (TurnDown(placed=placed, reason=reason, words=verdict.words),)
+    keep = LogEvent(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
+    refused = () if verdict.same else (RecordRejected(placed=placed, reason=reason, words=verdict.words),)
     return (keep, *refused), verdict.words
 
 
 def _stands(view: View) -> bool:
-    """Whether inputs are served by the plan in force, and it could go on."""
+    """Whether the current plan serves inputs and its accelerators are available."""
     return view.state.suspended is None and view.has_room(view.state.placed)
 
 
 def _plan_of(view: View, found: Proposal) -> Plan:
-    """The plan that was found, with the policy even where no ramp is active: probes are seen by it."""
-    before = view.state.placed.plan  # the planner chooses nothing of what is taken over from it
+    """Returns the found plan with the policy, which probes need even if no ramp is active."""
+    before = view.state.placed.plan  # keeps the fields that the planner does not choose
     return replace(
         before,
         stages=found.planned.stages,
@@ -756,11 +765,11 @@ def _plan_of(view: View, found: Proposal) -> Plan:
 
 
 def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:
-    """None where the plan before was never followed or measured, or its expected rate is not known."""
+    """Returns the trial of a new plan; None if the current plan was not measured or has no predicted rate."""
     state = view.state
     since_s = max(state.followed_s, view.now_s - view.settings.period_s)
     before = delivered(view.stream.counts(since_s))
-    expected_rps = state.placed.plan.predicted.get("rate_per_s")  # in an operator's plan it may be anything
+    expected_rps = state.placed.plan.predicted.get("rate_per_s")  # any value in an operator's plan
     if not isinstance(expected_rps, int | float) or expected_rps <= 0:
         return None
     if view.is_changing or before is None or before.arrived == 0:

@@ -20,7 +20,7 @@ LAST_EVENTS = 20
 def describe(loop: ControlLoop, history: History, settings: ServeSettings, chain: Chain) -> dict[str, Any]:
     """Returns what `GET /plan` shows as plain data; `chain`: that of the served model."""
     view = loop.view
-    state, now_s, ground = view.state, view.now_s, view.ground
+    state, now_s, basis = view.state, view.now_s, view.basis
     period_s, bytes_N = view.settings.period_s, view.settings.problem.bytes_per_sample_N
     bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in state.placed.plan.stages[:-1]]
     return {
@@ -33,7 +33,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, chain
         "hold": state.hold,
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
         "predicted": dict(state.placed.plan.predicted),
-        "forecast": None if ground is None else _forecast(ground.forecast),
+        "forecast": None if basis is None else _forecast(basis.forecast),
         "observed": _observed(view, chain),
         "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
         "fill": _fill(view),
@@ -69,7 +69,7 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
 
 
 def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
-    """By which thresholds inputs leave, all ramps', and how far the alarm is from sounding."""
+    """Describes the thresholds of all ramps, and the evidence for an alarm."""
     thresholds, state = view.stream.thresholds(view.state), view.tuning.state
     return {
         "how": view.settings.tuning,
@@ -84,7 +84,7 @@ def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
 
 
 def _observed(view: View, chain: Chain) -> dict[str, Any]:
-    """Over the last period, or since the plan is followed if that is shorter."""
+    """Describes the measurements of the last period, or since the ingresses follow the plan if that is shorter."""
     state, settings, now_s = view.state, view.settings, view.now_s
     budget = settings.accuracy_budget
     since_s = max(state.followed_s, now_s - settings.period_s)
@@ -112,11 +112,11 @@ def _observed(view: View, chain: Chain) -> dict[str, Any]:
 
 
 def _fill(view: View) -> list[dict[str, Any]]:
-    """Per split of the plan, inputs per batch over its batch size, tokens over its budget, since the last planning."""
+    """Describes, for each split of the plan, how full its batches were since the last planning."""
     rows = []
     for slot, stage in view.state.placed.stage_of.items():
-        mine = [report for report in view.seen.replicas if report.slot == slot]
-        times = [each for report in mine for each in ran_since(view.marked.get(report.replica), report)]
+        reports = [report for report in view.snapshot.replicas if report.slot == slot]
+        times = [each for report in reports for each in ran_since(view.baseline.get(report.replica), report)]
         for split in stage.splits:
             about = {"slot": slot, "first": split.first, "end": split.end, "batch": split.batch, "tokens": split.tokens}
             ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
@@ -125,11 +125,12 @@ def _fill(view: View) -> list[dict[str, Any]]:
 
 
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
-    """Emulated ones say so, and how many of our seconds one of theirs takes."""
+    """Describes the accelerators by type. `time_scale`: real seconds per second of an emulated accelerator."""
     described: dict[str, Any] = {}
-    for device, count in view.seen.capacity.items():
+    for device, count in view.snapshot.capacity.items():
         emulated = settings.emulated.get(device)
-        described[device] = {"alive": count, "used": view.seen.running.get(device, 0), "emulated": emulated is not None}
+        used = view.snapshot.running.get(device, 0)
+        described[device] = {"alive": count, "used": used, "emulated": emulated is not None}
         if emulated is not None:
             described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}
     return described

@@ -1,4 +1,4 @@
-"""What happened between two looks, from reports whose counts only grow."""
+"""Differences between successive reports, whose counts only grow."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import Chain
 
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
-"""A split's first block, end and ramps, what its answered inputs do, a batch size, and whether other batches shared
-the device."""
+"""The key of a `TimesRun`: first block, end and ramps of a split, `after_answer`, batch size, and `shared`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval(Counts):
-    """What all ingresses did from `since_s` to `at_s`, wall clock."""
+    """The counts of all ingresses from `since_s` to `at_s` (wall clock)."""
 
     since_s: float
     at_s: float
@@ -31,7 +30,7 @@ class Interval(Counts):
 
 
 def total(intervals: Sequence[Interval]) -> Interval | None:
-    """Returns several intervals as one, from the first begin to the last end; None for no intervals."""
+    """Returns the sum of intervals, from the first start to the last end; None without intervals."""
     if not intervals:
         return None
     counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNT_FIELDS}
@@ -40,7 +39,7 @@ def total(intervals: Sequence[Interval]) -> Interval | None:
 
 
 def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
-    """Returns the latency that a share of the answers did not exceed, the bucket's upper end; None without answers."""
+    """Returns a quantile of the latency, as the upper end of its bucket; None without answers."""
     if not latencies:
         return None
     buckets = sorted(latencies)
@@ -52,10 +51,10 @@ def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
 
 
 class IngressIntake:
-    """The last counts of every ingress.
+    """The last reports of all ingresses.
 
-    An ingress that reports in the first look may have counted for hours before this controller started: its first
-    report only sets the mark. An ingress that appears later began at zero.
+    Ingresses of the first reports may have counted for hours, so these reports are only the baseline. Ingresses that
+    appear later started at zero.
     """
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class IngressIntake:
         self._at_s: float | None = None
 
     def take(self, reports: Sequence[IngressReport], now_s: float) -> Interval | None:
-        """Returns what happened since the last look; None at the first look, and where no ingress reports."""
+        """Returns the counts since the last call; None at the first call, and without reports."""
         if not reports:
             return None
         since_s, self._at_s = self._at_s, now_s
@@ -76,14 +75,14 @@ class IngressIntake:
 
 
 def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRun, ...]:
-    """Returns what a replica has run between two reports; a replica without an earlier report began at zero."""
+    """Returns the batches of a replica between two reports. A replica without an earlier report started at zero."""
     known: dict[Ran, TimesRun] = {} if before is None else {_key(each): each for each in before.times}
-    new = (_longer(known.get(_key(each)), each) for each in now.times)
+    new = (_difference(known.get(_key(each)), each) for each in now.times)
     return tuple(each for each in new if each.batches > 0)
 
 
 def batch_means(split: Split, times: Sequence[TimesRun]) -> dict[str, Any]:
-    """Returns the mean inputs and tokens of a split's batches, and these over its limits; None before the first one."""
+    """Returns the mean inputs and tokens of a split's batches, and their shares of the limits; None without batches."""
     batches = sum(each.batches for each in times)
     size = sum(each.batches * each.size for each in times) / batches if batches else None
     size_tokens = sum(each.tokens for each in times) / batches if batches else None
@@ -96,15 +95,11 @@ def batch_means(split: Split, times: Sequence[TimesRun]) -> dict[str, Any]:
     }
 
 
-def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:
+def _difference(before: TimesRun | None, now: TimesRun) -> TimesRun:
     if before is None:
         return now
-    return replace(
-        now,
-        batches=now.batches - before.batches,
-        tokens=now.tokens - before.tokens,
-        seconds=now.seconds - before.seconds,
-    )
+    batches, tokens = now.batches - before.batches, now.tokens - before.tokens
+    return replace(now, batches=batches, tokens=tokens, seconds=now.seconds - before.seconds)
 
 
 def _key(time: TimesRun) -> Ran:
@@ -112,16 +107,16 @@ def _key(time: TimesRun) -> Ran:
 
 
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:
-    """Exits are counted anew under every epoch."""
-    begin = before or Counts()
-    counted: dict[str, Any] = {name: _less(getattr(now, name), getattr(begin, name)) for name in COUNT_FIELDS}
+    """Returns the counts between two reports. Exits restart at zero under every epoch."""
+    start = before or Counts()
+    counted: dict[str, Any] = {name: _less(getattr(now, name), getattr(start, name)) for name in COUNT_FIELDS}
     if before is not None and before.epoch != now.epoch:
         counted["exits"] = dict(now.exits)
     return Interval(since_s=since_s, at_s=at_s, **counted)
 
 
 def _less(now: Any, before: Any) -> Any:
-    """Returns what was added to a number, or to a count by key."""
+    """Returns the difference of two numbers, or of two counts by key."""
     if isinstance(now, int):
         return now - before
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
@@ -138,9 +133,9 @@ def _sum(counts: Sequence[Any]) -> Any:
 
 
 def network_figures(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:
-    """Returns one row per network of a cascade, in their order; none where there is a single network.
+    """Returns one row per network of a cascade; no rows for a single network.
 
-    `used`: the positions of the networks that the plan uses. Shares are of answers under the plan in force, and None
+    `used`: the positions of the networks that the plan uses. Shares are of the answers under the current plan, and None
     before the first answer.
     """
     if chain.is_one:

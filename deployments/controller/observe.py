@@ -1,6 +1,6 @@
-"""What the controller sees: the service at one look, its stream over the last two hours, and forecasts from that.
+"""The controller's observations: a snapshot of the service, the stream of the last two hours, and forecasts from it.
 
-No Ray here: the service is behind `Fleet`, time is passed in.
+This module does not use Ray: the service is behind `Fleet`, and time is passed in.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ if TYPE_CHECKING:
 
 
 class Fleet(Protocol):
-    """The ingresses and replicas of a service. Every method may fail while a process dies; the loop tries again."""
+    """The ingresses and replicas of a service. Any method may fail when a process dies; the control loop retries."""
 
     async def scale(self, device: str, replicas: int) -> None:
-        """Has an accelerator type run so many replicas; returns before they run."""
+        """Sets the number of replicas of an accelerator type; returns before they run."""
 
     async def running(self) -> dict[str, int]:
-        """Returns the number of replicas that take calls, per accelerator type."""
+        """Returns the number of replicas that accept calls, by accelerator type."""
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        """Has all replicas of the plan's accelerator types make ready, and waits for it."""
+        """Prepares all replicas of the plan's accelerator types, and waits for them."""
 
     async def follow(self, placed: PlacedPlan) -> None:
-        """Has all ingresses follow the plan, and waits for it; they tell the replicas."""
+        """Makes all ingresses follow the plan, and waits for them. They assign the stages to replicas."""
 
     async def suspend(self, reason: str) -> None:
-        """Has all ingresses refuse inputs, with the reason, until they follow a plan again."""
+        """Makes all ingresses refuse inputs, with the reason, until they follow a plan again."""
 
     async def ingress_reports(self) -> list[IngressReport]:
-        """Returns one report per ingress; it hands its probes over once."""
+        """Returns one report per ingress. Each probe is reported once."""
 
     async def replica_reports(self) -> list[ReplicaReport]:
         """Returns one report per replica."""
 
     async def capacity(self) -> dict[str, int]:
-        """Returns the number of accelerators that are alive, in use or not, per type."""
+        """Returns the number of accelerators that are alive, in use or not, by type."""
 
 
 def room(resources: Mapping[str, float], device: str) -> int:
-    """Returns the number of replicas of an accelerator type that an empty node could hold; `cuda` takes any GPU."""
+    """Returns the number of replicas of a type that an empty node with these resources holds. `cuda` is any GPU."""
     return int(resources.get("GPU", 0)) if device == "cuda" else accelerators_on_node(resources).get(device, 0)
 
 
@@ -83,22 +83,22 @@ class Forecast:
     at_s: float
     """When it was made."""
     survival: SurvivalForecast
-    """The shares that an endless number of inputs would show. After few probes its middle leans to the shares that
-    were expected before the first probe, and its intervals hold both."""
+    """The expected survival. With few probes, it is a mean with the prior, and its intervals contain both."""
     num_probes: int
-    """The number of probes that would say as much; see `worth`."""
+    """The effective number of probes; see `effective_probes`."""
     how: str
+    """The method, for the user."""
     rate: RateForecast | None = None
-    """None where no input was counted yet."""
+    """None before the first input was counted."""
     survival_of: Mapping[Used, SurvivalForecast] = field(default_factory=dict)
-    """For a cascade, forecasts for plans that leave networks out, by the networks that they use."""
+    """For a cascade, forecasts for plans that skip networks, by the networks that they use."""
 
     def of(self, used: Used) -> SurvivalForecast:
         """Returns the survival forecast for plans that use exactly these networks."""
         return self.survival_of.get(used, self.survival)
 
     def expected(self, problem: PlanProblem) -> PlanProblem:
-        """Returns the problem with the survival that is expected."""
+        """Returns the problem with the expected survival."""
         of_others = {used: forecast.next_survival for used, forecast in self.survival_of.items()}
         return replace(problem, survival_N=self.survival.next_survival, survival_of=of_others or None)
 
@@ -106,59 +106,55 @@ class Forecast:
 Prior = tuple[float, ...]
 
 LEAST_PROBES = 30
-"""Probes, or what is worth as many (`worth`), by which plans are scored. With fewer, the survival that was expected
-before keeps part of its weight: a share of 1/2 is known from 30 probes to 0.09 (one standard deviation), about as well
-as from a calibration on another stream."""
+"""The number of probes (`effective_probes`) from which on plans are scored by them. With fewer, the earlier survival
+keeps part of its weight. From 30 probes, a share of 1/2 has a standard deviation of 0.09."""
 RECENT_WINDOWS = 2
-"""Windows whose probes score plans: more would mix in what the stream no longer is."""
+"""The number of recent windows whose probes score plans. Older ones may differ from the current stream."""
 LEAST_MEASURED = 300
-"""Answers from which lengths of inputs are taken: their mean is then known to 6 % (one standard deviation), if lengths
-spread as far as their mean."""
+"""The number of answers from which on the mean length of inputs is measured (standard error about 6 %)."""
 LEAST_COVERED = 0.5
-"""Share of a window that must have been counted for its rate to be known."""
+"""The share of a window that must have been counted for its rate to be known."""
 
 
 class ObservedStream:
-    """Probes and counts of the last two hours. Forecasts leave out what lies before a change of the stream.
+    """Probes and counts of the last two hours. Forecasts ignore everything before the last change of the stream.
 
-    What depends on thresholds, or on when the stream changed, takes the controller's `State`.
+    Methods that depend on thresholds, or on the time of the last change, take the controller's `State`.
     """
 
     def __init__(self, settings: ControlSettings, since_s: float) -> None:
         """`since_s`: when the recording began."""
         self.problem = settings.problem
         self._calibrated = thresholds_of(settings.policy, settings.problem)
-        """The thresholds for which the problem says the survival."""
+        """The thresholds of the problem's survival."""
         self._period_s, self._coverage = settings.period_s, settings.coverage
         self.began_s = since_s
         self._stream: ExitStream | None = None
         self._counts: list[Interval] = []
 
     def add_probes(self, seen: Observations) -> Observations:
-        """Takes probes, and inputs that stayed; returns those that it keeps, which the memory must hold too.
+        """Adds probes and inputs that stayed; returns those that it keeps, which the history must store too.
 
-        Raises DataError for probes of another model, and of ramps other than before.
+        Raises DataError for probes of another model or of other ramps.
         """
         if self._stream is None:
-            asked, shape = self.problem, seen.shape
-            if shape.num_blocks != asked.num_blocks or not set(asked.ramps) <= set(shape.ramps):
+            problem, shape = self.problem, seen.shape
+            if shape.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(shape.ramps):
                 raise DataError(
-                    f"probes are of {shape.num_blocks} blocks and ramps {list(shape.ramps)}; "
-                    f"the problem has {asked.num_blocks} blocks and ramps {list(asked.ramps)}"
+                    f"probes have {shape.num_blocks} blocks and ramps {list(shape.ramps)}; "
+                    f"the problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}"
                 )
-            # From the border before the begin: the window that it falls into is not whole, but not lost either.
-            border_s = self.began_s // self._period_s * self._period_s
-            self._stream = ExitStream(
-                seen.shape, since_s=border_s, period_s=self._period_s, keep_s=max(KEEP_S, self._period_s)
-            )
+            # The first window is kept although it is incomplete.
+            since_s, keep_s = self.began_s // self._period_s * self._period_s, max(KEEP_S, self._period_s)
+            self._stream = ExitStream(seen.shape, since_s=since_s, period_s=self._period_s, keep_s=keep_s)
         return self._stream.take_in(seen.take(seen.probe_N | seen.stayed_N))
 
     def add_counts(self, interval: Interval) -> None:
-        """Takes new counts."""
+        """Adds new counts."""
         self._counts.append(interval)
 
     def forget(self, now_s: float) -> None:
-        """Drops what is too old to matter."""
+        """Drops probes and counts that are too old."""
         self._counts = [each for each in self._counts if each.at_s > now_s - KEEP_S]
         if self._stream is not None:
             self._stream.forget(now_s)
@@ -168,24 +164,24 @@ class ObservedStream:
         return [each for each in self._counts if each.since_s >= since_s]
 
     def thresholds(self, state: State) -> Mapping[int, float]:
-        """Returns the thresholds of all ramps of the problem; estimates of past windows are made by these too."""
-        given = self._calibrated if state.thresholds is None else state.thresholds
-        return {ramp: given[ramp] for ramp in self.problem.ramps}
+        """Returns the current thresholds of all ramps of the problem. They also apply to estimates of past windows."""
+        thresholds = self._calibrated if state.thresholds is None else state.thresholds
+        return {ramp: thresholds[ramp] for ramp in self.problem.ramps}
 
     def window(self, since_s: float, now_s: float) -> Window | None:
-        """Returns the probes that arrived in between; None before the first recording, and for no time."""
+        """Returns the probes that arrived in a time span; None before the first probe, and for an empty span."""
         if self._stream is None or now_s <= since_s:
             return None
         kept = self._stream.whole_windows(now_s + self._period_s)
         first = max(int(since_s // self._period_s), kept.start if kept else 0)
         joined = self._stream.pooled(range(first, int(now_s // self._period_s) + 1))
-        mine_N = (joined.times_s_N >= since_s) & (joined.times_s_N < now_s)
-        return Window(start_s=since_s, period_s=now_s - since_s, observations=joined.take(mine_N))
+        inside_N = (joined.times_s_N >= since_s) & (joined.times_s_N < now_s)
+        return Window(start_s=since_s, period_s=now_s - since_s, observations=joined.take(inside_N))
 
     def observed(
         self, state: State, since_s: float, now_s: float, ramps: Sequence[int] | None = None
     ) -> WindowEstimate | None:
-        """Returns what the inputs seen in between say of the given active ramps, or of all ramps; None as `window`."""
+        """Returns the estimate for a time span if these ramps (None: all) are active; None if there is no window."""
         window = self.window(since_s, now_s)
         if window is None:
             return None
@@ -193,7 +189,7 @@ class ObservedStream:
         return window.estimate({ramp: thresholds[ramp] for ramp in (self.problem.ramps if ramps is None else ramps)})
 
     def records(self, state: State, now_s: float) -> ExitRecords | None:
-        """Returns recent probes of the present stream that score plans; None for fewer than `LEAST_PROBES`."""
+        """Returns recent probes since the stream changed, for scoring plans; None for fewer than `LEAST_PROBES`."""
         for since_s in (max(state.changed_s, now_s - RECENT_WINDOWS * self._period_s), state.changed_s):
             window = self.window(since_s, now_s)
             if window is not None and window.num_probes >= LEAST_PROBES:
@@ -201,7 +197,10 @@ class ObservedStream:
         return None
 
     def reach(self, state: State, now_s: float) -> Reach | None:
-        """Returns the share of inputs that reach each block by recent probes; None for too few probes."""
+        """Returns the share of inputs that reach each block according to recent probes; None with too few probes.
+
+        With too few probes for tuned thresholds, all inputs are assumed to stay.
+        """
         records = self.records(state, now_s)
         if records is not None:
             return joint_reach(records, self.thresholds(state))
@@ -211,16 +210,13 @@ class ObservedStream:
         return lambda _: stay_N
 
     def forecast(self, state: State, now_s: float) -> Forecast:
-        """Returns forecasts of the coming window: for a cascade one per set of networks with ramps.
-
-        Fitting takes up to a second, so call it off the event loop.
-        """
+        """Returns the forecasts for the next window. Fitting takes up to a second, so call it in a thread."""
         thresholds = self.thresholds(state)
         whole = self._survival(now_s, state.changed_s, thresholds, self._prior_N(state))
         others, every = {}, tuple(range(len(self.problem.networks)))
         for used in network_sets(self.problem) if every else ():
             theirs = {ramp: thresholds[ramp] for ramp in ramps_of(self.problem, used)}
-            if used == every or not theirs:  # sets without ramps need no forecast
+            if used == every or not theirs:  # network sets without ramps need no forecast
                 continue
             stay_N = (1.0,) * self.problem.num_blocks
             prior_N = survival_with(self.problem, used) if self._is_calibrated(state) else stay_N
@@ -228,10 +224,9 @@ class ObservedStream:
         return replace(whole, rate=self._rate(state.rate_changed_s, now_s), survival_of=others)
 
     def lengths(self, state: State, now_s: float) -> Lengths | None:
-        """Returns the problem's lengths of inputs, stretched to the mean of recent answers.
+        """Returns the problem's lengths of inputs, scaled to the mean of recent answers; None without lengths.
 
-        None where the problem has no lengths. Long inputs that are refused or late more often than short ones count
-        too little.
+        If long inputs are refused or late more often than short ones, the mean is too low.
         """
         known = self.problem.lengths
         if known is None:
@@ -243,11 +238,11 @@ class ObservedStream:
         return known.stretched(recent.answered_tokens / recent.answered, most=most)
 
     def _is_calibrated(self, state: State) -> bool:
-        """Whether the thresholds are those of the settings, for which the problem says the survival."""
+        """Whether the thresholds are those of the problem's survival."""
         return self.thresholds(state) == self._calibrated
 
     def _prior_N(self, state: State) -> Prior:
-        """The survival expected before the first probe; by other thresholds than calibrated, that all inputs stay."""
+        """Returns the survival expected without probes. Under tuned thresholds, all inputs are assumed to stay."""
         return tuple(self.problem.survival_N) if self._is_calibrated(state) else (1.0,) * self.problem.num_blocks
 
     def _survival(self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: Prior) -> Forecast:
@@ -255,7 +250,7 @@ class ObservedStream:
 
         whole = [] if self._stream is None else windows(self._stream, now_s)
         estimates = [each.estimate(thresholds) for each in whole if each.start_s >= changed_s]
-        num_probes = sum(map(worth, estimates))
+        num_probes = sum(map(effective_probes, estimates))
         if num_probes < LEAST_PROBES:
             return self._pooled_survival(now_s, changed_s, thresholds, prior_N)
         return Forecast(
@@ -268,13 +263,13 @@ class ObservedStream:
     def _pooled_survival(
         self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: Prior
     ) -> Forecast:
-        """Takes all inputs since the stream changed as one window; with few of them the prior keeps its weight."""
+        """Forecasts from one window with all inputs since the stream changed. With few inputs, the prior has weight."""
         from profiles.forecast import forecast_survival
         from profiles.windows import SurvivalHistory
 
         window = self.window(changed_s, now_s)
         estimate = None if window is None else window.estimate(thresholds)
-        num_probes = worth(estimate)
+        num_probes = effective_probes(estimate)
         if estimate is None or estimate.survival is None:
             none = SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))
             expected = forecast_survival(none, prior=prior_N, coverage=self._coverage)
@@ -283,7 +278,7 @@ class ObservedStream:
         if num_probes >= LEAST_PROBES:
             return Forecast(at_s=now_s, survival=seen, num_probes=num_probes, how=f"worth {num_probes} probes")
         weight, prior = num_probes / LEAST_PROBES, np.array(prior_N)
-        leaning = replace(  # the shares per ramp stay those seen
+        leaning = replace(  # without changing the observed shares per ramp
             seen,
             survival_HK=weight * seen.survival_HK + (1 - weight) * prior,
             survival_low_HK=np.minimum(seen.survival_low_HK, prior),
@@ -305,10 +300,11 @@ class ObservedStream:
         return forecast_rate(rate_rps, coverage=self._coverage, window_s=recent.seconds)
 
 
-def worth(estimate: WindowEstimate | None) -> int:
-    """Returns the number of probes that would say as much of the share that is known least; 0 where none is known.
+def effective_probes(estimate: WindowEstimate | None) -> int:
+    """Returns the number of probes with which the least-known share of the survival would be equally well known.
 
-    Inputs that stayed say nothing of ramps that were off: with three probes, any number of them is worth little more.
+    It is at most a little above the number of probes if ramps were inactive, because inputs that stayed do not show
+    inactive ramps. Returns 0 if nothing is known.
     """
     if estimate is None or estimate.survival is None:
         return 0
@@ -316,9 +312,9 @@ def worth(estimate: WindowEstimate | None) -> int:
 
 
 def window_rates(counts: Sequence[Interval], since_s: float, now_s: float, period_s: float) -> npt.NDArray[np.float64]:
-    """Returns arrivals per second in every whole window since a time, oldest first; NaN where under half was counted.
+    """Returns the arrivals per second of every complete window since a time, oldest first.
 
-    An interval over the border of two windows is shared out by time.
+    An interval that spans two windows is divided by time. A window of which less than half was counted is NaN.
     """
     first, end = int(np.ceil(since_s / period_s)), int(now_s // period_s)
     arrived_W, seconds_W = np.zeros(max(0, end - first)), np.zeros(max(0, end - first))
@@ -340,23 +336,23 @@ MakeTuner = Callable[[StreamShape], Tuner]
 
 
 class Tuning:
-    """The tuner of one service, made when the first observations tell their shape."""
+    """The tuner of one service. It is created with the first observations, whose shape it needs."""
 
     def __init__(self, make: MakeTuner | None, problem: PlanProblem) -> None:
-        """`make`: None where thresholds stay as they are."""
+        """`make`: creates the tuner; None: thresholds are not tuned."""
         self._make = make
         self._problem = problem
         self._tuner: Tuner | None = None
         self._shape: StreamShape | None = None
         self._followed: tuple[Mapping[int, float], float] | None = None
-        """The thresholds in force, and since when; None: inputs are refused, or the plan has thresholds of its own."""
+        """The current thresholds and since when they apply; None if inputs are refused or the plan has others."""
         self._entry: tuple[str, int] | None = None
         self._batching: Batching | None = None
-        """The batches in which inputs enter the model; None before any plan is served."""
+        """The batches of the first split; None before the first plan."""
         self._since_s = 0.0
         """Inputs that arrived earlier were answered under an unknown plan."""
         self.said: NewThresholds | None = None
-        """The last thresholds that are still to be put in force."""
+        """The tuner's last result, until it is applied."""
 
     @property
     def is_on(self) -> bool:
@@ -364,22 +360,22 @@ class Tuning:
 
     @property
     def alarm(self) -> NewThresholds | None:
-        """What was said last, if it must not wait."""
+        """The tuner's last result if it is an alarm, which must be applied immediately."""
         return self.said if self.said is not None and self.said.why == "alarm" else None
 
     @property
     def state(self) -> TunerState | None:
-        """None before the first observations."""
+        """The state of the tuner; None before the first observations."""
         return None if self._tuner is None else self._tuner.state
 
     def is_safe(self, thresholds: Mapping[int, float]) -> bool:
-        """Whether no input leaves by them; False before the first observations."""
+        """Whether no input leaves under these thresholds; False before the first observations."""
         return self._shape is not None and no_input_leaves(self._shape.score, thresholds)
 
     def observe(self, parts: Sequence[Observations]) -> None:
-        """Shows the tuner new observations; what it says replaces what is still to be put in force.
+        """Passes observations to the tuner. A new result replaces one that is not applied yet.
 
-        Raises OfframpError for observations that it cannot use.
+        Raises OfframpError for observations that the tuner cannot use.
         """
         if self._make is None or self._followed is None:
             return
@@ -392,22 +388,22 @@ class Tuning:
                 self._tuner.set_batching(self._batching)
         said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
         if said is not None:
-            if self.alarm is not None and said.why != "alarm":  # it is as urgent as the alarm before it
+            if self.alarm is not None and said.why != "alarm":  # the new result inherits the pending alarm's urgency
                 said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
             self.said = said
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """All ingresses go by these thresholds since then."""
+        """Sets the thresholds that all ingresses follow, and since when."""
         if self._followed is None:
             self._since_s = since_s
-        elif self._followed[0] == thresholds:  # another plan by the same thresholds
+        elif self._followed[0] == thresholds:  # another plan with the same thresholds
             return
         self._followed = thresholds, since_s
         if self._tuner is not None:
             self._tuner.follow(thresholds, since_s)
 
     def serve(self, first: Stage) -> None:
-        """Takes the first stage of the plan that is followed: exits shrink the batches of its first split."""
+        """Sets the first stage of the followed plan. Exits shrink the batches of its first split."""
         entry = first.device, full_inputs(self._problem.latency[first.device], first.splits[0])
         if entry != self._entry:
             self._entry, self._batching = entry, batching_of(self._problem, *entry)
@@ -415,24 +411,22 @@ class Tuning:
                 self._tuner.set_batching(self._batching)
 
     def pause(self) -> None:
-        """Observes nothing until it is told what to follow; what was said before is void by then."""
+        """Ignores observations until the next `follow`, and drops a result that is not applied yet."""
         self._followed = self.said = None
 
 
 def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:
-    """Returns the tuner that the settings name; None where thresholds stay as they are, or there are no ramps.
+    """Returns the tuner of the settings; None if tuning is off or there are no ramps.
 
-    Raises PlanError where there is no budget to keep.
+    Raises PlanError without an accuracy budget.
     """
     if settings.tuning == "off" or not problem.ramps:
         return None
     if settings.accuracy_budget is None:
-        raise PlanError(
-            f"tuning {settings.tuning!r} keeps an accuracy budget, and none is given: accuracy.budget says it"
-        )
+        raise PlanError(f"tuning {settings.tuning!r} needs an accuracy.budget above 0 (got none)")
     guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
-    # Savings are told as shares of the model's time, which differ little between devices, so any device that is there
-    # will do. Its largest batch is what devices run under load; `Tuning.serve` replaces it by the plan's.
+    # Savings are shares of the model's time, which differ little between devices, so any device will do. Under load,
+    # batches are large. `Tuning.serve` replaces this batch size by the plan's.
     device = device_names(problem)[0]
     table = problem.latency[device]
     times = ExitTimes.of(table, problem.ramps, table.batches[-1])
@@ -449,32 +443,32 @@ def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
     return Batching(seconds=seconds_of(table, problem.ramps), size=min(size, table.batches[-1]))
 
 
-# The service at one look
+# The state of the service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The service at one look."""
+class ServiceSnapshot:
+    """The state of the service at one tick."""
 
     at_s: float
     ingresses: Sequence[IngressReport]
     replicas: Sequence[ReplicaReport]
     capacity: Mapping[str, int]
-    """Accelerators that can be counted on, per type."""
+    """The available accelerators by type."""
     running: Mapping[str, int]
-    """Replicas that take calls, per accelerator type."""
+    """Replicas that accept calls, by accelerator type."""
 
 
 EMPTY_S = 30.0
-"""A stage that stays empty for so long is given up. Serve has a replica that died alone back in about 20 s."""
+"""How long a stage may have no replica before accelerators count as missing. Serve replaces a replica in about 20 s."""
 BELIEVED_S = 60.0
-"""Accelerators count as missing for so long; then they are tried again, if Ray still counts them."""
+"""How long accelerators count as missing. Then they are tried again, if Ray still counts them."""
 
 
 class MissingAccelerators:
-    """Accelerators that Ray still counts although a type has fewer replicas left than stages.
+    """Detects accelerators that are lost although Ray still counts them: a type has fewer replicas than stages.
 
-    While every stage has a replica the plan goes on with fewer, and Serve replaces the lost ones.
+    As long as every stage has a replica, the plan continues with fewer replicas, and Serve replaces the lost ones.
     """
 
     def __init__(self) -> None:
@@ -483,12 +477,12 @@ class MissingAccelerators:
         self._empty_s: float | None = None
         """Since when a type has had fewer replicas than stages."""
         self._missing: dict[str, tuple[int, int, int, float]] = {}
-        """By type: accelerators that are missing, that ran, that Ray counted, and until when this is believed."""
+        """By type: missing accelerators, needed ones, those that Ray counted, and until when this entry is valid."""
 
     def left(
         self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan | None, now_s: float
     ) -> dict[str, int]:
-        """Returns the accelerators that can be counted on; `placed`: the plan in force, None while it changes."""
+        """Returns the available accelerators by type. `placed`: the current plan; None while it changes."""
         if placed is None:
             self._empty_s = None
         else:
@@ -501,7 +495,7 @@ class MissingAccelerators:
         return {device: count - self._missing.get(device, (0,))[0] for device, count in capacity.items()}
 
     def _look(self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan, now_s: float) -> None:
-        """A type that never ran as many replicas as stages is only slow to start."""
+        """Updates the missing accelerators. A type that never ran a replica per stage may only be slow to start."""
         self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
         stages = Counter(stage.device for stage in placed.plan.stages)
         is_empty = any(running.get(device, 0) < least <= self._ran.get(device, 0) for device, least in stages.items())

@@ -1,4 +1,4 @@
-"""What the controller remembers, in one SQLite file: probes, counts, plans, events, and its state."""
+"""The controller's persistent state and history, in one SQLite file: probes, counts, plans, and events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Placed = Annotated[PlacedPlan, PlainValidator(parse_placed), PlainSerializer(pla
 
 
 def _blame_document(blame: FailedPlan) -> dict[str, Any]:
-    """The stages are written as a plan, whose policy and shares do not matter."""
+    """Returns a blame as plain data. Its stages are written as a plan; the policy and shares are placeholders."""
     num_chains = len(chains_of(blame.stages, blame.problem.num_blocks))
     plan = Plan(
         stages=blame.stages,
@@ -48,39 +48,39 @@ def _parse_blame(document: Mapping[str, Any]) -> FailedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The plan in force, and everything that decisions about the next plan take into account."""
+    """The persistent state of the controller: the current plan, and everything that decisions depend on."""
 
     placed: Placed
-    """The plan that ingresses shall follow."""
+    """The current plan, which ingresses should follow."""
     reason: str
-    """Why it is in force."""
+    """Why it became the current plan."""
     at_s: float
-    """When it was put in force."""
+    """When it became the current plan."""
     followed: Placed | None = None
-    """What all ingresses were last told to follow; None: not known."""
+    """The plan that all ingresses were last made to follow; None: unknown."""
     followed_s: float = 0.0
     planned_s: float
-    """When the controller last planned; at first, when it began."""
+    """When the controller last planned or, before that, when it started."""
     changed_s: float
     """When the share of inputs that leave at each exit last changed."""
     rate_changed_s: float
     sized_for_rps: float | None = None
-    """The rate that the plan was made for; None: it gives the highest rate."""
+    """The rate for which the plan was made; None: it maximizes the rate."""
     suspended: str | None = None
-    """Why nothing is served; None: inputs are served."""
+    """Why the service refuses all inputs; None: it serves."""
     hold: bool = False
-    """Whether the plan stays in force until a replan is asked for."""
+    """Whether the plan is kept until a replan is requested."""
     trial: Trial | None = None
     previous: Placed | None = None
-    """The plan that a rollback returns to while the present plan is on trial."""
+    """The plan to which a rollback returns during a trial."""
     resting: tuple[RestingReplica, ...] = ()
     blamed: tuple[Annotated[FailedPlan, PlainValidator(_parse_blame), PlainSerializer(_blame_document)], ...] = ()
     thresholds: Mapping[int, float] | None = None
-    """Thresholds of all ramps that tuning has found; None: those of the settings."""
+    """NewThresholds thresholds of all ramps; None: those of the settings."""
 
     @classmethod
     def first(cls, placed: PlacedPlan, now_s: float) -> State:
-        """The state of a controller that remembers nothing, whose ingresses follow this plan."""
+        """Returns the state of a controller without a history, whose ingresses follow this plan."""
         return cls(
             placed=placed,
             reason="start",
@@ -93,7 +93,7 @@ class State:
         )
 
     def document(self) -> Any:
-        """Plain data that `parse_state` reads."""
+        """Returns the state as plain data, which `parse_state` reads back."""
         return STATE.dump_python(self, mode="json")
 
 
@@ -102,16 +102,16 @@ INTERVAL = TypeAdapter(Interval)
 
 
 def parse_state(document: Any) -> State:
-    """Reads a state's document; raises DataError, and PlanError for plans that this version refuses."""
+    """Reads a state from plain data. Raises DataError, and PlanError for plans that this version refuses."""
     try:
         return STATE.validate_python(document)
     except (ValidationError, KeyError, TypeError) as error:
-        raise DataError(f"the state in the controller's memory cannot be read: {error}") from error
+        raise DataError(f"the stored state of the controller cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """A plan that was in force, or was proposed and not taken."""
+    """A plan of the history: it was in force, or was proposed and rejected."""
 
     epoch: int
     at_s: float
@@ -122,18 +122,17 @@ class PlanRow:
     words: str
     """The verdict."""
     placed: Mapping[str, Any]
-    """A document as of `optimizer.placement.placed_document`; its plan holds what was predicted."""
+    """The plan as `placed_document` writes it, with its predictions."""
     gained: Mapping[str, Any] | None = None
-    """What was measured while the plan was in force; None until it was replaced."""
+    """The measurements while the plan was in force; None until it was replaced."""
 
 
 SCHEMA = 1
 KEEP_S = 7200.0
-"""Age of probes, counts and events that are dropped, here and in the live stream of exit records: sixty windows of two
-minutes show any drift that a forecast can use."""
+"""The age at which probes, counts and events are dropped, here and in the live stream of exit records."""
 MOST_PLANS = 1000
 BUSY_S = 5.0
-"""How long a controller that was just replaced may still hold the file."""
+"""How long a controller that was just replaced may still lock the file."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS file (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS probes (at_s REAL NOT NULL, shape TEXT NOT NULL, columns BLOB NOT NULL);
@@ -150,9 +149,9 @@ CREATE TABLE IF NOT EXISTS standing (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 class History:
-    """The memory of one application's controller. `commit` puts it on disk, where it survives a killed process.
+    """The history of one application's controller. Committed data survive a killed process.
 
-    (A machine that loses power may lose the last commits: write-ahead logging without a sync per commit.)
+    A power failure may lose the last commits, because the write-ahead log is not synced at every commit.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -160,12 +159,9 @@ class History:
 
     @classmethod
     def open(cls, path: Path, app: str) -> History:
-        """Opens or creates the file.
-
-        Raises DataError for a file of another version, of another application, or that is no database.
-        """
+        """Opens or creates the file. Raises DataError for a file of another version, application or format."""
         try:
-            # Serve may build a replica in another thread than it runs it in; it never uses two at a time.
+            # Serve may create and run a replica in different threads, but never uses two at a time.
             connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
             _check_owner(connection, path, app)  # before anything is written to the file
             connection.execute("PRAGMA journal_mode = WAL")
@@ -175,14 +171,14 @@ class History:
                 connection.execute("INSERT OR IGNORE INTO file VALUES (?, ?)", (key, value))
             connection.commit()
         except sqlite3.Error as error:
-            raise DataError(f"{path} cannot be used as the controller's memory: {error}") from error
+            raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
 
     @staticmethod
     def check(path: Path, app: str) -> None:
-        """Raises what `open` would, and leaves the file as it is."""
+        """Raises what `open` would raise, without changing the file."""
         if not path.parent.is_dir():
-            raise DataError(f"{path} cannot be the controller's memory: there is no folder {path.parent}")
+            raise DataError(f"{path} cannot be used for the controller's history: there is no folder {path.parent}")
         if not path.exists():
             return
         try:
@@ -190,31 +186,31 @@ class History:
             with closing(sqlite3.connect(address, timeout=BUSY_S, uri=True)) as connection:
                 _check_owner(connection, path, app)
         except sqlite3.Error as error:
-            raise DataError(f"{path} cannot be used as the controller's memory: {error}") from error
+            raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
 
     def commit(self) -> None:
-        """Puts everything since the last commit on disk."""
+        """Writes everything since the last commit to disk."""
         self._connection.commit()
 
     def close(self) -> None:
-        """Closes the file without what was not committed."""
+        """Closes the file without committing."""
         self._connection.close()
 
     def add_probes(self, at_s: float, probes: Observations) -> None:
-        """Keeps what one collection brought."""
+        """Stores the probes of one collection."""
         shape = json.dumps(asdict(probes.shape))
         packed = io.BytesIO()
-        there: dict[str, Any] = {name: array for name, array in probes.arrays().items() if array is not None}
-        np.savez_compressed(packed, **there)
+        arrays: dict[str, Any] = {name: array for name, array in probes.arrays().items() if array is not None}
+        np.savez_compressed(packed, **arrays)
         self._connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
 
     def probes(self) -> Iterator[Observations]:
-        """Yields the probes of each collection, oldest first; raises DataError for a row that cannot be read."""
+        """Yields the probes of each collection, oldest first. Raises DataError for a row that cannot be read."""
         rows = self._connection.execute("SELECT shape, columns FROM probes ORDER BY at_s, rowid")
         return (_unpacked(shape, columns) for shape, columns in rows)
 
     def add_counts(self, interval: Interval) -> None:
-        """Keeps what one collection counted."""
+        """Stores the counts of one collection."""
         text = INTERVAL.dump_json(interval).decode()
         self._connection.execute("INSERT INTO counts VALUES (?, ?)", (interval.at_s, text))
 
@@ -224,17 +220,17 @@ class History:
         return [INTERVAL.validate_json(text) for (text,) in rows]
 
     def add_plan(self, row: PlanRow) -> None:
-        """Keeps a plan."""
+        """Stores a plan."""
         self._connection.execute(
             "INSERT INTO plans (epoch, at_s, outcome, reason, words, placed) VALUES (?, ?, ?, ?, ?, ?)",
             (row.epoch, row.at_s, row.outcome, row.reason, row.words, json.dumps(row.placed)),
         )
 
     def gained(self, epoch: int, measured: Mapping[str, Any]) -> None:
-        """Keeps what the plan of an epoch gave while it was in force."""
+        """Stores the measurements of the plan of an epoch."""
         self._connection.execute(
             "UPDATE plans SET gained = ? WHERE id = "
-            "(SELECT max(id) FROM plans WHERE epoch = ? AND outcome = 'in force')",  # other settings begin at 0 again
+            "(SELECT max(id) FROM plans WHERE epoch = ? AND outcome = 'in force')",  # new settings restart at epoch 0
             (json.dumps(measured), epoch),
         )
 
@@ -248,7 +244,7 @@ class History:
         return [PlanRow(**dict(zip(names, each, strict=True))) for each in documents]
 
     def add_event(self, at_s: float, kind: str, words: str) -> None:
-        """Keeps an event."""
+        """Stores an event."""
         self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (at_s, kind, words))
 
     def events(self, limit: int) -> list[dict[str, Any]]:
@@ -259,16 +255,16 @@ class History:
         return [{"at_s": at_s, "kind": kind, "words": words} for at_s, kind, words in rows]
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps plain data under a key."""
+        """Stores plain data under a key."""
         self._connection.execute("INSERT OR REPLACE INTO standing VALUES (?, ?)", (key, json.dumps(value)))
 
     def get(self, key: str) -> Any:
-        """Returns what was put last under a key; None for nothing."""
+        """Returns the data under a key; None if there are none."""
         row = self._connection.execute("SELECT value FROM standing WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def forget(self, now_s: float) -> None:
-        """Drops rows that are too old to matter."""
+        """Deletes rows that are too old."""
         for table in ("probes", "counts", "events"):
             self._connection.execute(f"DELETE FROM {table} WHERE at_s < ?", (now_s - KEEP_S,))
         self._connection.execute("DELETE FROM plans WHERE id <= (SELECT max(id) FROM plans) - ?", (MOST_PLANS,))
@@ -279,15 +275,14 @@ def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:
     if not tables:
         return
     if "file" not in tables:
-        raise DataError(f"{path} is a database of something else, not a controller's memory")
+        raise DataError(f"{path} is another database, not a controller's history")
     found = dict(connection.execute("SELECT key, value FROM file").fetchall())
     if found.get("schema_version") != str(SCHEMA):
         raise DataError(
-            f"{path} has schema {found.get('schema_version')}, this version reads {SCHEMA}; "
-            "move the file away to begin anew"
+            f"{path} has schema {found.get('schema_version')}, this version reads {SCHEMA}; move it to start again"
         )
     if found.get("app") != app:
-        raise DataError(f"{path} belongs to application {found.get('app')!r}, not {app!r}; give each a file of its own")
+        raise DataError(f"{path} belongs to application {found.get('app')!r}, not {app!r}; each needs its own file")
 
 
 def _unpacked(shape: str, columns: bytes) -> Observations:
@@ -297,4 +292,4 @@ def _unpacked(shape: str, columns: bytes) -> Observations:
             kept = dict(arrays)
         return Observations(shape=StreamShape(**(document | {"ramps": tuple(document["ramps"])})), **kept)
     except (OSError, ValueError, KeyError, EOFError, TypeError, zlib.error, BadZipFile) as error:
-        raise DataError(f"the controller's memory holds probes that cannot be read: {error}") from error
+        raise DataError(f"the controller's history has probes that cannot be read: {error}") from error

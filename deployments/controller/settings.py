@@ -1,4 +1,4 @@
-"""Checks of a controller's settings before anything starts."""
+"""Checks the settings of a controller before anything starts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from optimizer.problem import PlanProblem
 def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
     """Returns one threshold for each ramp of the problem.
 
-    Raises PlanError where one is missing: without it the effect of a ramp that is off is not known.
+    Raises PlanError if one is missing. Inactive ramps need thresholds too, to forecast the effect of their activation.
     """
-    given = policy.thresholds
-    if given is None:
-        raise PlanError(f"a controller plans by thresholds; the policy {policy.name!r} has none")
-    thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
+    own = policy.thresholds
+    if own is None:
+        raise PlanError(f"a controller needs thresholds; the policy {policy.name!r} has none")
+    thresholds = dict(own) if isinstance(own, Mapping) else dict.fromkeys(problem.ramps, own)
     missing = sorted(set(problem.ramps) - set(thresholds))
     if missing:
         raise PlanError(f"the policy has no threshold for ramps {missing} of the problem")
@@ -32,31 +32,28 @@ def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
 
 
 def check_tuning(control: ControlSettings, probe_share: float, *, generates: bool = False) -> None:
-    """Raises PlanError where thresholds cannot be tuned: no probes would be seen, or no budget is given."""
+    """Raises PlanError if thresholds cannot be tuned, for example without probes or without an accuracy budget."""
     if control.tuning == "off":
         return
     if generates:
         raise PlanError(
-            f"tuning {control.tuning!r} keeps a loss per input, and a sequence's is of all its tokens: probes tell "
-            "what ramps say behind the full model's tokens, not what would come behind their own; leave it off"
+            f"tuning {control.tuning!r} needs a loss per input, but generated sequences have one loss for all tokens: "
+            "probes show ramps after the full model's tokens, not after their own; set tuning to off"
         )
     check_tunable(control.policy)
     if not control.problem.ramps:
-        raise PlanError(f"tuning {control.tuning!r} moves thresholds, and the model has none")
+        raise PlanError(f"tuning {control.tuning!r} needs ramps, and the model has none")
     if not control.accuracy_budget:
-        given = "none is given" if control.accuracy_budget is None else "it is 0"
-        raise PlanError(
-            f"tuning {control.tuning!r} keeps an accuracy budget above 0, and {given}: accuracy.budget says it"
-        )
+        actual = "none" if control.accuracy_budget is None else "0"
+        raise PlanError(f"tuning {control.tuning!r} needs an accuracy.budget above 0 (got {actual})")
     if not probe_share:
         raise PlanError(
-            f"tuning {control.tuning!r} needs probes, and probe_share is 0: "
-            "inputs that stay tell of the active ramps only"
+            f"tuning {control.tuning!r} needs probes, and probe_share is 0: inputs that stay show active ramps only"
         )
 
 
 def check_control(settings: ServeSettings, shape: ModelShape) -> None:
-    """Checks the settings before anything starts: raises PlanError, and DataError for another application's memory."""
+    """Raises PlanError for settings that contradict the model, and DataError for a state file that cannot be used."""
     control = settings.control
     if control is None:
         return
@@ -73,12 +70,12 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
         )
     unknown = sorted(set(settings.plan.ramps) - set(problem.ramps))
     if unknown:
-        raise PlanError(f"the plan to begin with has ramps {unknown}, control.problem has {list(problem.ramps)}")
+        raise PlanError(f"the first plan has ramps {unknown}, control.problem has {list(problem.ramps)}")
     thresholds_of(control.policy, problem)
     check_tuning(control, settings.probe_share, generates=shape.generates)
     History.check(Path(control.state), settings.app)
 
 
 def check_own_plan(model: Path, document: Mapping[str, Any]) -> None:
-    """Raises PlanError for an operator's plan that the model in this folder cannot do on any accelerators."""
+    """Raises PlanError for an operator's plan with word pruning that the model in this folder does not support."""
     check_prunable(model, parse_plan(dict(document), ModelShape.of(read_card(model))).prune)

@@ -1,4 +1,4 @@
-"""The core of an ingress as the settings want it."""
+"""Builds the core of an ingress from the settings."""
 
 from __future__ import annotations
 
@@ -27,59 +27,59 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
-    """Returns the core, which follows the plan of the settings."""
+    """Returns a core that follows the plan of the settings."""
     generates = card.task.get("name") == TokenTask.name
     options = IngressOptions(
         max_queued=settings.max_queued,
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
         slo_s=settings.tpot_slo_s if generates else settings.slo_s,
-        admits=not generates,  # sequences are admitted, not their steps: see `GenerationLoop.admit`
+        admits=not generates,  # `GenerationLoop.admit` admits whole sequences instead of their steps
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,
         shape=probe_shape(settings, card),
         loss=find_task(card.task).loss,
         probe_share=settings.probe_share,
     )
-    rng = random.Random()  # another one in every ingress: each picks its own probes
+    rng = random.Random()  # not seeded, so that every ingress draws other probes
     return IngressCore(uuid.uuid4().hex[:8], PlacedPlan(plan=settings.plan), options, rng)
 
 
 def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:
-    """Of a chain, what encodes rows for the network that they enter under the plan of that moment; else None."""
+    """Returns a function that encodes rows for the first network of the current plan; None for a single network."""
     if not isinstance(codec, ChainCodec):
         return None
     return lambda rows, *, truncate: codec.encode_for(rows, core.placed.plan.used, truncate=truncate)
 
 
 def check_staying(plan: Plan) -> None:
-    """Raise PlanError where inputs would stay of which nothing could be recorded, and so nothing learnt."""
+    """Raises PlanError for a plan with `after_answer: stay` whose exit policy has no scores to record."""
     policy = plan.policy
     if plan.after_answer == "stay" and policy is not None and policy.name not in (*SCORES, "recorded"):
         raise PlanError(
-            f"after_answer: stay is for exit policies with scores ({', '.join(SCORES)}, recorded): "
-            f"of {policy.name!r} nothing would be recorded of inputs that stay"
+            f"after_answer: stay needs an exit policy with scores ({', '.join(SCORES)}, recorded), "
+            f"because nothing could be recorded with {policy.name!r}"
         )
 
 
 def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
-    """What is seen of probes, and of inputs that stay: which ramps, and in which unit.
+    """Returns the ramps and the score that are observed of probes and of inputs that stay.
 
-    None where neither are wanted, or where the exit policy has no score that another plan could use.
+    Returns None if there are no such inputs, or if the exit policy has no score that another plan could use.
     """
-    is_wanted = settings.probe_share > 0 or settings.plan.after_answer == "stay"
-    if not is_wanted and settings.control is None:  # with a controller another plan may want it
+    is_needed = settings.probe_share > 0 or settings.plan.after_answer == "stay"
+    if not is_needed and settings.control is None:  # with a controller, a later plan may need it
         return None
     policy = settings.starting_policy or NO_RAMPS
     if policy.records is not None:
-        # Only what the records hold can be decided, whatever ramps the model has.
+        # The records may have fewer ramps than the model.
         return shape_of(ExitRecords.load(Path(policy.records)))
     for score in SCORES:
         if policy.name == score:
             zero_one = find_task(card.task).zero_one
-            # `similar` has nothing to hold the state after block 0 against.
+            # `similar` compares the states after two blocks, so ramp 0 has no score.
             ramps = tuple(ramp for ramp in card.ramps if ramp or score != "similar")
             return StreamShape(score=score, num_blocks=card.num_blocks, ramps=ramps, zero_one=zero_one)
-    if is_wanted:
+    if is_needed:
         logger.warning("exit policy %s has no scores: nothing is recorded of probes", policy.name)
     return None

@@ -1,4 +1,4 @@
-"""Makes a replica's policy and runner from settings and a plan, and warms them. Loads torch only where it computes."""
+"""Builds and warms up the exit policy and the runner of a replica. Imports torch only if the model is computed."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def build_runner(
     clock: Clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner[Any]:
-    """Returns what computes on a device: the model; or, on an emulated one, records or the model at a profile's pace.
+    """Returns the runner of a device: the model or, on an emulated device, records or the model at a profile's pace.
 
-    Raises PlanError where the settings contradict the device, and ModelFolderError where the model cannot be read.
+    Raises PlanError if the settings contradict the device, and ModelFolderError if the model cannot be read.
     """
     if not find_device(device).emulated:
         return _torch_runner(settings, device)
@@ -63,7 +63,7 @@ def build_runner(
 
 
 def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> None:
-    """Raise PlanError where a replica on an emulated device would fail once it was started."""
+    """Raises PlanError if a replica on an emulated device could not start."""
     if find_device(device).emulated:
         _table_of(device, _emulation_of(settings, device), card)
         if is_recorded(settings, device):
@@ -75,16 +75,16 @@ def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> Non
 
 
 def is_recorded(settings: ServeSettings, device: str) -> bool:
-    """Whether a device takes its decisions from exit records, without torch."""
+    """Whether the exits of a device follow exit records, without torch."""
     emulated = settings.emulated.get(device)
     return find_device(device).emulated and emulated is not None and emulated.decisions == "recorded"
 
 
 def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, splits: Sequence[Split] = ()) -> Any:
-    """Returns what a device's runner follows: an ExitPolicy or, where decisions are recorded, the thresholds.
+    """Returns the policy of a device's runner: an ExitPolicy or, if decisions are recorded, the thresholds.
 
-    Raises PlanError for an `own` policy that cannot be imported, for one that cannot decide at the splits' ramps, and
-    for recorded decisions by any policy but `recorded`.
+    Raises PlanError for an `own` policy that cannot be imported, for a policy that cannot decide at the splits' ramps,
+    and for recorded decisions with any policy but `recorded`.
     """
     if not is_recorded(settings, device):
         policy = build_policy(spec)
@@ -94,19 +94,20 @@ def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, sp
     if spec is None:
         return None
     if _records_of(device, spec) != _records_of(device, settings.starting_policy):
-        raise PlanError(f"a running replica keeps its exit records; {spec.records} are others")
+        raise PlanError(f"a running replica cannot change its exit records (to {spec.records})")
     return spec.thresholds
 
 
 def build_policy(spec: PolicySpec | None) -> ExitPolicy:
-    """Returns the policy that a plan names; raises PlanError for an `own` policy that cannot be imported."""
+    """Returns the policy of a plan. Raises PlanError for an `own` policy that cannot be imported."""
     spec = spec or NO_RAMPS
     if spec.records is None:
         return make_policy(spec.name, **spec.settings)
     records = ExitRecords.load(Path(spec.records))
-    counted = "confidences" in kind_of(records.score).takes  # as shares are already
-    recorded: dict[str, Any] = {"confidences": 0.0} if counted else {}
-    judge = make_policy(records.score, thresholds=spec.thresholds, **recorded)
+    # Recorded scores are shares already, so no confidences are needed to compute them.
+    takes_confidences = "confidences" in kind_of(records.score).takes
+    extra: dict[str, Any] = {"confidences": 0.0} if takes_confidences else {}
+    judge = make_policy(records.score, thresholds=spec.thresholds, **extra)
     from earlyexit.policies.ensemble import RecordedAnswers
 
     answers = RecordedAnswers(
@@ -121,24 +122,24 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
 def warm_up(
     runner: Runner[Any], stages: Sequence[Sequence[Split]], *, clock: Clock, starts: Collection[int] = ()
 ) -> ObservedTimes:
-    """Run every split of some stages alone and at its full batch: the first request pays for nothing but itself.
+    """Runs every split of some stages with one input and with a full batch, so that the first request is not slow.
 
-    `starts`: the blocks that networks of a chain begin with; what leaves one is not run by the next.
-    Returns what that showed of how long batches take; for an emulated device what its profile says, without waiting.
+    `starts`: the first blocks of the networks of a cascade; survivors of one network are not run by the next. Returns
+    the measured times of batches or, for an emulated device, those of its profile.
     """
     computing = runner.inner if isinstance(runner, PacedRunner) else runner
     times = ObservedTimes()
     for splits in stages:
-        _run_splits(computing, splits, ObservedTimes(), clock, starts)  # cold: it does not tell how long batches take
+        _run_splits(computing, splits, ObservedTimes(), clock, starts)  # the times of this cold run are discarded
         if isinstance(runner, PacedRunner):
-            _learn_profile(runner, splits, times)
+            _observe_profile(runner, splits, times)
         else:
             _run_splits(computing, splits, times, clock, starts)
     return times
 
 
-def expect_no_loss(releases: list[Release[Any]]) -> None:
-    """Take a warm-up's answers; raises the error of a model that failed."""
+def raise_failures(releases: list[Release[Any]]) -> None:
+    """Raises the error of a batch that failed in the warm-up; ignores all other releases."""
     for release in releases:
         if isinstance(release, Failed):
             raise release.error
@@ -147,7 +148,7 @@ def expect_no_loss(releases: list[Release[Any]]) -> None:
 def _run_splits(
     runner: Runner[Any], splits: Sequence[Split], times: ObservedTimes, clock: Clock, starts: Collection[int]
 ) -> None:
-    device = Device(BatchEngine(splits, times, starts=starts), runner, clock, expect_no_loss)
+    device = Device(BatchEngine(splits, times, starts=starts), runner, clock, raise_failures)
     for split in splits:
         for size in _sizes(split):
             singles = runner.warm_up_pieces(split, size).singles()
@@ -159,7 +160,7 @@ def _run_splits(
             device.run_until_idle()
 
 
-def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: ObservedTimes) -> None:
+def _observe_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: ObservedTimes) -> None:
     for split in splits:
         for size in _sizes(split):
             tokens = int(runner.warm_up_pieces(split, size).lengths_B.sum())
@@ -168,10 +169,9 @@ def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Obs
 
 
 def _sizes(split: Split) -> list[int]:
-    """Returns the sizes of a warm-up's batches: one input, and a full batch; where tokens bound it, of short texts."""
-    return sorted(
-        {1, split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))}
-    )
+    """Returns the batch sizes of the warm-up: one input, and a full batch. Under a token budget, of short texts."""
+    full = split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))
+    return sorted({1, full})
 
 
 def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
@@ -193,15 +193,15 @@ def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
 
 def _records_of(device: str, spec: PolicySpec | None) -> str:
     if spec is None or spec.records is None:
-        named = "none" if spec is None else repr(spec.name)
-        raise PlanError(f"{device} takes its decisions from exit records: its exit policy is 'recorded', not {named}")
+        name = "none" if spec is None else repr(spec.name)
+        raise PlanError(f"{device} decides by exit records, so its exit policy must be 'recorded', not {name}")
     return spec.records
 
 
 def _emulation_of(settings: ServeSettings, device: str) -> EmulatedSettings:
     emulated = settings.emulated.get(device)
     if emulated is None:
-        raise PlanError(f"no latency profile says how fast {device} is; profiles are of {sorted(settings.emulated)}")
+        raise PlanError(f"{device} has no latency profile; the settings have profiles of {sorted(settings.emulated)}")
     return emulated
 
 
@@ -218,5 +218,5 @@ def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> Laten
             block_s_NB=np.array(emulated.block_s, dtype=np.float64),
             ramp_s_EB=np.array(emulated.ramp_s, dtype=np.float64).reshape(rows[1], len(emulated.batch)),
         )
-    except (DataError, ValueError) as error:  # rows of different lengths are no array
+    except (DataError, ValueError) as error:  # rows of different lengths cannot be an array
         raise PlanError(f"the profile of {device}: {error}") from error

@@ -1,6 +1,6 @@
-"""A replica apart from Serve: a device, the assignment that it follows, and the port on which it takes calls.
+"""The parts of a replica that do not depend on Serve: the device, the current assignment, and the server for calls.
 
-Ingresses that know the replica's secret call it there, beside Serve.
+Ingresses that know the replica's token call it directly, without Serve's handles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, cast
 
 from cluster.emulated import PacedRunner
@@ -75,16 +75,16 @@ class OpenCall:
     unsettled: int
     """Inputs that no part of the reply has settled."""
     take: Callable[[Chunk], None]
-    """Is called with every part of the reply."""
+    """Called with every part of the reply."""
     begun: dict[str, list[SplitRun]] | None = None
-    """The batches so far of each traced input, with the input's times when the batch began; None if none is traced."""
+    """For each traced input, its batches so far, with the input's times at the batch's start; None without tracing."""
 
 
 def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same") -> list[tuple[OpenCall, Chunk]]:
-    """Returns the parts of the calls' replies: one with answers per call, then those with survivors.
+    """Returns the parts of replies: for each call one part without survivors, then the parts with survivors.
 
-    Hidden states are in `hop_dtype`. Survivors come last, because a call ends with the part that settles its last
-    input.
+    Survivors come last, because a call ends with the part that settles its last input. `hop_dtype`: the data type of
+    their hidden states.
     """
     parts: defaultdict[OpenCall, defaultdict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     survivors: list[tuple[OpenCall, Chunk]] = []
@@ -105,8 +105,8 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
                 part["lost"].append((release.member.sample_id, release.error))
     chunks: list[tuple[OpenCall, Chunk]] = []
     for opened, part in parts.items():
-        given: dict[str, Any] = {name: tuple(each) for name, each in part.items()}
-        chunks.append((opened, Chunk(**given)))
+        fields: dict[str, Any] = {name: tuple(values) for name, values in part.items()}
+        chunks.append((opened, Chunk(**fields)))
     return chunks + survivors
 
 
@@ -114,9 +114,9 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
     positions: dict[OpenCall, list[int]] = {}
     for position, member in enumerate(release.members):
         positions.setdefault(_call_of(member), []).append(position)
-    for opened, mine in positions.items():
-        piece = release.piece if len(positions) == 1 else release.piece.select(mine)
-        members = [release.members[position] for position in mine]
+    for opened, call_positions in positions.items():
+        piece = release.piece if len(positions) == 1 else release.piece.select(call_positions)
+        members = [release.members[position] for position in call_positions]
         going_on = WireSurvivors(piece=piece.to_wire(hop_dtype), timings=tuple(map(_timing, members)))
         yield opened, Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
 
@@ -124,7 +124,7 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
 def _runs(
     begun: Mapping[str, Sequence[SplitRun]], members: Iterable[Member[Any]]
 ) -> tuple[tuple[str, tuple[SplitRun, ...]], ...]:
-    """Returns the runs of the traced members."""
+    """Returns the sample id and the split runs of each traced member."""
     return tuple(
         (member.sample_id, split_runs(begun[member.sample_id], member.compute_s))
         for member in members
@@ -133,15 +133,13 @@ def _runs(
 
 
 def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, ...]:
-    """Returns every batch's own share of an input's times; `compute_s`: its total when the last batch released it."""
-    if not begun:
-        return ()
-    waited_s = [0.0, *(each.queue_s for each in begun[:-1])]
-    until_s = [*(each.compute_s for each in begun[1:]), compute_s]
-    return tuple(
-        replace(each, queue_s=each.queue_s - before_s, compute_s=after_s - each.compute_s)
-        for each, before_s, after_s in zip(begun, waited_s, until_s, strict=True)
-    )
+    """Returns an input's batches with their own times. `begun`: totals at each start; `compute_s`: the final total."""
+    runs, waited_s = list[SplitRun](), 0.0
+    for each, following in zip_longest(begun, begun[1:]):
+        until_s = compute_s if following is None else following.compute_s
+        runs.append(replace(each, queue_s=each.queue_s - waited_s, compute_s=until_s - each.compute_s))
+        waited_s = each.queue_s
+    return tuple(runs)
 
 
 def _call_of(member: Member[Any]) -> OpenCall:
@@ -154,10 +152,10 @@ def _timing(member: Member[Any]) -> Timing:
 
 
 class TracedDevice(Device[Any]):
-    """Notes the batches of traced inputs; only where tracing is on."""
+    """A device that records the batches of traced inputs."""
 
     def _run(self, batch: Batch[Any], inside: InFlight[Any]) -> Any:
-        """Called again for every member of a batch that failed, which then runs alone."""
+        """Records and runs a batch. After a failure, it is called again for every member alone."""
         for member in batch.members:
             opened = member.origin
             if isinstance(opened, OpenCall) and opened.begun is not None and member.sample_id in opened.begun:
@@ -175,15 +173,15 @@ class TracedDevice(Device[Any]):
 
 
 NOTHING = -1
-"""The epoch of a replica that follows no plan yet."""
-OF_SPLITS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "dropped")
-"""What is counted of every split."""
+"""The epoch of a replica that does not follow a plan yet."""
+SPLIT_COUNTS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "dropped")
+"""The counts of a split that `StageHost.stats` returns."""
 BROKEN_AFTER = 20
-"""Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
+"""The number of consecutive single-input failures after which the replica is unhealthy (a lost GPU, for example)."""
 
 
 class StageHost:
-    """Runs the newest assignment that it has seen, and what calls of older plans still need."""
+    """Follows the newest assignment that it has received, and also runs the remaining calls of older plans."""
 
     def __init__(
         self,
@@ -197,10 +195,10 @@ class StageHost:
         on_death: Callable[[], None] = ignore,
         starts: Collection[int] = (),
     ) -> None:
-        """`starts`: the blocks that networks of a chain begin with."""
+        """`starts`: the first blocks of the networks of a cascade."""
         self.epoch = NOTHING
         self.slot = ""
-        """The stage that it hosts; empty before it follows a plan."""
+        """The slot of the hosted stage; empty before the replica follows a plan."""
         self._settings = settings
         self._device_name = device
         self._runner = runner
@@ -213,25 +211,27 @@ class StageHost:
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
     async def prepare_first(self, plans: Sequence[PlacedPlan]) -> None:
-        """Prepare, when the replica starts, for all plans that it may serve, the followed one last; raises PlanError.
+        """Prepares a new replica for the plans that it may serve: a planned one, if any, and the current one last.
 
-        A replica that cannot run the coming plan still serves the followed one. What the controller prepares before it
-        changes to the coming plan then fails, and says why.
+        Raises PlanError if the current plan cannot run. If the planned one cannot run, the replica still serves the
+        current one, and the controller gets the error when it prepares the change.
         """
-        if mine := assignments_on(self._device_name, plans):
-            try:
-                await self.prepare(mine)
-            except PlanError as error:
-                if len(plans) == 1:
-                    raise
-                logger.warning("plan %d, which is to come, cannot be prepared: %s", plans[0].epoch, error)
-                await self.prepare_first(plans[1:])
+        assignments = assignments_on(self._device_name, plans)
+        if not assignments:
+            return
+        try:
+            await self.prepare(assignments)
+        except PlanError as error:
+            if len(plans) == 1:
+                raise
+            logger.warning("plan %d cannot be prepared: %s", plans[0].epoch, error)
+            await self.prepare_first(plans[1:])
 
     async def prepare(self, assignments: Sequence[Assignment]) -> None:
-        """Do what is slow the first time for all stages on this accelerator type of one or two plans, beside serving.
+        """Compiles, loads and warms up all stages of one or two plans on this accelerator type, while it serves.
 
-        It may host any of them under their plan, and another one when replicas come or go. The first plan's policy
-        decides in the warm-up; it need not know the ramps of the other plan.
+        The replica may have to host any of them. The warm-up uses the first plan's policy, which need not know the
+        ramps of the other plan.
         """
         splits = [each.stage.splits for each in assignments]
         policy = await asyncio.to_thread(self._make_ready, assignments)
@@ -239,11 +239,11 @@ class StageHost:
         if self.epoch == NOTHING:
             self.device.follow((), assignments[0].dispatch, policy, assignments[0].order)
             times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
-            if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
+            if self.epoch == NOTHING:  # otherwise a call came earlier, and the engine has measured its batches
                 self.device.engine.times = times
 
     def follow(self, assignment: Assignment) -> None:
-        """Follow an assignment from the next batch on, unless it is of an older plan than the present one."""
+        """Follows an assignment from the next batch on. Assignments of older plans are ignored."""
         if assignment.epoch < self.epoch or (assignment.epoch, assignment.slot) == (self.epoch, self.slot):
             return
         if assignment.policy != self._policy[0]:
@@ -254,21 +254,21 @@ class StageHost:
         self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
-        """Queue a call's inputs; raises PlanError if no split of the present plan or of the call's holds the block."""
+        """Queues a call's inputs. Raises PlanError if neither the current plan nor the call's has a split for them."""
         self.follow(call.assignment)
         members = self.device.admit(call.piece, self._members(call, opened))
         if members:
             self.device.submit(call.piece.next_block, members, fallback=call.assignment.allowed_splits)
 
     def check(self) -> None:
-        """Raise RuntimeError if the replica must be replaced."""
+        """Raises RuntimeError if the replica must be replaced."""
         if not self.threads.is_alive():
             raise RuntimeError("the device thread has ended")
         if self.device.failures_in_a_row >= BROKEN_AFTER:
             raise RuntimeError(f"the model failed on {self.device.failures_in_a_row} inputs in a row")
 
     def report(self, *, replica: str, node: str) -> ReplicaReport:
-        """Returns what it has done since its start, without probes, which do more work than other inputs."""
+        """Returns the report for the controller. Its times leave out probes, which do more work than other inputs."""
         engine = self.device.engine
         return ReplicaReport(
             slot=self.slot,
@@ -283,7 +283,7 @@ class StageHost:
         )
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the present splits have done so far."""
+        """Returns the counts of the current splits."""
         engine, memory = self.device.engine, self.device.memory_use
         counts = engine.counts
         return {
@@ -293,18 +293,18 @@ class StageHost:
             "epoch": self.epoch,
             "splits": [
                 {"first": split.first, "end": split.end, "batch": split.batch}
-                | {name: getattr(counts[split.first], name) for name in OF_SPLITS}
+                | {name: getattr(counts[split.first], name) for name in SPLIT_COUNTS}
                 for split in engine.splits
             ],
             **({} if memory is None else {"memory": asdict(memory)}),
         }
 
     def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
-        # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.
+        # Splits of probes need no preparation: the network itself runs them, whatever backend runs the others.
         self._runner.prepare(list(chain.from_iterable(each.stage.splits for each in assignments)))
         policy = assignments[0].policy
-        mine = chain.from_iterable(each.stage.splits for each in assignments if each.policy == policy)
-        return policy_for(self._settings, self._device_name, policy, list(mine))
+        splits = chain.from_iterable(each.stage.splits for each in assignments if each.policy == policy)
+        return policy_for(self._settings, self._device_name, policy, list(splits))
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()
@@ -327,54 +327,54 @@ class StageHost:
         ]
 
 
-# The port
+# The server for calls
 
 
 class Sender:
-    """Sends frames at once, also from the device's thread; the event loop sends what the socket does not take then.
+    """Sends frames directly from any thread. The event loop sends the rest if the socket's buffer is full.
 
-    Handing every part of a reply to the event loop would cost the device's thread more than sending it, because both
-    then want the interpreter's lock.
+    Passing every part of a reply to the event loop would cost the device thread more than sending it, because both
+    threads would compete for the GIL.
     """
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
-        """`transport`: of an open connection, to which nothing else is written."""
+        """`transport`: the transport of an open connection, to which only this sender writes."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
         self._loop = loop
         self._lock = threading.Lock()
         self._num_left = 0
-        """Frames whose rest the event loop is to write."""
+        """The number of frames that the event loop is still to write."""
         self._is_direct = True
-        """Whether nothing is left to write, so that the next frame goes to the socket at once."""
+        """Whether nothing is left to write, so that the next frame may go directly to the socket."""
         self._is_closed = False
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; does nothing once the connection has ended."""
+        """Sends a frame; does nothing after the end of the connection."""
         with self._lock:
             if self._is_closed:
                 return
             parts = len(frame).to_bytes(LENGTH_BYTES, "big"), frame
-            sent = self._sent_of(parts) if self._is_direct else 0
+            sent = self._send_now(parts) if self._is_direct else 0
             if sent < LENGTH_BYTES + len(frame):
                 self._is_direct = False
                 self._num_left += 1
                 self._loop.call_soon_threadsafe(self._write, b"".join(parts)[sent:])
 
     def close(self) -> None:
-        """Note that the connection has ended; on the event loop."""
+        """Stops sending after the end of the connection. Must be called on the event loop."""
         with self._lock:
             self._is_closed = True
             self._socket.close()
 
-    def _sent_of(self, parts: Sequence[bytes]) -> int:
-        """Sends what the socket takes now; returns the number of bytes."""
+    def _send_now(self, parts: Sequence[bytes]) -> int:
+        """Sends what fits into the socket's buffer without blocking; returns the number of bytes."""
         try:
             return self._socket.sendmsg(parts)
         except BlockingIOError:
             return 0
-        except OSError:  # the connection is gone, which the event loop is told too: it ends the calls
+        except OSError:  # the connection is broken; the event loop notices it too, and ends the calls
             return sum(map(len, parts))
 
     def _write(self, rest: bytes) -> None:
@@ -387,109 +387,111 @@ class Sender:
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-WORD_BYTES = 32
-WORD_WITHIN_S = 5.0
-"""A connection that has not sent the replica's word by then is closed."""
+TOKEN_BYTES = 32
+TOKEN_TIMEOUT_S = 5.0
+"""The time that a new connection has for sending the replica's token."""
 MOST_UNKNOWN = 256
-"""The most connections that have not sent the word yet; more are closed at once, as each holds a descriptor."""
+"""The largest number of connections without a token so far. Each occupies a file descriptor, so more are closed."""
 
 
 class CallServer:
-    """A replica's side of its connections to ingresses; on the replica's event loop."""
+    """A replica's server for the connections of ingresses, on the replica's event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same") -> None:
         self._loop = loop
         self._hop_dtype = hop_dtype
-        self.word = secrets.token_hex(WORD_BYTES)
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        """The secret that ingresses must send first."""
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
         self.unknown: set[_Connection] = set()
-        """Connections that have not sent the word yet."""
+        """Connections that have not sent the token yet."""
         self._lock = threading.Lock()
-        self._open = 0
+        self._num_open = 0
+        """The number of open calls."""
         self._idle: asyncio.Event | None = None
-        """Set when no call is open, once `close` waits for that."""
+        """Set when no call is open; None before `close`."""
 
     async def listen(self, host: StageHost, ip: str) -> Address:
-        """Take calls at a free port of this address until `close`; returns what an ingress must know."""
+        """Accepts calls on a free port of this IP address until `close`; returns the address for ingresses."""
         server = await self._loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
         self._server = server
-        return Address(host=ip, port=server.sockets[0].getsockname()[1], token=self.word)
+        return Address(host=ip, port=server.sockets[0].getsockname()[1], token=self.token)
 
     def deliver(self, releases: list[Release[Any]]) -> None:
-        """Send what the device released to the callers; called by the device's thread."""
+        """Sends the releases of the device to the callers. Called on the device thread."""
         for opened, chunk in chunks_by_call(releases, self._hop_dtype):
             opened.take(chunk)
 
     async def close(self) -> None:
-        """Take no new connections, and return when every call has its reply."""
+        """Stops accepting connections, and waits until every call has its reply."""
         if self._server is not None:
             self._server.close()
         self._idle = asyncio.Event()
         self.count(0)
         await self._idle.wait()
         for connection in tuple(self.connections):
-            connection.frames.close()  # once everything is sent
+            connection.frames.close()  # after everything has been sent
 
-    def count(self, calls: int) -> None:
-        """Note that so many more (or fewer) calls are open; from any thread."""
+    def count(self, change: int) -> None:
+        """Changes the number of open calls. May be called from any thread."""
         with self._lock:
-            self._open += calls
-            if not self._open and self._idle is not None:
+            self._num_open += change
+            if not self._num_open and self._idle is not None:
                 self._loop.call_soon_threadsafe(self._idle.set)
 
 
 class _Connection:
-    """The connection of one ingress. Calls begin on the event loop, and end there or in the device's thread."""
+    """The connection of one ingress. Calls begin on the event loop, and end there or on the device thread."""
 
     def __init__(self, server: CallServer, host: StageHost) -> None:
-        self.frames = Frames(self._hear_word, self._end, self._open, longest=2 * WORD_BYTES)
+        self.frames = Frames(self._on_frame, self._on_disconnect, self._on_connect, longest=2 * TOKEN_BYTES)
         self._calls: dict[int, OpenCall] = {}
         self._sequences: set[int] = set()
-        """Sequences that came over it and were not ended."""
+        """The sequences of this connection that have not ended."""
         self._server = server
         self._host = host
         self._is_known = False
 
-    def _open(self, transport: asyncio.Transport) -> None:
+    def _on_connect(self, transport: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
         self._sender = Sender(transport, loop)
         self._server.connections.add(self)
         self._server.unknown.add(self)
-        self._deadline = loop.call_later(WORD_WITHIN_S, self.frames.abort)
+        self._deadline = loop.call_later(TOKEN_TIMEOUT_S, self.frames.abort)
         if len(self._server.unknown) > MOST_UNKNOWN:
-            logger.warning("a connection was closed: %d others have not sent this replica's word", MOST_UNKNOWN)
+            logger.warning("a connection was closed: %d others have not sent this replica's token", MOST_UNKNOWN)
             self.frames.abort()
 
-    def _hear_word(self, frame: memoryview) -> None:
+    def _on_frame(self, frame: memoryview) -> None:
         if self._is_known:
-            self._hear(frame)
-        elif hmac.compare_digest(frame, self._server.word.encode()):
+            self._on_message(frame)
+        elif hmac.compare_digest(frame, self._server.token.encode()):
             self._is_known, self.frames.longest = True, MAX_FRAME_BYTES
             self._deadline.cancel()
             self._server.unknown.discard(self)
         else:
-            logger.warning("a connection without this replica's word was refused")
+            logger.warning("a connection without this replica's token was refused")
             self.frames.abort()
 
-    def _hear(self, frame: memoryview) -> None:
+    def _on_message(self, frame: memoryview) -> None:
         try:
             message = decode_from_ingress(frame)
-        except MalformedError as error:  # of another version, say: nothing that follows can be trusted
-            logger.warning("a connection said what no ingress says: %s", error)
+        except MalformedError as error:  # from another version, for example: later frames cannot be trusted either
+            logger.warning("an ingress sent a malformed message: %s", error)
             self.frames.abort()
             return
         match message:
             case BeginCall():
                 self._begin(message.serial, message.call)
             case CancelCall():
-                self._forget(message.serial)
+                self._cancel(message.serial)
             case EndSequences():
                 self._end_sequences(self._sequences.intersection(message.sequences))
             case HostStage(assignment=assignment):
                 try:
                     self._host.follow(assignment)
-                except Exception:  # each call of that plan is refused with the reason
+                except Exception:  # the calls of that plan will be refused with the reason
                     logger.exception("plan %d cannot be followed", assignment.epoch)
 
     def _begin(self, serial: int, call: StageCall) -> None:
@@ -500,14 +502,14 @@ class _Connection:
         self._server.count(+1)
         try:
             self._host.submit(call, opened)
-        except Exception as error:  # whatever it is, the caller must learn of it
+        except Exception as error:  # the caller gets the reason, whatever it is
             logger.exception("a call was refused")
             self._close(serial)
             self._sender.send(encode(CallRefused(serial, repr(error))))
 
     def _reply(self, serial: int, chunk: Chunk) -> None:
         opened = self._calls.get(serial)
-        if opened is None:  # forgotten, while the device ran it
+        if opened is None:  # cancelled while the device ran it
             return
         for frame in encode_parts(serial, chunk):
             self._sender.send(frame)
@@ -515,9 +517,9 @@ class _Connection:
         if not opened.unsettled:
             self._close(serial)
 
-    def _forget(self, serial: int) -> None:
+    def _cancel(self, serial: int) -> None:
         opened = self._close(serial)
-        if opened is not None:  # else its last part was on its way
+        if opened is not None:  # otherwise its last part has just been sent
             self._host.device.forget(opened)
 
     def _end_sequences(self, sequences: set[int]) -> None:
@@ -531,10 +533,10 @@ class _Connection:
             self._server.count(-1)
         return opened
 
-    def _end(self) -> None:
+    def _on_disconnect(self) -> None:
         self._deadline.cancel()
-        for serial in tuple(self._calls):  # the rest is no longer awaited
-            self._forget(serial)
+        for serial in tuple(self._calls):
+            self._cancel(serial)
         self._end_sequences(set(self._sequences))
         self._sender.close()
         self._server.unknown.discard(self)

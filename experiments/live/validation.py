@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 
-from deployments.controller.act import plan_words
+from deployments.controller.act import describe_plan
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.errors import DataError
@@ -224,7 +224,7 @@ def run(setup: Bench) -> list[dict[str, Any]]:
     rows = []
     for name in setup.options.plans.split(","):
         plan = setup.best(name)
-        print(f"{name}: {plan_words(PlacedPlan(plan=plan))}, shares {plan.shares}", flush=True)
+        print(f"{name}: {describe_plan(PlacedPlan(plan=plan))}, shares {plan.shares}", flush=True)
         for share in map(float, setup.options.loads.split(",")):
             rate_per_s = share * plan.predicted["rate_per_s"]
             seconds = WARM_SLOS * setup.slo_s + setup.options.requests * INPUTS_PER_REQUEST / rate_per_s

@@ -76,13 +76,13 @@ def leak_a_page() -> AbstractContextManager[Any]:
 
 def leak_of_an_ingress() -> AbstractContextManager[Any]:
     """A replica keeps the sequences of an ingress that has died."""
-    end = _Connection._end
+    end = _Connection._on_disconnect
 
     def without(self: Any) -> None:
         self._sequences.clear()
         end(self)
 
-    return patch.object(_Connection, "_end", without)
+    return patch.object(_Connection, "_on_disconnect", without)
 
 
 def forget_a_deadline() -> AbstractContextManager[Any]:
@@ -99,10 +99,10 @@ def forget_a_deadline() -> AbstractContextManager[Any]:
 
 def loosen_a_threshold() -> AbstractContextManager[Any]:
     """New thresholds are a little lower than requested."""
-    decide = ControlLoop._decide_by
+    decide = ControlLoop._set_thresholds
     return patch.object(
         ControlLoop,
-        "_decide_by",
+        "_set_thresholds",
         lambda self, thresholds: decide(self, {ramp: each - 0.05 for ramp, each in thresholds.items()}),
     )
 

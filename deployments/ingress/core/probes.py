@@ -56,35 +56,36 @@ class Observation:
     """The active ramps of the plan for which the observation counts."""
     exit: int | None = None
     """The block after which the input was answered; None before that."""
-    said: dict[int, ExitResult] = field(default_factory=dict)
-    """By block; the full model's is the last block's, unless there is a `beside`."""
-    beside: PendingInput | None = None
-    """The copy that goes on with all words, where this input lost some."""
-    whole: ExitResult | None = None
-    """What the full model says of that copy."""
+    results: dict[int, ExitResult] = field(default_factory=dict)
+    """The results of exits, by block. The full model's result is that of the last block, or `reference`."""
+    unpruned: PendingInput | None = None
+    """The unpruned copy of this input, if its words were pruned."""
+    reference: ExitResult | None = None
+    """The full model's result for the unpruned copy."""
 
     def has_ended(self, last: int) -> bool:
-        """Whether it was answered, and nothing more will be observed of it; `last`: the model's last block."""
-        return self.exit is not None and last in self.said and (self.beside is None or self.whole is not None)
+        """Whether the input was answered and all results are complete. `last`: the model's last block."""
+        is_complete = last in self.results and (self.unpruned is None or self.reference is not None)
+        return self.exit is not None and is_complete
 
     def full(self, last: int) -> ExitResult:
-        """Returns what the full model said."""
-        return self.said[last] if self.whole is None else self.whole
+        """Returns the result of the full model."""
+        return self.results[last] if self.reference is None else self.reference
 
 
 def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Loss) -> Observations:
-    """Joins inputs that were answered and observed by all their ramps and by the full model."""
+    """Joins complete observations into arrays, and computes the losses of early answers."""
     size = len(entries), len(shape.ramps)
     columns = [(column, ramp) for column, ramp in enumerate(shape.ramps)]
     cells, scores, early = [], [], []
     for row, entry in enumerate(entries):
-        said, is_probe = entry.said, entry.watch == "probe"
+        results, is_probe = entry.results, entry.watch == "probe"
         for column, ramp in columns:
             if is_probe or ramp in entry.active:
-                seen = said[ramp]
+                result = results[ramp]
                 cells.append(row * size[1] + column)
-                scores.append(seen.score)
-                early.append(seen.value)
+                scores.append(result.score)
+                early.append(result.value)
     scores_NR = np.full(size, np.nan, dtype=np.float32)
     losses_NR = np.full(size, np.nan, dtype=np.float32)
     if cells:
@@ -106,13 +107,17 @@ def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Lo
 
 
 def _end_losses_N(entries: Sequence[Observation], last: int, loss: Loss) -> SmallArray | None:
-    """The loss at the model's end of texts that lost words, against the same texts whole; NaN for other inputs."""
-    rows = [(row, entry.said[last].value, entry.whole.value) for row, entry in enumerate(entries) if entry.whole]
+    """Returns the losses of pruned texts' last answers against those of the unpruned copies; NaN for other inputs."""
+    rows, pruned, unpruned = [], [], []
+    for row, entry in enumerate(entries):
+        if entry.reference is not None:
+            rows.append(row)
+            pruned.append(entry.results[last].value)
+            unpruned.append(entry.reference.value)
     if not rows:
         return None
     losses_N = np.full(len(entries), np.nan, dtype=np.float32)
-    at, pruned, whole = zip(*rows, strict=True)
-    losses_N[list(at)] = loss(stack_values(pruned), stack_values(whole))
+    losses_N[rows] = loss(stack_values(pruned), stack_values(unpruned))
     return losses_N
 
 
@@ -131,7 +136,7 @@ class ExitObservations:
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`loss`: the task's. `grace_s`: how long after its deadline something may still be observed of an input."""
+        """`loss`: the task's loss. `grace_s`: how long after its deadline an input may still be observed."""
         self._shape = shape
         self._loss = loss
         self._ramps = frozenset(shape.ramps)
@@ -141,25 +146,26 @@ class ExitObservations:
         self._most_open = most_open
         self._open: dict[PendingInput, Observation] = {}
         self._probe_of: dict[PendingInput, PendingInput] = {}
-        """The open probe that lost words, by the copy that goes on with all of them."""
+        """The open probe of each unpruned copy."""
         self._ended: list[Observation] = []
         """Complete inputs whose losses are not computed yet."""
         self._ended_bytes = 0
-        """The bytes of their answers of many numbers."""
+        """The size of their packed arrays."""
         self._complete: deque[Observations] = deque()
+        """Complete inputs with their losses, for the next report."""
         self._swept_s = 0.0
         self._total_loss = 0.0
-        """Of the complete inputs' answers against the full model's."""
+        """The sum of the losses of all complete inputs so far."""
         self.num_complete = 0
 
     def can_observe(self, policy: PolicySpec | None) -> bool:
-        """Whether replicas that follow a policy report scores in the unit of these observations."""
+        """Whether replicas under a policy report scores in the unit of these observations."""
         return (policy or NO_RAMPS).name in (self._shape.score, "recorded")
 
     def draw(self, inputs: Inputs, plan: Plan, share: float, rng: random.Random, now_s: float) -> Watch | None:
-        """Decides what is observed of a new call's inputs; None for nothing. `share`: of calls, the probes.
+        """Decides what is observed of a new call's inputs; None: nothing. `share`: the share of probes among calls.
 
-        Where there is no room inputs are as others are: answered once, and not waited for any longer.
+        Returns None if too many observations are open.
         """
         watch: Watch = "probe"
         if not share or rng.random() >= share:
@@ -169,9 +175,9 @@ class ExitObservations:
         return watch if self.can_observe(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
 
     def begin(self, inputs: Inputs, plan: Plan, watch: Watch, now_s: float) -> bool:
-        """Take a call's inputs; returns False, and takes none, while too many are under way.
+        """Starts to observe a call's inputs; returns False, and observes none, if too many are open.
 
-        Inputs that start again are skipped: a call that failed lost its answered ones, so they are the hard ones.
+        Retried inputs are skipped because they are biased: the easy inputs of the failed call were answered earlier.
         """
         if now_s >= self._swept_s + SWEEP_S:
             self._swept_s = now_s
@@ -185,21 +191,24 @@ class ExitObservations:
         return True
 
     def lacks_unpruned(self, watched: PendingInput) -> bool:
-        """Whether an input is under way, and no whole copy goes beside it."""
+        """Whether an input is open and has no unpruned copy."""
         entry = self._open.get(watched)
-        return entry is not None and entry.beside is None
+        return entry is not None and entry.unpruned is None
 
-    def attach_unpruned(self, watched: PendingInput, whole: PendingInput) -> None:
-        """Have `whole` go on beside an open probe that loses words: the full model's answer to that one counts."""
-        self._open[watched].beside = whole
-        self._probe_of[whole] = watched
+    def attach_unpruned(self, watched: PendingInput, copy: PendingInput) -> None:
+        """Sets the unpruned copy of an open probe. The full model's answer to the copy is the reference."""
+        self._open[watched].unpruned = copy
+        self._probe_of[copy] = watched
 
     def is_open(self, watched: PendingInput) -> bool:
-        """Whether an input is under way and not observed to the end, answered or not."""
+        """Whether an input, answered or not, is still to be observed."""
         return watched in self._open or watched in self._probe_of
 
     def answered(self, watched: PendingInput, exit_block: int, active_now: frozenset[int]) -> None:
-        """Note where an input was answered, by a stage that may follow a later plan than its sender."""
+        """Records the exit of an answer. `active_now`: the active ramps of the current plan.
+
+        The stage may follow a later plan than the one under which the input was sent.
+        """
         entry = self._open.get(watched)
         if entry is None or entry.exit is not None:
             return
@@ -210,36 +219,36 @@ class ExitObservations:
             self._close(watched, entry)
 
     def observe(self, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
-        """Note what exits said of inputs."""
-        for seen_of, each in seen:
-            watched = self._probe_of.get(seen_of, seen_of)
+        """Records the results of exits."""
+        for pending, result in seen:
+            watched = self._probe_of.get(pending, pending)
             entry = self._open.get(watched)
             if entry is None:
                 continue
-            if watched is seen_of:
-                entry.said[each.block] = each
-            elif each.block == self._last:
-                entry.whole = each
-            if each.block == self._last and entry.has_ended(self._last):
+            if watched is pending:
+                entry.results[result.block] = result
+            elif result.block == self._last:
+                entry.reference = result
+            if result.block == self._last and entry.has_ended(self._last):
                 self._close(watched, entry)
 
     def forget(self, inputs: Iterable[PendingInput]) -> None:
-        """Give up inputs that do not get to the end, or whose whole copy does not."""
+        """Stops observing inputs that will not reach the end, or whose unpruned copy will not."""
         for each in inputs:
             entry = self._open.pop(self._probe_of.get(each, each), None)
-            if entry is not None and entry.beside is not None:
-                del self._probe_of[entry.beside]
+            if entry is not None and entry.unpruned is not None:
+                del self._probe_of[entry.unpruned]
 
     def stop_staying(self) -> None:
-        """Give up all but the probes: inputs stay no more, and of those that did only the slow would get to the end."""
+        """Stops observing inputs that stayed. Under a plan without staying, only the slow ones would reach the end."""
         self.forget([each for each, entry in self._open.items() if entry.watch == "stay"])
 
     def take_completed(self, ahead_s: float = 0.0) -> Observations | None:
-        """Returns the inputs completed since the last time; None where there are none.
+        """Removes and returns the inputs completed since the last call; None if there are none.
 
-        `ahead_s`: by how much the receiver's clock is ahead of ours.
+        `ahead_s`: by how much the receiver's clock is ahead of the caller's.
         """
-        self._settle()
+        self._compute_losses()
         parts, self._complete = self._complete, deque()
         if not parts:
             return None
@@ -248,32 +257,32 @@ class ExitObservations:
 
     @property
     def agreement(self) -> float | None:
-        """1 - mean loss of the complete inputs' answers against the full model's; None before the first."""
-        self._settle()
+        """1 - mean loss of all complete inputs' answers against the full model's; None before the first."""
+        self._compute_losses()
         return 1 - self._total_loss / self.num_complete if self.num_complete else None
 
     def _close(self, watched: PendingInput, entry: Observation) -> None:
         self.forget((watched,))
-        if not self._is_whole(entry):
+        if not self._is_consistent(entry):
             return
         self.num_complete += 1
         self._ended.append(entry)
         full = entry.full(self._last).value
         if isinstance(full, PackedArray):
-            self._ended_bytes += full.num_bytes * len(entry.said)
+            self._ended_bytes += full.num_bytes * len(entry.results)
         if len(self._ended) >= LOSS_BATCH or self._ended_bytes >= MOST_BYTES:
-            self._settle()
+            self._compute_losses()
 
-    def _is_whole(self, entry: Observation) -> bool:
-        """Whether it does not contradict itself, by an exit that no plan had on or a ramp that said nothing."""
+    def _is_consistent(self, entry: Observation) -> bool:
+        """Whether the exit was active and every ramp that should have evaluated the input has a score."""
         active = entry.active & self._ramps
         if entry.exit != self._last and entry.exit not in active:
             return False
-        said = [entry.said.get(ramp) for ramp in (self._ramps if entry.watch == "probe" else active)]
-        return all(seen is not None and not math.isnan(seen.score) for seen in said)
+        results = [entry.results.get(ramp) for ramp in (self._ramps if entry.watch == "probe" else active)]
+        return all(result is not None and not math.isnan(result.score) for result in results)
 
-    def _settle(self) -> None:
-        """Compute the losses of complete inputs; the oldest that were not asked for are dropped."""
+    def _compute_losses(self) -> None:
+        """Computes the losses of complete inputs. If too many are kept for the report, the oldest are dropped."""
         if not self._ended:
             return
         entries, self._ended, self._ended_bytes = self._ended, [], 0
@@ -281,13 +290,13 @@ class ExitObservations:
             new = observations_of(entries, self._shape, self._loss)
             left_NE = new.exits_N[:, None] == np.array([*self._shape.ramps, self._last])
             loss = float(new.losses_NE[left_NE].sum(dtype=np.float64))
-        except Exception:  # of a task's own loss, say; the callers of these inputs get their answers all the same
-            logger.exception("what was seen of %d inputs cannot be compared, and is left out", len(entries))
+        except Exception:  # a user-defined loss may fail; the callers of these inputs get their answers anyway
+            logger.exception("the losses of %d observed inputs could not be computed; they are dropped", len(entries))
             self.num_complete -= len(entries)
             return
         self._total_loss += loss
         self._complete.append(new)
-        while (over := sum(map(len, self._complete)) - self._most_complete) > 0:
+        while (excess := sum(map(len, self._complete)) - self._most_complete) > 0:
             oldest = self._complete.popleft()
-            if over < len(oldest):
-                self._complete.appendleft(oldest.take(np.arange(over, len(oldest))))
+            if excess < len(oldest):
+                self._complete.appendleft(oldest.take(np.arange(excess, len(oldest))))

@@ -78,7 +78,7 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
 PATIENT = {"policy": {"name": "patience", "patience": 2}}
 TUNED = {"tuning": "guarantee"}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], ModelShape, str]] = {
-    "no thresholds": (PATIENT, {}, SHAPE, "plans by thresholds; the policy 'patience' has none"),
+    "no thresholds": (PATIENT, {}, SHAPE, "needs thresholds; the policy 'patience' has none"),
     "a threshold is missing": (
         {"policy": {"name": "entropy", "thresholds": {"0": 0.3, "2": 0.3}}},
         {},
@@ -103,20 +103,20 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], ModelShape, str]] = {
         TUNED | {"accuracy_budget": None},
         {},
         SHAPE,
-        "budget above 0, and none is given: accuracy.budget says it",
+        r"needs an accuracy.budget above 0 \(got none\)",
     ),
     "tuning with a budget of 0": (
         TUNED | {"accuracy_budget": 0.0},
         {},
         SHAPE,
-        "tuning 'guarantee' keeps an accuracy budget above 0, and it is 0: accuracy",
+        r"needs an accuracy.budget above 0 \(got 0\)",
     ),
     "tuning without probes": (TUNED, {"probe_share": 0.0}, SHAPE, "'guarantee' needs probes, and probe_share is 0"),
     "tuning of a model that generates": (
         TUNED,
         {},
         replace(SHAPE, generates=True),
-        "keeps a loss per input, and a sequence's is of all its tokens",
+        "needs a loss per input, but generated sequences have one loss",
     ),
 }
 
@@ -236,9 +236,9 @@ def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        ("UPDATE file SET value = 'shop' WHERE key = 'app'", "belongs to application 'shop', not 'app'; give each"),
+        ("UPDATE file SET value = 'shop' WHERE key = 'app'", "belongs to application 'shop', not 'app'; each needs"),
         ("UPDATE file SET value = '2' WHERE key = 'schema_version'", "has schema 2, this version reads 1; move"),
-        ("DROP TABLE file", "a database of something else"),
+        ("DROP TABLE file", "is another database"),
     ],
     ids=["another application's", "another version's", "something else's"],
 )
@@ -258,9 +258,9 @@ def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path,
 def test_a_file_that_is_no_database_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
     (tmp_path / "control.db").write_text("not a database, but long enough to be taken for one" * 20)
     for refuse in (History.open, History.check):
-        with pytest.raises(DataError, match="cannot be used as the controller's memory"):
+        with pytest.raises(DataError, match="cannot be used for the controller's history"):
             refuse(tmp_path / "control.db", "app")
-    with pytest.raises(DataError, match="cannot be used as the controller's memory"):
+    with pytest.raises(DataError, match="cannot be used for the controller's history"):
         History.open(tmp_path / "nowhere" / "control.db", "app")
     with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
         History.check(tmp_path / "nowhere" / "control.db", "app")

@@ -217,7 +217,7 @@ async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: 
 
 async def test_an_operators_plan_that_its_accelerators_allow_is_put_in_force_and_held(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=whole(4))
-    with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*, there are .*'cpu': 4"):
+    with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*; available are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))
     answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
     assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "an operator's plan"}
@@ -303,7 +303,7 @@ async def test_replicas_that_do_not_come_are_given_up_when_their_accelerators_ar
     scene.fleet.is_stuck = True
     scene.fleet.loses = 1
     await scene.ticks(1, EASY)
-    assert scene.said("error") == ["OfframpError: accelerators were lost while replicas were to start: cpu runs 4 of 5"]
+    assert scene.said("error") == ["OfframpError: accelerators were lost while replicas were starting: cpu runs 4 of 5"]
     scene.fleet.is_stuck = False
     scene.solve_as = as_many_as_there_are
     await scene.ticks(1, EASY)
@@ -325,7 +325,7 @@ async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
     await scene.ticks(3, EASY)
-    assert scene.said("error")[2:] == ["gives up plan 1: the change to it broke off again and again"]
+    assert scene.said("error")[2:] == ["gives up plan 1: the change to it failed repeatedly"]
     assert scene.fleet.log[-3:] == ["scale cpu to 4", "prepare 2", "follow 2"]
     assert scene.fleet.followed.plan.stages == whole(4)
     await scene.ticks(48, EASY)
@@ -384,9 +384,9 @@ async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "the exit policy is another now"),
-        ({"problem": problem(ramps=(0, 2))}, "there are no ramps [1] any more"),
-        ({"problem": problem(count=0)}, "there are no accelerators ['cpu'] any more"),
+        ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "the exit policy has changed"),
+        ({"problem": problem(ramps=(0, 2))}, "ramps [1] no longer exist"),
+        ({"problem": problem(count=0)}, "accelerators ['cpu'] no longer exist"),
     ],
     ids=["thresholds", "ramps", "accelerators"],
 )
@@ -396,7 +396,7 @@ async def test_a_plan_of_other_settings_is_not_taken_up(tmp_path: Path, changes:
     for name, value in changes.items():
         setattr(scene, name, value)
     scene.start()
-    assert scene.said("error") == [f"the plan that was in force cannot be taken up again: {words}"]
+    assert scene.said("error") == [f"the last plan cannot be restored: {words}"]
     assert scene.loop.state.placed == scene.placed
     scene.start()  # it was killed at once
     assert scene.loop.state.placed == scene.placed

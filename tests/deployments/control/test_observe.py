@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.controller.decide import Proposal, propose, questions
+from deployments.controller.decide import Proposal, problems_to_solve, propose
 from deployments.controller.intake import IngressIntake, Interval, latency_s, ran_since, total
-from deployments.controller.observe import BELIEVED_S, ObservedStream, window_rates, worth
+from deployments.controller.observe import BELIEVED_S, ObservedStream, effective_probes, window_rates
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
@@ -121,7 +121,7 @@ def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
 
 
 def asked_of(stream: ObservedStream, now_s: float, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
-    return questions(stream.problem, stream.forecast(STATE, now_s), counts, stream.lengths(STATE, now_s))
+    return problems_to_solve(stream.problem, stream.forecast(STATE, now_s), counts, stream.lengths(STATE, now_s))
 
 
 def counted(arrived: int, since_s: float, at_s: float) -> Interval:
@@ -153,7 +153,7 @@ def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_i
     stream = known(since_s=START_S + 50.0)
     state = replace(STATE, changed_s=START_S + 50.0)
     stream.add_probes(seen(START_S + 60.0, leaving=6, staying=24))
-    assert worth(stream.observed(state, START_S + 50.0, START_S + 70.0)) == 30
+    assert effective_probes(stream.observed(state, START_S + 50.0, START_S + 70.0)) == 30
     assert stream.forecast(state, START_S + PERIOD_S + 1.0).how == "worth 30 probes"
 
 
@@ -225,7 +225,7 @@ def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
 
 def test_probes_of_another_model_are_refused() -> None:
     other = StreamShape(score="confidence", num_blocks=6, ramps=(0, 1, 2))
-    with pytest.raises(DataError, match="probes are of 6 blocks"):
+    with pytest.raises(DataError, match="probes have 6 blocks"):
         known().add_probes(empty(other))
 
 

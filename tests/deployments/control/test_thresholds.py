@@ -318,12 +318,12 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
     def dies(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scene.loop, "_put_in_force", dies)
+    monkeypatch.setattr(scene.loop, "_apply_plan", dies)
     tuner.says(SAFE, "alarm")
     with pytest.raises(KeyboardInterrupt):
         await scene.ticks(1, EASY)
     scene.restart()
-    assert scene.loop.view.goes_by_ours(scene.loop.state.placed)
+    assert scene.loop.view.uses_current_thresholds(scene.loop.state.placed)
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
@@ -344,7 +344,7 @@ async def test_thresholds_go_back_with_other_settings(tmp_path: Path, changed: d
     scene.settings = {**scene.settings, **changed}
     scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
-    assert scene.said("thresholds")[-1] == f"back to the settings'; what tuning found is void: {words}"
+    assert scene.said("thresholds")[-1] == f"back to the settings'; tuned thresholds are void: {words}"
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
     assert scene.fleet.log[-1].startswith("follow")
@@ -354,7 +354,7 @@ async def test_thresholds_go_back_with_other_settings(tmp_path: Path, changed: d
 
 async def test_remembered_thresholds_that_lack_a_ramp_are_not_taken_up(tmp_path: Path) -> None:
     scene, _ = await tuned(tmp_path)
-    scene.loop.become(thresholds={1: 0.25})
+    scene.loop.update_state(thresholds={1: 0.25})
     scene.restart()
     assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
     await scene.ticks(1, EASY)

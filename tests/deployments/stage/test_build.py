@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cluster.emulated import PacedRunner
-from deployments.replica.build import build_policy, build_runner, check_emulated, expect_no_loss, policy_for, warm_up
+from deployments.replica.build import build_policy, build_runner, check_emulated, policy_for, raise_failures, warm_up
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
@@ -102,12 +102,12 @@ def test_what_an_emulated_replica_would_fail_on_is_told_before_it_starts(folder:
     check_emulated(settings_of(folder), V100, card)
     check_emulated(settings_of(folder), "cpu", card)
     entropy = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
-    said = f"{V100} takes its decisions from exit records.* 'recorded', not"
+    said = f"{V100} decides by exit records.* must be 'recorded', not"
     with pytest.raises(PlanError, match=f"{said} 'entropy'"):
         check_emulated(entropy, V100, card)
     with pytest.raises(PlanError, match=f"{said} 'entropy'"):
         runner_of(entropy)
-    with pytest.raises(PlanError, match="no latency profile says how fast emulated:T4 is"):
+    with pytest.raises(PlanError, match="emulated:T4 has no latency profile"):
         check_emulated(settings_of(folder), "emulated:T4", card)
 
 
@@ -137,7 +137,7 @@ def test_a_profile_that_does_not_fit_is_refused(folder: Path, wrong: dict[str, A
 
 def test_a_running_replica_keeps_its_exit_records(folder: Path) -> None:
     others = PolicySpec(name="recorded", thresholds=0.4, records="others.npz")
-    with pytest.raises(PlanError, match=r"keeps its exit records; others\.npz are others"):
+    with pytest.raises(PlanError, match=r"cannot change its exit records \(to .*others\.npz\)"):
         policy_for(settings_of(folder), V100, others)
 
 
@@ -147,7 +147,7 @@ def test_without_ramps_in_its_plan_an_application_begins_with_its_controllers_po
     control = {"problem": problem(), "policy": policy, "state": "state.sqlite"}
     settings = settings_of(folder, plan=plan, control=control)
     assert settings.starting_policy == PolicySpec(name="recorded", thresholds={0: 0.25}, records="records.npz")
-    with pytest.raises(PlanError, match=f"{V100} takes its decisions from exit records.* 'recorded', not none"):
+    with pytest.raises(PlanError, match=f"{V100} decides by exit records.* must be 'recorded', not none"):
         runner_of(settings_of(folder, plan=plan))
 
 
@@ -317,7 +317,7 @@ def test_a_replica_of_a_decoder_warms_up_and_reports_its_free_pages(model: Early
     runner = build_runner(settings, "cpu", clock=clock)
     times = warm_up(runner, [STAGE.splits], clock=clock)
     assert all(times.batch_s(split, 16.0) > 0 for split in STAGE.splits)
-    host = StageHost(settings, "cpu", runner, clock, expect_no_loss)
+    host = StageHost(settings, "cpu", runner, clock, raise_failures)
     kept = MemoryUse(num_pages=100 // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
     assert host.report(replica="r", node="n").memory == kept, "warming up leaves no pages in use"
     assert host.stats()["memory"]["num_pages"] == 6

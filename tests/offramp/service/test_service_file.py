@@ -78,7 +78,7 @@ def test_a_model_without_thresholds_is_planned_without_ramps_and_not_tuned(tmp_p
     write_model(tmp_path / "a" / "none", thresholds={})
     problem = problem_of(files.read(model={"folder": "none", "latency": {"cpu": TABLE}}))
     assert (problem.ramps, problem.survival_N) == ((), (1.0, 1.0, 1.0))
-    with pytest.raises(InputError, match="tuning 'guarantee' moves thresholds, and the model has none"):
+    with pytest.raises(InputError, match="tuning 'guarantee' needs ramps, and the model has none"):
         files.read(model={"folder": "none", "latency": {"cpu": TABLE}}, planner={"tuning": "guarantee"})
 
 

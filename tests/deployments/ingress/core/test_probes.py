@@ -183,4 +183,4 @@ def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogC
     finish(book, probe)
     assert (book.take_completed(), book.agreement) == (None, None)
     assert (book.num_complete, book.is_open(probe)) == (0, False)
-    assert "what was seen of 1 inputs cannot be compared" in caplog.text
+    assert "the losses of 1 observed inputs could not be computed" in caplog.text
