@@ -1,4 +1,4 @@
-"""Simulates a service that the live controller steers."""
+"""Simulates a service with the live controller."""
 
 from __future__ import annotations
 
@@ -35,43 +35,40 @@ from simulator.simulate import gather, play
 
 
 class Order(NamedTuple):
-    """A plan given by an operator, put in force at a time and held."""
+    """A plan that an operator applies at a time, and holds."""
 
     at_s: float
     plan: Plan
 
 
 class Mix(NamedTuple):
-    """The inputs from a time on: rows of the decisions, in turn."""
+    """The inputs from a time on: rows of the decisions, which repeat."""
 
     at_s: float
     rows_N: IntArray
 
 
 def rows_in_turn(mixes: Sequence[Mix], arrivals_s: FloatArray, inputs_per_request: int = 1) -> IntArray:
-    """Returns the row of every input of requests that arrive then, for a `Scenario` whose inputs change.
-
-    The first mix begins at 0 s.
-    """
+    """Returns the row of every input for a `Scenario` whose inputs change. The first mix begins at 0 s."""
     begins_s = [mix.at_s for mix in mixes]
     counts = np.diff(np.append(np.searchsorted(arrivals_s, begins_s), len(arrivals_s))) * inputs_per_request
     return np.concatenate([np.resize(mix.rows_N, count) for mix, count in zip(mixes, counts, strict=True)])
 
 
 ARRIVES = 4
-"""Priority of the next input: new inputs come after everything else of the same moment."""
+"""The priority of new inputs, which come after everything else of the same moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A closed load: a number of inputs in flight instead of a rate."""
+    """A closed-loop load: a constant number of inputs in flight instead of a rate."""
 
     in_flight: int
-    """Inputs."""
+    """The number of inputs in flight."""
     mixes: tuple[Mix, ...]
-    """All with the same number of rows."""
+    """All have the same number of rows."""
     pause_s: float = 0.1
-    """Seconds after which an input without an answer is sent again. At 0, a service that refuses would be flooded."""
+    """The pause after a refused or dropped input. At 0, a service that refuses would be flooded."""
 
     @property
     def rows_N(self) -> IntArray:
@@ -80,7 +77,7 @@ class Closed:
 
 
 class ClosedSender:
-    """Sends a closed load. The inputs of a mix are numbered by its rows."""
+    """Sends a closed-loop load. The inputs of a mix are numbered by its rows."""
 
     def __init__(self, service: SimulatedService, load: Closed) -> None:
         assert service.scenario.inputs_per_request == 1, "requests of a closed loop have one input"
@@ -93,13 +90,13 @@ class ClosedSender:
         """The numbers sent so far, in order."""
 
     def begin(self) -> None:
-        """Send the first inputs."""
+        """Sends the first inputs."""
         for ingress in self._service.ingresses:
             ingress.settled = self._settled
         self._service.events.at(0.0, ARRIVES, self._send, self._load.in_flight)
 
     def compact(self, outcome: Outcome) -> Outcome:
-        """Returns the outcome of the inputs that were sent, in order."""
+        """Returns the outcome of the sent inputs, in the order of sending."""
         numbers_N = np.frombuffer(self._numbers, dtype=np.int64)
         return replace(
             outcome,
@@ -110,13 +107,13 @@ class ClosedSender:
         )
 
     def _settled(self, number: int, answered: bool) -> None:
-        """Send inputs in place of those that have their outcome; those of one moment are sent together."""
+        """Replaces settled inputs by new ones. Inputs that are sent at the same time are sent together."""
         if not answered:
             self._service.events.at(self._service.events.time_s + self._load.pause_s, ARRIVES, self._send, number)
-        else:
-            if not self._due:
-                self._service.events.at(self._service.events.time_s, ARRIVES, self._send_due)
-            self._due += number
+            return
+        if not self._due:
+            self._service.events.at(self._service.events.time_s, ARRIVES, self._send_due)
+        self._due += number
 
     def _send_due(self, _: None) -> None:
         number, self._due = self._due, 0
@@ -146,13 +143,13 @@ class ClosedSender:
 
 
 EVENTS = 100_000
-"""The most controller events that are read; more than any simulation has."""
+"""The largest number of controller events that are read; more than any simulation has."""
 LINGER_S = 1.0
-"""After the end of the load, how often to check whether every input has its outcome."""
+"""The interval of checks after the end of the load whether every input has its outcome."""
 
 
 MakeFleet = Callable[[SimulatedService, Mapping[str, int], Delays], SimulatedFleet]
-"""From a service and its accelerators per type."""
+"""Creates the fleet of a service with a number of accelerators per type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,26 +157,26 @@ class Control:
     """The controller of a simulated service."""
 
     problem: PlanProblem
-    """The problem that the controller plans for; the true one is the scenario's."""
+    """The problem for which the controller plans. It may differ from the scenario's problem, which is the true one."""
     settings: Mapping[str, Any]
     """Fields of `ControlSettings`."""
     records: ExitRecords
-    """What probes observe; the scenario's decisions must follow from them, row by row."""
+    """The observations of probes. The scenario's decisions must follow from them, row by row."""
     probe_share: float = 0.02
     hold: bool = False
-    """Whether the first plan is kept, and only `orders` change it."""
+    """Whether the first plan is held, so that only `orders` change it."""
     orders: tuple[Order, ...] = ()
     delays: Delays = field(default_factory=Delays)
     make_fleet: MakeFleet = SimulatedFleet
     plan_s: float = 0.3
-    """The seconds of forecasts and solver together; live, 0.26 s and 0.01 s."""
+    """The seconds of forecasts and solver together."""
     linger_s: float = 60.0
-    """The longest wait for inputs after the load's end."""
+    """The longest wait for inputs after the end of the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Controlled:
-    """The result of a controlled simulation."""
+    """The result of a simulation with a controller."""
 
     outcome: Outcome
     plans: tuple[PlanRow, ...]
@@ -187,31 +184,31 @@ class Controlled:
     said: tuple[Mapping[str, Any], ...]
     """The controller's events, oldest first: `at_s`, `kind` and `words`."""
     done: tuple[tuple[float, str], ...]
-    """What happened to the fleet, with its second."""
+    """The log of the fleet: time and text."""
     reports: tuple[IngressReport, ...]
-    """All counts of the ingresses; probes are those that were not handed over before."""
+    """The final reports of the ingresses. They contain the probes that were not reported before."""
 
     def words(self, *kinds: str) -> list[str]:
-        """Returns the words of the controller's events of some kinds."""
+        """Returns the texts of the controller's events of some kinds."""
         return [str(each["words"]) for each in self.said if each["kind"] in kinds]
 
 
 def simulate_controlled(
     scenario: Scenario, control: Control, *, closed: Closed | None = None, seed: int = 0
 ) -> Controlled:
-    """Serve the scenario's requests, beginning with its plan, while the controller plans anew.
+    """Simulates a scenario that starts with its plan, while the controller replans.
 
-    `closed`: a closed loop's load, in place of arrivals; the scenario then has none, and the load's rows. Ends when
-    every input has its outcome, or `linger_s` after the load. Equal arguments give equal results.
+    `closed`: a closed-loop load; the scenario then has no arrivals, and has the rows of the load. The simulation ends
+    when every input has its outcome, or `linger_s` after the load. Equal arguments give equal results.
     """
-    assert len(control.records) == scenario.decisions.num_rows, "records are of the decisions' rows"
+    assert len(control.records) == scenario.decisions.num_rows, "records and decisions must have the same rows"
     events, history = Events(), History.open(Path(":memory:"), "simulated")
     with closing(SimulatedTime(events)) as time, closing(history):
         return _Run(scenario, control, events, time, history, seed).run(closed)
 
 
 class _Run:
-    """One simulation; puts the parts together."""
+    """One simulation with its service, fleet and control loop."""
 
     def __init__(
         self, scenario: Scenario, control: Control, events: Events, time: SimulatedTime, history: History, seed: int
@@ -244,7 +241,7 @@ class _Run:
         self._fleet.boot()
         self._tasks = [self._time.create_task(self._loop.run())]
         self._tasks += [self._time.create_task(self._obey(order)) for order in self._control.orders]
-        if self._control.hold:  # once the loop has begun: it would take a standing before that up again
+        if self._control.hold:  # after the loop has started, because it restores the stored state
             self._time.call_soon(lambda: self._loop.update_state(hold=True))
         sender = None if closed is None else ClosedSender(self._service, closed)
         if sender is not None:
@@ -253,7 +250,7 @@ class _Run:
         interrupted = play(self._service).interrupted
         for task in self._tasks:
             if task.done() and not task.cancelled():
-                task.result()  # raises what ended it
+                task.result()  # raises the error of a failed task
         outcome = gather(self._service, interrupted=interrupted, ended_s=self._ended_s)
         now_s = self._events.time_s
         return Controlled(
@@ -265,12 +262,12 @@ class _Run:
         )
 
     def _decide(self, policy: PolicySpec | None) -> Decisions:
-        """Under other thresholds than the first ones, the records decide which inputs leave where."""
+        """Returns the exit decisions under a policy: the scenario's or, under new thresholds, those of the records."""
         first, records = self._scenario.plan.policy, self._control.records
         if policy is None or policy.thresholds is None or policy == first:
             return self._scenario.decisions
-        given = policy.thresholds
-        return recorded(records, dict(given) if isinstance(given, Mapping) else dict.fromkeys(records.ramps, given))
+        own = policy.thresholds
+        return recorded(records, dict(own) if isinstance(own, Mapping) else dict.fromkeys(records.ramps, own))
 
     def _probing(self, index: int) -> Probing:
         control, rng = self._control, random.Random(f"{self._seed} {index}")
@@ -286,7 +283,7 @@ class _Run:
         try:
             await self._loop.apply(plan_document(order.plan), hold=True)
         except OfframpError as refusal:  # live, the caller would get the error
-            self._fleet.say(f"an order is not carried out: {refusal}")
+            self._fleet.say(f"an operator's plan was refused: {refusal}")
 
     def _end_when_done(self, _: None) -> None:
         waiting = any(ingress.core.num_unanswered for ingress in self._service.ingresses)

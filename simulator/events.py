@@ -8,16 +8,16 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 ENDS: Final = 0
-"""The priority of work that ends: what it frees is free for inputs that arrive at the same moment."""
+"""The priority of batches that end. They come first, so that a freed device can serve inputs of the same moment."""
 COMES: Final = 1
-"""The priority of what arrives over a link."""
+"""The priority of arrivals over a link."""
 WAKES: Final = 2
-"""The priority of an ingress's timers: an answer that comes at its deadline comes in time."""
+"""The priority of an ingress's timers. They come later, so that an answer at its deadline is in time."""
 CONTROLS: Final = 3
-"""The priority of the controller, which sees all that has happened by then. New requests come after all of these."""
+"""The priority of the controller, which sees everything of the moment except new requests. Those come last."""
 
 Action = Callable[[Any], bool | None]
-"""Returns False if nothing happened."""
+"""The function of an event. It returns False if nothing happened."""
 Event = tuple[float, int, int, Action, Any]
 
 
@@ -37,16 +37,16 @@ class Events:
 
     @property
     def next_s(self) -> float:
-        """When the next event is; infinite if there is none."""
+        """The time of the next event; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def at(self, time_s: float, priority: int, action: Action, argument: Any = None) -> None:
-        """Schedule `action(argument)` for a time that is not in the past."""
+        """Schedules `action(argument)` for a time that is not in the past."""
         self._serial += 1
         heappush(self._heap, (time_s, priority, self._serial, action, argument))
 
     def run_out(self) -> None:
-        """Run all events until none is left; the clock then shows the last one that did anything."""
+        """Runs all events. The clock then shows the time of the last one that did anything."""
         heap, pop = self._heap, heappop
         while heap:
             before_s = self.time_s
@@ -55,7 +55,7 @@ class Events:
                 self.time_s = before_s
 
     def run_arrivals(self, arrivals_s: Iterable[float], arrive: Callable[[int], None], first: int = 0) -> None:
-        """Call `arrive` at these ascending seconds, numbered from `first`, after the other events of each moment."""
+        """Calls `arrive` at ascending times, with numbers from `first` on, after the other events of each moment."""
         heap, pop = self._heap, heappop
         for number, at_s in enumerate(arrivals_s, first):
             while heap and heap[0][0] <= at_s:

@@ -1,4 +1,4 @@
-"""The fleet that the live control loop steers here: accelerators, replicas that start and end, and reports."""
+"""The simulated fleet for the live control loop: accelerators, replicas that start and end, and reports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from simulator.service import SimulatedService
 
 
 class SimulatedTime(asyncio.BaseEventLoop):
-    """An event loop that never waits: the simulation runs it when something is due, and its time is the simulation's.
+    """An event loop on virtual time. The simulation runs it when something is due, so it never waits.
 
-    It has no threads and no sockets: coroutines may only wait for sleep and for each other.
+    It has no threads and no sockets, so coroutines may only wait for `asyncio.sleep` and for each other.
     """
 
     def __init__(self, events: Events) -> None:
@@ -53,7 +53,7 @@ class SimulatedTime(asyncio.BaseEventLoop):
             self._events.at(self._events.time_s, CONTROLS, self._run_turn)
 
     def _run_turn(self, _: None) -> None:
-        """Run whatever is due, and what follows from it at the same moment."""
+        """Runs everything that is due, including callbacks that are added meanwhile."""
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
@@ -68,30 +68,30 @@ class SimulatedTime(asyncio.BaseEventLoop):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """How long Ray and Serve take; broadcasts and reports (9 to 43 ms live) take no time here."""
+    """Delays of Ray and Serve. Broadcasts and reports take no time in the simulation."""
 
     start_s: float = 10.0
-    """From a free accelerator to a warm replica that takes calls."""
+    """The time from a free accelerator to a warm replica."""
     drain_s: float = 2.0
-    """How often Serve checks whether a replica that takes no more calls has ended those that it had."""
+    """The interval at which Serve checks whether a stopped replica has finished its calls."""
 
 
 @dataclass(slots=True, eq=False)
 class Start:
-    """A replica that was requested, and does not run yet."""
+    """A replica that was requested but does not run yet."""
 
     device: str
     has_accelerator: bool = False
 
 
 class AcceleratorPool:
-    """Accelerators of one type, from 0 on. The lowest free one is taken first: a plan's first stage has the lowest."""
+    """The accelerators of one type, numbered from 0. The lowest free one is taken first."""
 
     def __init__(self, count: int) -> None:
         self.holders: list[object] = [None] * count
 
     def is_free(self, number: int) -> bool:
-        """Whether an accelerator can be taken."""
+        """Whether an accelerator is available and free."""
         return self.holders[number] is None
 
     def take(self, holder: object) -> bool:
@@ -102,47 +102,47 @@ class AcceleratorPool:
         return free is not None
 
     def hand_over(self, holder: object, other: object) -> None:
-        """Give a holder's accelerator to another."""
+        """Passes a holder's accelerator to another holder."""
         self.holders[self.holders.index(holder)] = other
 
     def release(self, holder: object) -> None:
-        """Free a holder's accelerator, if it has one."""
+        """Frees a holder's accelerator, if it has one."""
         self.holders = [None if held is holder else held for held in self.holders]
 
 
 class SimulatedFleet(Fleet):
-    """Does what Serve does: every type gets its number of replicas as soon as there are accelerators for them."""
+    """Starts and stops replicas as Serve does: each type gets its number of replicas as accelerators become free."""
 
     def __init__(self, service: SimulatedService, counts: Mapping[str, int], delays: Delays) -> None:
-        """`counts`: accelerators per type."""
+        """`counts`: the number of accelerators per type."""
         self.log: list[tuple[float, str]] = []
-        """What was done to the service, and when."""
+        """The actions on the service: time and text."""
         self._service = service
         self._events = service.events
         self._delays = delays
         self._accelerators = {device: AcceleratorPool(count) for device, count in counts.items()}
-        self._told = dict.fromkeys(service.running, 0)
+        self._targets = dict.fromkeys(service.running, 0)
         self._starts: list[Start] = []
 
     def boot(self) -> None:
-        """Start the service's plan, ready for work."""
+        """Starts the replicas of the service's plan, which are ready immediately."""
         self._service.boot()
         for device, replicas in self._service.running.items():
-            self._told[device] = len(replicas)
+            self._targets[device] = len(replicas)
             for replica in replicas.values():
                 has_accelerator = self._accelerators[device].take(replica)
                 assert has_accelerator, f"the plan needs more {device} than there are"
 
     async def scale(self, device: str, replicas: int) -> None:
         self.say(f"scale {device} to {replicas}")
-        self._told[device] = replicas
+        self._targets[device] = replicas
         self._reconcile(device)
 
     async def running(self) -> dict[str, int]:
         return {device: len(replicas) for device, replicas in self._service.running.items()}
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        """Replicas that follow a plan already have nothing to compile or to load here."""
+        """Prepares replicas that follow no plan yet. Others have nothing to compile or load in the simulation."""
         self.say(f"prepare {placed.epoch}")
         for assignment in assignments_of(placed).values():
             for replica in self._service.running[assignment.stage.device].values():
@@ -169,10 +169,10 @@ class SimulatedFleet(Fleet):
         return {device: len(each.holders) for device, each in self._accelerators.items()}
 
     def _reconcile(self, device: str) -> None:
-        """Start replicas that a type lacks; of too many, give up those that have not started, then stop the newest."""
+        """Starts missing replicas of a type. Of surplus ones, it cancels those not started, then stops the newest."""
         starts = [start for start in self._starts if start.device == device]
         replicas = list(self._service.running[device].values())
-        change = self._told[device] - len(replicas) - len(starts)
+        change = self._targets[device] - len(replicas) - len(starts)
         if change >= 0:
             self._starts += [Start(device) for _ in range(change)]
         else:
@@ -181,14 +181,14 @@ class SimulatedFleet(Fleet):
                 self._accelerators[device].release(start)
             for replica in replicas[len(replicas) + min(0, change + len(starts)) :]:
                 self._service.stop(replica)
-                self._later(self._delays.drain_s, self._drained, replica)
+                self._call_later(self._delays.drain_s, self._drained, replica)
         self._place()
 
     def _place(self) -> None:
         for start in self._starts:
             if not start.has_accelerator and self._accelerators[start.device].take(start):
                 start.has_accelerator = True
-                self._later(self._delays.start_s, self._started, start)
+                self._call_later(self._delays.start_s, self._started, start)
 
     def _started(self, start: Start) -> None:
         if start in self._starts:
@@ -198,19 +198,19 @@ class SimulatedFleet(Fleet):
             self.say(f"{replica.name} runs")
 
     def _drained(self, replica: SimulatedReplica) -> None:
-        if replica.trips:
-            self._later(self._delays.drain_s, self._drained, replica)
+        if replica.calls:
+            self._call_later(self._delays.drain_s, self._drained, replica)
         elif replica.is_up:
             self.say(f"{replica.name} ends")
             replica.die()
             self._accelerators[replica.device].release(replica)
             self._place()
 
-    def _later(self, delay_s: float, action: Callable[..., None], argument: object) -> None:
+    def _call_later(self, delay_s: float, action: Callable[..., None], argument: object) -> None:
         self._events.at(self._events.time_s + delay_s, CONTROLS, action, argument)
 
     def say(self, words: str) -> None:
-        """Write an entry into the log."""
+        """Appends an entry to the log."""
         self.log.append((self._events.time_s, words))
 
 

@@ -1,4 +1,4 @@
-"""Which inputs leave at which ramp, by records or by a survival, and what probes observe."""
+"""Exit decisions of simulated inputs, from records or from a survival; observations of probes; lengths of inputs."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ NOWHERE: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ByRamp:
-    """Ramps that decide each by itself (E3 section 3.4: independent exits): by entropy or by confidence."""
+    """Decisions in which each ramp decides by itself, by entropy or confidence (E3 section 3.4: independent exits)."""
 
     ramps: tuple[int, ...]
     sure_NR: BoolArray
-    """Whether a ramp, were it active, would let an input out."""
+    """Whether an input would leave at a ramp if the ramp were active."""
 
     @property
     def num_rows(self) -> int:
         return len(self.sure_NR)
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
-        """Per row, the first of a split's `ramps` that lets it out, or NOWHERE; `active`: all ramps of the plan.
+        """Returns for each row the first of a split's `ramps` at which it leaves, or NOWHERE.
 
-        Raises PlanError for ramps of which nothing is known.
+        `active`: all active ramps of the plan. Raises PlanError for unknown ramps.
         """
         if not ramps:
             return np.full(self.num_rows, NOWHERE, dtype=np.int64)
@@ -52,7 +52,7 @@ class ByRamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ByPatience:
-    """Leave where `patience` active ramps in a row repeated the one before them (PABEE; E3 section 5.6)."""
+    """Decisions by patience: an input leaves after `patience` equal answers in a row (PABEE; E3 section 5.6)."""
 
     ramps: tuple[int, ...]
     labels_NR: IntArray
@@ -67,7 +67,7 @@ class ByPatience:
         return len(self.labels_NR)
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
-        """As `ByRamp.leaves_N`."""
+        """See `ByRamp.leaves_N`."""
         labels_NA = self.labels_NR[:, _columns(self.ramps, active)]
         left_N = np.full(self.num_rows, NOWHERE, dtype=np.int64)
         repeats_N = np.zeros(self.num_rows, dtype=np.int64)
@@ -78,23 +78,23 @@ class ByPatience:
 
 
 Decisions = ByRamp | ByPatience
-"""Where inputs leave; rows are inputs."""
+"""The exit decisions of inputs. Rows are inputs."""
 
 
 def recorded(records: ExitRecords, thresholds: Mapping[int, float]) -> ByRamp:
-    """Returns what recorded inputs do; raises DataError for thresholds of ramps that were not recorded."""
+    """Returns the decisions of recorded inputs. Raises DataError for thresholds of ramps that were not recorded."""
     return ByRamp(ramps=records.ramps, sure_NR=records.sure_NR(thresholds))
 
 
 def patient(records: ExitRecords, patience: int) -> ByPatience:
-    """Returns what recorded inputs do under PABEE's rule."""
+    """Returns the decisions of recorded inputs under PABEE's rule."""
     return ByPatience(ramps=records.ramps, labels_NR=records.answers()[:, :-1], patience=patience)
 
 
 def nested(survival_N: Sequence[float], ramps: Sequence[int], rng: np.random.Generator, *, num_rows: int) -> ByRamp:
-    """Made-up inputs that leave as a survival says; an input that is sure at a ramp is sure at every later one.
+    """Returns synthetic decisions with a given survival. An input that would leave at a ramp would at all later ones.
 
-    `survival_N`: per block, the share that no ramp before it lets out, all of them active. Raises DataError for 0 rows.
+    `survival_N`: the share of inputs that reach each block if all ramps are active. Raises DataError for 0 rows.
     """
     if num_rows < 1:
         raise DataError(f"at least one input is needed, not {num_rows}")
@@ -104,24 +104,24 @@ def nested(survival_N: Sequence[float], ramps: Sequence[int], rng: np.random.Gen
 
 
 def survival_of(decisions: Decisions, ramps: tuple[int, ...], num_blocks: int, rows_M: IntArray) -> tuple[float, ...]:
-    """Per block, the share of these rows that reach it, all ramps active: E3's batch profile."""
+    """Returns the share of these rows that reach each block if all ramps are active: E3's batch profile."""
     left_M = decisions.leaves_N(ramps, ramps)[rows_M]
     reached_M = np.where(left_M == NOWHERE, num_blocks - 1, left_M)
     return tuple(float((reached_M >= block).mean()) for block in range(num_blocks))
 
 
-def _columns(known: tuple[int, ...], asked: tuple[int, ...]) -> list[int]:
-    missing = sorted(set(asked) - set(known))
+def _columns(known: tuple[int, ...], ramps: tuple[int, ...]) -> list[int]:
+    missing = sorted(set(ramps) - set(known))
     if missing:
-        raise PlanError(f"nothing is known of ramps {missing}; known are {list(known)}")
-    return [known.index(ramp) for ramp in asked]
+        raise PlanError(f"the decisions have no ramps {missing}; they have {list(known)}")
+    return [known.index(ramp) for ramp in ramps]
 
 
 class Probing:
-    """Which calls of one ingress are probes, and what every exit says of their inputs."""
+    """Draws the probes of one ingress, and gives the results of exits from records."""
 
     def __init__(self, records: ExitRecords, rows_N: IntArray, share: float, rng: random.Random) -> None:
-        """`records`: what every exit says of every row of the decisions; `share`: of first calls."""
+        """`records`: the results of every exit for every row of the decisions. `share`: of probes among first calls."""
         self.share = share
         self.rng = rng
         self.shape = shape_of(records)
@@ -129,34 +129,34 @@ class Probing:
         self._rows_N = rows_N
 
     def seen(self, inputs: Sequence[PendingInput], ramps: Collection[int]) -> Iterator[tuple[PendingInput, ExitResult]]:
-        """How sure these ramps are of inputs; the answer is what it costs. The full model is last."""
+        """Yields the results of these ramps and of the full model. The value of a result is its loss."""
         records = self._records
-        asked = [(column, ramp) for column, ramp in enumerate(records.ramps) if ramp in ramps]
+        columns = [(column, ramp) for column, ramp in enumerate(records.ramps) if ramp in ramps]
         for each in inputs:
             row = self._rows_N[each.serial % len(self._rows_N)]
-            for column, ramp in asked:
+            for column, ramp in columns:
                 score, loss = float(records.scores_NR[row, column]), float(records.losses_NR[row, column])
                 yield each, ExitResult(sample_id="", block=ramp, score=score, value=loss)
             yield each, ExitResult(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
 
 
 def recorded_loss(early: ValueArray, full: ValueArray) -> FloatArray:
-    """The loss of answers that are their own losses."""
+    """Returns the losses of simulated answers, which are losses themselves (see `Probing.seen`)."""
     return np.asarray(early - full, dtype=np.float64)
 
 
 LEAST_KEPT = 1e-4
-"""Of the draws that must lie within the bounds, so that drawing ends."""
+"""The smallest share of draws within the bounds with which drawing continues."""
 AT_ONCE = 4096
-"""Draws before bounds are taken for out of reach."""
+"""The smallest number of draws at a time."""
 
 
 def truncated_normal(num: int, *, mean: float, variance: float, low: int, high: int, seed: int) -> IntArray:
-    """Whole tokens of `num` inputs: a normal distribution, rounded; what is outside low to high is drawn again.
+    """Returns the lengths of `num` inputs: rounded draws of a normal distribution, redrawn outside `low` to `high`.
 
-    TCB, section 6.2.1: "3-100 tokens according to a normal distribution". Mean and variance are those of the whole
-    distribution: what is cut off moves them, little where the bounds are several deviations away. A variance of 0 gives
-    the mean, rounded. Equal seeds give equal lengths. Raises DataError for numbers that no length can have.
+    TCB, section 6.2.1: "3-100 tokens according to a normal distribution". Mean and variance are those before the
+    truncation. A variance of 0 gives the rounded mean. Equal seeds give equal lengths. Raises DataError for invalid
+    arguments.
     """
     _check(num, mean, variance, low, high)
     rng, deviation = np.random.default_rng(seed), math.sqrt(variance)
@@ -166,7 +166,7 @@ def truncated_normal(num: int, *, mean: float, variance: float, low: int, high: 
         kept = np.concatenate([kept, drawn[(drawn >= low) & (drawn <= high)]])
         total += len(drawn)
         if len(kept) < LEAST_KEPT * total:
-            raise DataError(f"hardly a length about {mean:g} with variance {variance:g} lies within {low} to {high}")
+            raise DataError(f"mean {mean:g} and variance {variance:g} give hardly any lengths within {low} to {high}")
     return kept[:num]
 
 
@@ -182,22 +182,22 @@ def _check(num: int, mean: float, variance: float, low: int, high: int) -> None:
 
 
 class NetworkTokens:
-    """The tokens of inputs by network, in the order of their arrival, to be repeated."""
+    """The tokens of inputs by network, in the order of arrival. They repeat if there are more inputs."""
 
     def __init__(self, problem: PlanProblem, tokens_C: IntArray) -> None:
-        """`tokens_C`: as the problem's lengths count them."""
+        """`tokens_C`: the tokens in the unit of the problem's lengths."""
         num_networks = max(1, len(problem.networks))
         self._shares = problem.network_tokens or (1.0,) * num_networks
         self._left = problem.crossing_tokens or (1.0,) * num_networks
         self._tokens_C = array("i", tokens_C.astype(np.int32).tobytes())
 
     def of(self, number: int, network: int, *, crossed: bool = False) -> int:
-        """Returns the tokens of an input that entered a network at once, or that crossed into it with words pruned."""
+        """Returns the tokens of an input in a network. `crossed`: it came from another network, with pruned words."""
         tokens = self._tokens_C[number % len(self._tokens_C)]
         share = self._shares[network] * (self._left[network] if crossed else 1.0)
         return tokens if share == 1 else max(1, round(tokens * share))
 
     def enter(self, inputs: Sequence[PendingInput], network: int, *, crossed: bool) -> None:
-        """Inputs have the tokens of the network from now on."""
+        """Sets the `tokens` of inputs that enter a network."""
         for each in inputs:
             each.tokens = self.of(each.serial, network, crossed=crossed)

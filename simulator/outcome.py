@@ -1,4 +1,4 @@
-"""The result of a simulation: what became of every input, in flat arrays, and figures of it."""
+"""The outcome of a simulation: the result of every input in flat arrays, and figures computed from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.scenario import FloatArray
 
 NOT_DROPPED: Final = -1
 DROPS: Final = ("admission", "overloaded", "deadline", "stage_unavailable", "unanswered")
-"""Reasons, as the ingress counts them; *unanswered* inputs were under way when a simulation was interrupted."""
+"""Drop reasons of the ingress, and `unanswered` for inputs without an outcome when a simulation was interrupted."""
 UNANSWERED: Final = len(DROPS) - 1
 REASONS: Final = {reason: code for code, reason in enumerate(DROPS)}
 NO_EXIT: Final = -1
@@ -23,7 +23,7 @@ PERCENTILES = (50, 95, 99)
 
 
 class Ledger:
-    """When every request arrived and how every input ended, by its number. Ten million inputs take 130 MB."""
+    """The arrival of every request and the result of every input, by number. Ten million inputs take 130 MB."""
 
     __slots__ = ("arrived_s", "drop", "exit", "inputs_per_request", "latency_s")
 
@@ -34,13 +34,13 @@ class Ledger:
         self.latency_s = array("d")
         """NaN without an answer."""
         self.exit = array("h")
-        """The block it left after."""
+        """The block after which the input left."""
         self.drop = array("b")
-        """A position in DROPS."""
+        """The drop reason as an index of DROPS."""
         self.extend(arrivals_s)
 
     def extend(self, arrivals_s: FloatArray) -> None:
-        """Add requests, whose inputs have no outcome yet."""
+        """Adds requests whose inputs have no outcome yet."""
         number = len(arrivals_s) * self.inputs_per_request
         self.arrived_s.frombytes(arrivals_s.tobytes())
         self.latency_s.extend(array("d", [math.nan]) * number)
@@ -50,21 +50,21 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthUse:
-    """How inputs of several lengths filled the batches of a split."""
+    """The use of a split's batches by inputs of different lengths."""
 
     budget: int | None
-    """Tokens of a full batch; None: inputs alone bound it."""
+    """The token budget of a batch; None: only the number of inputs is limited."""
     tokens: int
     """The tokens of all batches."""
     fill: float | None
-    """Mean share of the budget that was filled; None without one."""
+    """The mean share of the budget that was filled; None without a budget."""
     p50_s: float
     """The median seconds of a batch."""
     p99_s: float
 
     @property
     def spread(self) -> float:
-        """How many times as long as the middle batch the longest in a hundred took."""
+        """The 99th percentile of the batch time divided by the median."""
         return self.p99_s / self.p50_s
 
 
@@ -79,10 +79,10 @@ class SplitUse:
     batches: int
     inputs: int
     fill: float
-    """Mean share of the target batch that was filled."""
+    """The mean share of the target batch that was filled."""
     busy_s: float
     lengths: LengthUse | None = None
-    """Where inputs have lengths."""
+    """None if inputs have no lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +92,14 @@ class SlotUse:
     slot: str
     device: str
     replica_s: float
-    """Accelerator seconds that were held."""
+    """The accelerator seconds of the replicas at this stage."""
     utilisation: float
-    """The share of them in which a batch ran."""
+    """The share of these seconds in which a batch ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of the requests that arrived after the warm-up. A request is in time if all its inputs are."""
+    """Figures of the requests that arrived after the warm-up. A request is in time if all its inputs are in time."""
 
     seconds: float
     inputs: int
@@ -115,30 +115,30 @@ class Figures:
     p99_s: float | None
     mean_s: float | None
     request_goodput_per_s: float
-    """Inputs of requests that were answered whole and in time, per second."""
+    """Inputs of requests that were answered completely and in time, per second."""
     drops: Mapping[str, int]
-    """Inputs, by reason."""
+    """Dropped inputs, by reason."""
     exits: Mapping[int, int]
-    """Answers, by the block they left after."""
+    """Answers, by the block after which the inputs left."""
     splits: tuple[SplitUse, ...]
     slots: tuple[SlotUse, ...]
     usd_per_hour: float
-    """The mean price of the accelerators held."""
+    """The mean price of the accelerators in use."""
     interrupted: bool
 
     @property
     def in_slo_share(self) -> float:
-        """Of all inputs that arrived."""
+        """The share of all arrived inputs that were answered within the SLO."""
         return self.in_slo / self.inputs if self.inputs else 1.0
 
     @property
     def utilisation(self) -> float:
-        """Of all accelerators."""
+        """The utilisation of all accelerators."""
         held_s = sum(slot.replica_s for slot in self.slots)
         return sum(slot.replica_s * slot.utilisation for slot in self.slots) / held_s if held_s else 0.0
 
     def document(self) -> dict[str, Any]:
-        """Plain data, of lengths only where there are any."""
+        """Returns the figures as plain data. `lengths` is left out if inputs have no lengths."""
         document = asdict(self)
         for split, use in zip(document["splits"], self.splits, strict=True):
             lengths = split.pop("lengths")
@@ -149,7 +149,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """The whole result of a simulation."""
+    """The complete result of a simulation."""
 
     duration_s: float
     warm_up_s: float
@@ -160,26 +160,26 @@ class Outcome:
     latency_s_N: FloatArray
     """By input; NaN without an answer."""
     exit_N: npt.NDArray[np.int16]
-    """The block each left after; -1 without an answer."""
+    """The block after which each input left; -1 without an answer."""
     drop_N: npt.NDArray[np.int8]
-    """A position in `DROPS`; -1 where it was not dropped."""
+    """The drop reason as an index of `DROPS`; -1 for inputs that were not dropped."""
     splits: tuple[SplitUse, ...]
     slots: tuple[SlotUse, ...]
     usd: float
-    """What the accelerators cost."""
+    """The cost of the accelerators."""
     ended_s: float
     """When the last work was done."""
     interrupted: bool = False
 
     def figures(self) -> Figures:
-        """Figures of everything after the warm-up."""
+        """Returns the figures of everything after the warm-up."""
         return self.figures_between(self.warm_up_s, self.duration_s)
 
     def figures_between(self, since_s: float, until_s: float) -> Figures:
-        """Figures of the requests that arrived in a window; fill, utilisation and cost are those of the whole."""
+        """Returns the figures of requests that arrived in a window. Fill, utilisation and cost are of the whole run."""
         width = self.inputs_per_request
         first, end = np.searchsorted(self.arrived_s_R, [since_s, until_s])
-        end = len(self.arrived_s_R) if until_s >= self.duration_s else end  # the last may come at the very end
+        end = len(self.arrived_s_R) if until_s >= self.duration_s else end  # a request may arrive exactly at the end
         latency_s_N = self.latency_s_N[first * width : end * width]
         drop_N = self.drop_N[first * width : end * width]
         exits_N = self.exit_N[first * width : end * width]

@@ -1,7 +1,7 @@
 """Ingresses and replicas on virtual time, and the calls between them.
 
-An ingress is the live core and its driver, with events in place of connections and timers. A replica is the live batch
-engine, on an accelerator whose time is a latency profile's.
+A simulated ingress is the live core with a driver that uses events instead of connections and timers. A simulated
+replica is the live batch engine; its batches take the time of a latency profile.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from simulator.scenario import Scenario
 from simulator.work import Ended, Exit, Input, SideBySide, Works
 
 
-class Trip(Call):
-    """A call, with what its ingress knows of it; it is the `origin` of its members until they have another call."""
+class SimulatedCall(Call):
+    """A call with the data of its simulated ingress. It is the `origin` of its members until their next call."""
 
     __slots__ = ("hosting", "ingress", "members", "weight")
 
     ingress: SimulatedIngress
     members: Sequence[Input]
     hosting: ReplicaLoad[SimulatedReplica] | None
-    """The replica that has it; None before."""
+    """The replica that runs the call; None before one is chosen."""
     weight: int
-    """Its weight among the loads of its replica (`weight_of`)."""
+    """The weight of the call in the load of its replica (`weight_of`)."""
 
     def begin(self, ingress: SimulatedIngress, members: Sequence[Input]) -> None:
-        """Set the ingress that sends it, and its members."""
+        """Sets the ingress that sends the call, and its members."""
         self.ingress = ingress
         self.members = members
         self.hosting = None
@@ -58,7 +58,7 @@ class Trip(Call):
         return [member.payload for member in self.members if member.origin is self]
 
 
-def by_trip(members: Sequence[Input]) -> Sequence[tuple[Trip, Sequence[Input]]]:
+def by_call(members: Sequence[Input]) -> Sequence[tuple[SimulatedCall, Sequence[Input]]]:
     """Groups the members of a batch by the call that brought them."""
     first: Any = members[0].origin
     for member in members:
@@ -66,22 +66,22 @@ def by_trip(members: Sequence[Input]) -> Sequence[tuple[Trip, Sequence[Input]]]:
             break
     else:
         return ((first, members),)
-    groups: dict[Trip, list[Input]] = {}
+    groups: dict[SimulatedCall, list[Input]] = {}
     for member in members:
-        trip: Any = member.origin
-        if trip in groups:
-            groups[trip].append(member)
+        call: Any = member.origin
+        if call in groups:
+            groups[call].append(member)
         else:
-            groups[trip] = [member]
+            groups[call] = [member]
     return list(groups.items())
 
 
 NOTHING = -1
-"""The epoch of a replica that follows no plan yet."""
+"""The epoch of a replica that does not follow a plan yet."""
 
 
 class SimulatedReplica:
-    """The live device's loop, driven by events; its batches are run by the profile."""
+    """A replica whose device loop is driven by events. Its batches take the time of the profile."""
 
     def __init__(
         self,
@@ -93,76 +93,76 @@ class SimulatedReplica:
         events: Events,
         starts: Collection[int] = (),
     ) -> None:
-        """`starts`: the blocks that networks of a chain begin with."""
+        """`starts`: the first blocks of the networks of a cascade."""
         self.name = name
         self.index = index
         self.device = device
         self.epoch = NOTHING
         self.slot = ""
-        """The stage that it hosts; empty before it follows a plan."""
-        self.stay: Stay | None = None
+        """The slot of the hosted stage; empty before the replica follows a plan."""
+        self.period: HostingPeriod | None = None
         self.is_up = True
         self.since_s = events.time_s
-        """When it began to take calls."""
+        """When the replica started to accept calls."""
         self.until_s = math.inf
-        """When it stopped taking them."""
+        """When the replica stopped accepting calls."""
         self.busy_s = 0.0
-        self.trips: set[Trip] = set()
-        """The calls that have inputs inside."""
+        self.calls: set[SimulatedCall] = set()
+        """The calls with inputs in the replica."""
         self.engine: BatchEngine[PendingInput] = BatchEngine((), ObservedTimes(), starts=starts)
         self._problem = problem
         self._events = events
         self._holds = False
-        """Whether no batch may start now: dropping inputs makes room at the ingress, which then sends more."""
+        """Whether batches must not start yet: `_start` or `_end` is running, and dropped inputs may cause new calls."""
         self._beside = SideBySide(events, lambda: self.is_up, self._exit, self._end)
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
         self.works = works
-        """What its batches do, at which pace."""
+        """The work of its batches, with their times."""
 
     def held_s(self, ended_s: float) -> float:
-        """Returns how long it took calls, in a simulation that ended then."""
+        """Returns how long the replica accepted calls, until `ended_s` at the latest."""
         return min(self.until_s, ended_s) - self.since_s
 
     def prepare(self, assignments: Iterable[Assignment]) -> None:
-        """Learn the profile's seconds of the splits of some stages, as a warm-up does."""
+        """Passes the profile's times of the splits of some stages to the engine, as a warm-up does."""
         for split in (split for each in assignments for split in each.stage.splits):
             for size, tokens in self.works.known(split):
                 first_s, total_s = self.works.pace.split_s(split, self.works.pace.size_of(size, tokens))
                 self.engine.times.observe(split, size, tokens, first_s, total_s)
 
     def follow(self, assignment: Assignment) -> None:
-        """Follow an assignment from the next batch on, unless it is of an older plan than the present one."""
+        """Follows an assignment from the next batch on. Assignments of older plans are ignored."""
         if assignment.epoch > self.epoch or (assignment.epoch == self.epoch and assignment.slot != self.slot):
             self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order)
             self.epoch, self.slot = assignment.epoch, assignment.slot
 
-    def submit(self, trip: Trip, block: int) -> None:
-        """Queue the inputs of a call that has arrived."""
+    def submit(self, call: SimulatedCall, block: int) -> None:
+        """Queues the inputs of a call that has arrived."""
         if not self.is_up:
             return
-        assignment = trip.stage.assignment
+        assignment = call.stage.assignment
         self.follow(assignment)
-        self.engine.submit(block, trip.members, self._events.time_s, assignment.allowed_splits)
+        self.engine.submit(block, call.members, self._events.time_s, assignment.allowed_splits)
         if not self._holds and self.engine.may_begin:
             self._start()
 
     def end(self, sequence: int) -> None:
-        """Note that a sequence is over, and await no step of it."""
+        """Frees a sequence that has ended, so that batches do not wait for its steps."""
         if not self.is_up:
             return
         self.engine.remove_sequences((sequence,))
         if not self._holds and self.engine.may_begin:
             self._start()
 
-    def die(self) -> list[Trip]:
-        """End at once; returns the calls that were inside, the oldest first."""
+    def die(self) -> list[SimulatedCall]:
+        """Ends the replica immediately; returns its calls, oldest first."""
         self.is_up = False
-        trips, self.trips = self.trips, set()
-        return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.serial))
+        calls, self.calls = self.calls, set()
+        return sorted(calls, key=lambda call: (call.started_s, call.members[0].payload.serial))
 
     def _start(self) -> None:
-        """Run what the engine chooses, while the device takes more."""
+        """Starts batches until the engine has no batch that may start now."""
         self._holds = True
         choice = self.engine.begin(self._events.time_s)
         while choice.dropped or choice.batch is not None:
@@ -177,8 +177,8 @@ class SimulatedReplica:
             self._events.at(max(choice.wake_s, self._events.time_s), ENDS, self._wake, choice.wake_s)
 
     def _lose(self, dropped: Sequence[Input]) -> None:
-        for trip, members in by_trip(dropped):
-            trip.ingress.lose(trip, members)
+        for call, members in by_call(dropped):
+            call.ingress.lose(call, members)
 
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
@@ -187,9 +187,9 @@ class SimulatedReplica:
                 self._start()
 
     def _run(self, batch: Batch[PendingInput]) -> None:
-        """Run a batch: inputs leave at the ramps inside, and it goes on without them.
+        """Schedules the exits and the end of a batch. The batch shrinks when inputs leave at its ramps.
 
-        A batch that stays goes on with all inputs: active ramps answer them early, and every ramp looks at probes.
+        If answered inputs stay, the batch does not shrink. Probes are evaluated by every ramp.
         """
         if batch.split.overlap_below is not None or self.engine.num_running > 1:
             self._beside.begin(batch, self.works, self._problem.ramps)
@@ -229,8 +229,8 @@ class SimulatedReplica:
     def _release(self, leaving: Exit) -> None:
         if self.is_up:
             block, members = leaving
-            for trip, mine in by_trip(members):
-                trip.ingress.answer(trip, mine, block)
+            for call, mine in by_call(members):
+                call.ingress.answer(call, mine, block)
 
     def _answer_early(self, leaving: Exit) -> None:
         if self.is_up:
@@ -238,8 +238,8 @@ class SimulatedReplica:
             new = [member for member in members if not member.answered]
             for member in new:
                 member.answered = True
-            for trip, mine in by_trip(new) if new else ():
-                trip.ingress.answer_early(mine, block)
+            for call, mine in by_call(new) if new else ():
+                call.ingress.answer_early(mine, block)
 
     def _end(self, ended: Ended) -> None:
         batch, work, first_s, total_s, at_end, going_on = ended
@@ -263,14 +263,14 @@ class SimulatedReplica:
         members = batch.members
         if members[0].sequence == NO_SEQUENCE:
             return []
-        on = set() if batch.split.end == self._problem.num_blocks else {id(member) for member in going_on}
-        return [member.sequence for member in members if id(member) not in on]
+        unanswered = set() if batch.split.end == self._problem.num_blocks else {id(member) for member in going_on}
+        return [member.sequence for member in members if id(member) not in unanswered]
 
     def _go_on(self, block: int, members: list[Input]) -> None:
         if block == self._problem.num_blocks:
             self._release((block - 1, members))
         elif not self.engine.go_on(block, members, self._events.time_s):
-            # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
+            # A replica sends the survivors of one batch at a time while it computes (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
             self._sends_until_s = begins_s + _hop_s(self._problem, block, self.works.inputs_of(members))
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
@@ -278,82 +278,82 @@ class SimulatedReplica:
     def _sent(self, sent: tuple[int, list[Input]]) -> None:
         if self.is_up:
             block, members = sent
-            for trip, mine in by_trip(members):
-                trip.ingress.go_on(trip, mine, block)
+            for call, mine in by_call(members):
+                call.ingress.go_on(call, mine, block)
 
 
 def _hop_s(problem: PlanProblem, block: int, num_inputs: float) -> float:
-    """E3's T_x: sending the survivors that wait for a block (section 3.2.1)."""
+    """Returns the seconds for sending survivors to a block: T_x in E3 (section 3.2.1)."""
     link = problem.link
     return link.delay_s + num_inputs * (problem.bytes_per_sample_N[block - 1] / link.bandwidth_bytes_per_s)
 
 
 @dataclass(slots=True, eq=False)
-class Stay:
-    """A replica's time at one stage."""
+class HostingPeriod:
+    """The time in which a replica hosts one stage."""
 
     replica: SimulatedReplica
     since_s: float
     busy_before_s: float
     until_s: float = math.inf
     busy_after_s: float | None = None
-    """Seconds that the replica had run when it went to another stage; None while it is at this one."""
+    """The replica's busy seconds at the end of the period; None before the end."""
 
     def held_s(self, ended_s: float) -> float:
-        """Returns its length, in a simulation that ended then."""
+        """Returns the length of the period, until `ended_s` at the latest."""
         return min(self.until_s, ended_s) - self.since_s
 
     @property
     def busy_s(self) -> float:
-        """The seconds that the replica ran batches meanwhile."""
+        """The seconds in which the replica ran batches during the period."""
         return (self.replica.busy_s if self.busy_after_s is None else self.busy_after_s) - self.busy_before_s
 
 
 class Slot:
-    """The replicas that host one stage, and what they have of every ingress."""
+    """The replicas that host one stage, and the state that each ingress has of them."""
 
     def __init__(self, name: str, device: str, num_ingresses: int) -> None:
         self.name = name
         self.device = device
         self.replicas: list[SimulatedReplica] = []
-        """In the order in which they were started."""
-        self.stays: list[Stay] = []
-        self.pending: list[tuple[Trip, int, float]] = []
-        """The calls that found no replica, with their block and delay."""
+        """In the order of their start."""
+        self.periods: list[HostingPeriod] = []
+        self.pending: list[tuple[SimulatedCall, int, float]] = []
+        """The calls that wait for a replica, with their block and delay."""
         self.of = [StageReplicas[SimulatedReplica](index / num_ingresses) for index in range(num_ingresses)]
-        """What each ingress knows of them."""
+        """The `StageReplicas` of each ingress."""
 
     def host(self, replicas: Sequence[SimulatedReplica], now_s: float) -> None:
-        """Send calls to these replicas from now on; others end those that they have."""
+        """Sets the replicas that get new calls. Other replicas finish the calls that they have."""
         before, self.replicas = set(self.replicas), list(replicas)
         for each in self.of:
             each.set_replicas(replicas)
         for replica in replicas:
-            if replica not in before and (replica.stay is None or replica.stay not in self.stays):
+            if replica not in before and (replica.period is None or replica.period not in self.periods):
                 self._join(replica, now_s)
 
-    def withdraw(self, trip: object) -> None:
-        """Have a call no longer wait for a replica."""
-        self.pending = [waiting for waiting in self.pending if waiting[0] is not trip]
+    def withdraw(self, call: object) -> None:
+        """Removes a call that waits for a replica."""
+        self.pending = [waiting for waiting in self.pending if waiting[0] is not call]
 
     def _join(self, replica: SimulatedReplica, now_s: float) -> None:
-        if replica.stay is not None:
-            replica.stay.until_s, replica.stay.busy_after_s = now_s, replica.busy_s
-        replica.stay = Stay(replica, now_s, replica.busy_s)
-        self.stays.append(replica.stay)
+        if replica.period is not None:
+            replica.period.until_s, replica.period.busy_after_s = now_s, replica.busy_s
+        replica.period = HostingPeriod(replica, now_s, replica.busy_s)
+        self.periods.append(replica.period)
 
 
 WAITS_S: float = ServeSettings.model_fields["default_timeout_s"].default
-"""How long a call waits for a replica if there is no SLO."""
+"""The time that a call waits for a replica if there is no SLO."""
 MAX_ATTEMPTS: int = ServeSettings.model_fields["max_attempts"].default
 TOO_LATE: Final = DeadlineError("the deadline could no longer be met, so the input was not run")
 
 Settled = Callable[[int, bool], None]
-"""Called with the number of inputs that have their outcome, and whether it is an answer."""
+"""Called with the number of settled inputs, and whether they were answered."""
 
 
 class SimulatedIngress(Driver):
-    """The driver of one of several ingresses, on virtual time: calls are passed to simulated replicas."""
+    """The driver of one ingress on virtual time. It passes calls to simulated replicas."""
 
     def __init__(
         self,
@@ -365,11 +365,11 @@ class SimulatedIngress(Driver):
         slots: Mapping[str, Slot],
         probing: Probing | None = None,
     ) -> None:
-        """`index`: its position among the ingresses; `placed`: its first plan; `probing`: None without probes."""
+        """`index`: the position among the ingresses. `placed`: the first plan. `probing`: None without probes."""
         self.index = index
         rng = random.Random() if probing is None else probing.rng
         options = _options(scenario, probing)
-        core = IngressCore(f"ingress#{index}", placed, options, rng, make_call=Trip)
+        core = IngressCore(f"ingress#{index}", placed, options, rng, make_call=SimulatedCall)
         super().__init__(core, events)
         self.settled: Settled = lambda _number, _answered: None
         self._probing = probing
@@ -387,7 +387,7 @@ class SimulatedIngress(Driver):
     # Receive
 
     def arrive(self, first: int) -> None:
-        """Take a request, whose inputs are numbered from `first` on."""
+        """Submits a request, whose inputs are numbered from `first` on."""
         core, now_s = self.core, self._events.time_s
         numbers, deadline_s = range(first, first + self._per_request), now_s + self._slo_s
         try:
@@ -406,7 +406,7 @@ class SimulatedIngress(Driver):
             self.do(())
 
     def arrive_together(self, firsts: Iterable[int]) -> None:
-        """Take requests of one moment, which leave together, as live ones of the same turn of an event loop do."""
+        """Submits requests that arrive at the same time, so that they can share calls (as live requests do)."""
         self._is_busy = True
         for first in firsts:
             self.arrive(first)
@@ -419,7 +419,7 @@ class SimulatedIngress(Driver):
         self._events.at(max(at_s, self._events.time_s), WAKES, self._ring, at_s)
 
     def _ring(self, at_s: float) -> bool:
-        """Wakes the core, unless the timer was set anew; returns whether there was anything to do."""
+        """Wakes the core, unless the timer was replaced; returns whether there was anything to do."""
         return at_s == self._timer_s and self.wake()
 
     def answered(self, answered: Answered) -> None:
@@ -441,109 +441,109 @@ class SimulatedIngress(Driver):
         self.settled(len(numbers), False)
 
     def abort_call(self, abort_call: AbortCall) -> None:
-        trip = abort_call.call
-        assert isinstance(trip, Trip)
-        self._slots[trip.stage.slot].withdraw(trip)
-        if trip.hosting is not None and trip in trip.hosting.replica.trips:
-            trip.hosting.replica.engine.forget(trip)
-            self._end(trip)
+        call = abort_call.call
+        assert isinstance(call, SimulatedCall)
+        self._slots[call.stage.slot].withdraw(call)
+        if call.hosting is not None and call in call.hosting.replica.calls:
+            call.hosting.replica.engine.forget(call)
+            self._end(call)
 
     # Send
 
     def send(self, send: SendCall) -> None:
-        trip, block, members, network, rows = send
-        assert isinstance(trip, Trip)
+        call, block, members, network, rows = send
+        assert isinstance(call, SimulatedCall)
         if rows is not None:
             members = [members[row] for row in rows]
         crosses = network is not None and members is not None
         if network is not None and self._tokens is not None and self._has_networks:
-            self._tokens.enter(trip.inputs, network, crossed=crosses)
+            self._tokens.enter(call.inputs, network, crossed=crosses)
         if members is None:
-            members = self._members(trip)
+            members = self._members(call)
         elif crosses:
-            members = self._crossing(trip, block, members)
-        trip.begin(self, members)
+            members = self._crossing(call, block, members)
+        call.begin(self, members)
         delay_s = self._crossing_s if crosses else 0.0
-        if not self.go(trip, block, delay_s):
-            self._slots[trip.stage.slot].pending.append((trip, block, delay_s))
+        if not self.go(call, block, delay_s):
+            self._slots[call.stage.slot].pending.append((call, block, delay_s))
             if math.isinf(self._slo_s):
-                self._events.at(self._events.time_s + WAITS_S + CALL_GRACE_S, COMES, self._wait_no_more, trip)
+                self._events.at(self._events.time_s + WAITS_S + CALL_GRACE_S, COMES, self._stop_waiting, call)
 
-    def go(self, trip: Trip, block: int, delay_s: float) -> bool:
-        """Pass a call to a replica; returns False where its slot has none."""
-        replicas = self._slots[trip.stage.slot].of[self.index]
+    def go(self, call: SimulatedCall, block: int, delay_s: float) -> bool:
+        """Passes a call to a replica; returns False if its slot has no replica."""
+        replicas = self._slots[call.stage.slot].of[self.index]
         if not replicas.is_up:
             return False
-        trip.weight, batch = call_weight(trip.stage, block, trip.inputs)
-        self._set_off(trip, replicas.assign(trip.weight, batch, fills=trip.stage.assignment.fills), block, delay_s)
+        call.weight, batch = call_weight(call.stage, block, call.inputs)
+        self._dispatch(call, replicas.assign(call.weight, batch, fills=call.stage.assignment.fills), block, delay_s)
         return True
 
-    def _set_off(self, trip: Trip, hosting: ReplicaLoad[SimulatedReplica], block: int, delay_s: float) -> None:
-        trip.hosting, replica = hosting, hosting.replica
-        replica.trips.add(trip)
+    def _dispatch(self, call: SimulatedCall, load: ReplicaLoad[SimulatedReplica], block: int, delay_s: float) -> None:
+        call.hosting, replica = load, load.replica
+        replica.calls.add(call)
         if delay_s:
-            self._events.at(self._events.time_s + delay_s, COMES, _arrives, (trip, block))
+            self._events.at(self._events.time_s + delay_s, COMES, _arrives, (call, block))
         else:
-            replica.submit(trip, block)
+            replica.submit(call, block)
 
-    def _members(self, trip: Trip) -> Sequence[Input]:
+    def _members(self, call: SimulatedCall) -> Sequence[Input]:
         """Returns the new inputs of a call as members of an engine's batches."""
-        probe = trip.probe
+        probe = call.probe
         return [
             Member(sample_id="", payload=each, tokens=each.tokens, deadline_s=each.deadline_s, probe=probe)
-            for each in trip.inputs
+            for each in call.inputs
         ]
 
-    def _crossing(self, trip: Trip, block: int, members: Sequence[Input]) -> list[Input]:
-        """Returns the members that cross: an input whose request was given up does not."""
-        entering = [member for member in members if member.payload.holder is trip]
+    def _crossing(self, call: SimulatedCall, block: int, members: Sequence[Input]) -> list[Input]:
+        """Returns the members that cross into another network. Inputs that were given up do not."""
+        entering = [member for member in members if member.payload.holder is call]
         for member in entering:
             member.tokens = member.payload.tokens
         self.core.counts.record_crossings(block, [self._crossing_s] * len(entering))
         return entering
 
-    def _wait_no_more(self, trip: Trip) -> None:
-        if trip.hosting is None:
-            self._slots[trip.stage.slot].withdraw(trip)
-            self.restart(trip)
+    def _stop_waiting(self, call: SimulatedCall) -> None:
+        if call.hosting is None:
+            self._slots[call.stage.slot].withdraw(call)
+            self.restart(call)
 
     # Replies
 
-    def answer(self, trip: Trip, members: Sequence[Input], block: int) -> None:
+    def answer(self, call: SimulatedCall, members: Sequence[Input], block: int) -> None:
         inputs = _inputs_of(members)
-        if trip.watch is not None and self._probing is not None:
-            ramps = self._probing.shape.ramps if trip.probe else inputs[0].chain.current.route.ramps
-            self.core.observe(trip, self._probing.seen(inputs, ramps))
-        self._part_of(trip, self.core.answer(trip, inputs, block, self._events.time_s))
+        if call.watch is not None and self._probing is not None:
+            ramps = self._probing.shape.ramps if call.probe else inputs[0].chain.current.route.ramps
+            self.core.observe(call, self._probing.seen(inputs, ramps))
+        self._handle_part(call, self.core.answer(call, inputs, block, self._events.time_s))
 
     def answer_early(self, members: Sequence[Input], block: int) -> None:
-        """Pass on answers to inputs that stayed, and may have another call by now."""
+        """Passes early answers to the core. The inputs stayed, and may be in another call by now."""
         inputs = _inputs_of(members)
         for call in {each.holder: None for each in inputs}:
             if isinstance(call, Call):
                 self.do(self.core.answer_early(call, inputs, block, self._events.time_s))
 
-    def lose(self, trip: Trip, members: Sequence[Input]) -> None:
-        self._part_of(trip, self.core.lose(trip, _inputs_of(members), TOO_LATE, self._events.time_s))
+    def lose(self, call: SimulatedCall, members: Sequence[Input]) -> None:
+        self._handle_part(call, self.core.lose(call, _inputs_of(members), TOO_LATE, self._events.time_s))
 
-    def go_on(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        self._part_of(trip, self.core.go_on(trip, _inputs_of(members), block, members, self._events.time_s))
+    def go_on(self, call: SimulatedCall, members: Sequence[Input], block: int) -> None:
+        self._handle_part(call, self.core.go_on(call, _inputs_of(members), block, members, self._events.time_s))
 
-    def restart(self, trip: Trip) -> None:
-        """Have the inputs of a call whose replica is dead, or that found none, start again."""
-        self.do(self.core.fail(trip, trip.left(), self._events.time_s))
+    def restart(self, call: SimulatedCall) -> None:
+        """Retries the inputs of a call whose replica died, or that found no replica."""
+        self.do(self.core.fail(call, call.left(), self._events.time_s))
 
-    def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
-        """Carry out what a part of a call's reply led to."""
-        if not trip.num_remaining:
-            self._end(trip)
+    def _handle_part(self, call: SimulatedCall, actions: Iterable[Action]) -> None:
+        """Carries out the actions that follow from a part of a call's reply."""
+        if not call.num_remaining:
+            self._end(call)
         self.do(actions)
 
-    def _end(self, trip: Trip) -> None:
-        if trip.hosting is not None and trip in trip.hosting.replica.trips:
-            trip.hosting.replica.trips.remove(trip)
-            self._slots[trip.stage.slot].of[self.index].release(trip.hosting, trip.weight)
-        trip.members = ()  # members refer to it too, and cycles are not collected here
+    def _end(self, call: SimulatedCall) -> None:
+        if call.hosting is not None and call in call.hosting.replica.calls:
+            call.hosting.replica.calls.remove(call)
+            self._slots[call.stage.slot].of[self.index].release(call.hosting, call.weight)
+        call.members = ()  # breaks a reference cycle, because garbage collection is off
 
 
 def _options(scenario: Scenario, probing: Probing | None) -> IngressOptions:
@@ -566,7 +566,7 @@ def _inputs_of(members: Sequence[Input]) -> list[PendingInput]:
     return [member.payload for member in members]
 
 
-def _arrives(arriving: tuple[Trip, int]) -> None:
-    trip, block = arriving
-    assert trip.hosting is not None
-    trip.hosting.replica.submit(trip, block)
+def _arrives(arriving: tuple[SimulatedCall, int]) -> None:
+    call, block = arriving
+    assert call.hosting is not None
+    call.hosting.replica.submit(call, block)

@@ -1,4 +1,4 @@
-"""What is simulated: a plan of a problem, its inputs, and when they arrive."""
+"""The scenario of a simulation: a problem, a plan, the inputs, and their arrivals."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SequenceLengths:
-    """Of requests that are sequences, in turn; fewer than the requests, they go round. Raises DataError."""
+    """The lengths of requests that are sequences. They repeat if there are more requests. Raises DataError."""
 
     prompt_K: IntArray
-    """Tokens."""
+    """Tokens of the prompt."""
     answer_K: IntArray
-    """Tokens that come of it."""
+    """Generated tokens."""
     chunk: int = 256
-    """Tokens of a prompt in one step."""
+    """The largest number of prompt tokens in one step."""
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
     timeout_s: float = math.inf
-    """For each token, from the arrival or from the token before. Where more sequences run than a batch holds, the step
-    whose limit comes first goes first, so the sequences take turns."""
+    """The timeout of each token, from the arrival or from the previous token. If more sequences run than a batch holds,
+    steps with the earliest timeout go first, so that the sequences take turns."""
 
     def __post_init__(self) -> None:
         if len(self.prompt_K) != len(self.answer_K) or not len(self.prompt_K):
@@ -43,43 +43,43 @@ class SequenceLengths:
             raise DataError(f"timeout_s must be above 0, not {self.timeout_s}")
 
     def of(self, index: int) -> tuple[int, int]:
-        """Tokens of a prompt, and of what comes of it."""
+        """Returns the tokens of a sequence's prompt and its generated tokens."""
         place = index % len(self.prompt_K)
         return int(self.prompt_K[place]), int(self.answer_K[place])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scenario:
-    """Refuses parts that do not fit together: PlanError for the plan, DataError for inputs and arrivals."""
+    """A complete scenario. Raises PlanError if the plan does not fit, and DataError for invalid inputs and arrivals."""
 
     problem: PlanProblem
-    """Latencies, link, hidden states and prices. Its survival is not used: inputs leave as `decisions` say."""
+    """Latencies, link, hidden states and prices. Its survival is not used, because `decisions` define the exits."""
     plan: Plan
     decisions: Decisions
     rows_N: IntArray
-    """What the inputs are, in turn: rows of the decisions. Shorter than the inputs, it goes round."""
+    """The inputs as rows of the decisions. They repeat if there are more inputs."""
     lengths_R: IntArray | None = None
-    """Tokens of every row of the decisions: a batch takes what the profile says of its tokens, at its own length. None:
-    inputs cost alike."""
+    """The tokens of every row of the decisions. Then a batch takes the profile's time for its tokens. None: inputs have
+    no lengths."""
     sequences: SequenceLengths | None = None
-    """Of models that generate: every request is a sequence, whose steps are inputs of `rows_N` in turn. None: requests
-    are inputs."""
+    """For models that generate: every request is a sequence, and the steps are the inputs of `rows_N` in turn. None:
+    requests consist of inputs."""
     arrivals_s: FloatArray
-    """Of requests, ascending, from 0 on."""
+    """The arrivals of requests, ascending from 0 on."""
     duration_s: float
-    """Rates are per second of it; it ends no sooner than the last arrival."""
+    """The time span for rates. It must not end before the last arrival."""
     inputs_per_request: int = 1
     slo_s: float = math.inf
-    """Deadline of every input, from its arrival; infinite: none, and nothing is dropped."""
+    """The time from the arrival of an input to its deadline; infinite: no deadline, and nothing is dropped."""
     admission: bool = True
-    """Whether requests that cannot meet the SLO are refused at once."""
+    """Whether requests that would be late are refused."""
     warm_up_s: float = 0.0
-    """Requests that arrive before this are served and left out of the figures."""
+    """Requests that arrive earlier than this are simulated but left out of the figures."""
     num_ingresses: int = 1
-    """Each takes requests in turn and knows of its own calls only, as Serve's routers do."""
+    """Ingresses get requests in turn, and know only their own calls."""
     calls_per_replica: int = 2
     max_queued: int | None = None
-    """Unanswered inputs at which an ingress refuses more; None: no such limit."""
+    """The largest number of unanswered inputs per ingress; None: no limit."""
 
     def __post_init__(self) -> None:
         self._check_plan()
@@ -99,7 +99,7 @@ class Scenario:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether batches cost what their tokens do."""
+        """Whether the time of batches depends on their tokens."""
         return self.lengths_R is not None or self.sequences is not None
 
     def _check_plan(self) -> None:
@@ -127,7 +127,7 @@ class Scenario:
         table, tokens = self.problem.latency[device], split.tokens
         largest = table.batches[-1]
         if tokens is None:
-            if split.batch > largest and not self.counts_tokens:  # of shorter inputs more were measured
+            if split.batch > largest and not self.counts_tokens:  # with tokens, a larger batch of short inputs is known
                 raise PlanError(f"{device} was measured up to batches of {largest}, not {split.batch}")
             return
         if not self.counts_tokens:
@@ -174,7 +174,7 @@ def _check_arrivals(arrivals_s: FloatArray, duration_s: float) -> None:
 
 
 def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> FloatArray:
-    """The same arrivals at every rate and duration of a seed, only faster or slower, and more or fewer of them."""
+    """Returns Poisson arrivals. With the same seed, another rate scales the times, and another duration cuts them."""
     expected = rate_per_s * duration_s
     rng = np.random.default_rng(seed)
     most = int(expected + 10 * expected**0.5 + 10)

@@ -1,4 +1,4 @@
-"""Simulated sequences are lengths, whose steps leave as the decisions say; the live loop decides about them."""
+"""Simulated sequences, which have only lengths. The live `GenerationLoop` makes the decisions about them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableEr
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.placement import PlacedPlan
 from simulator.events import WAKES
-from simulator.processes import MAX_ATTEMPTS, SimulatedIngress, Trip
+from simulator.processes import MAX_ATTEMPTS, SimulatedCall, SimulatedIngress
 from simulator.scenario import Scenario
 from simulator.work import Step
 
 
 class SimulatedSequence(SequenceProgress):
-    """A number of tokens, of which a decoder is shown those that it has not seen."""
+    """A sequence of a known length. Each step shows the decoder the tokens that it has not seen."""
 
     def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:
         super().__init__(num_prompt, num_prompt + num_tokens, chunk)
         self.index = index
-        """Its position among all sequences, in the order of arrival."""
+        """The position of the sequence in the order of arrival."""
         self.behind: Counter[int] = Counter()
         """See `Step.behind`."""
 
@@ -58,13 +58,13 @@ class GeneratingIngress(SimulatedIngress):
         """When the last sequence ended."""
         number = len(scenario.arrivals_s)
         self.said = array("i", [0]) * number
-        """The tokens of each sequence, by its index."""
+        """The generated tokens of each sequence, by its index."""
         self.ttft_s, self.tpot_s = array("d", [math.nan]) * number, array("d", [math.nan]) * number
-        """NaN without a token, or a second one."""
+        """By sequence index; NaN without a first or second token."""
         self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
-        """By the serial number of the step that is under way."""
+        """The running sequences, by the serial number of their current step."""
         self._due: list[tuple[GenerationState[int], SimulatedSequence]] = []
-        """The sequences whose next step is sent when this moment is over."""
+        """The sequences whose next step is sent at the end of this moment."""
         self._step_number, self._stride = index, scenario.num_ingresses
 
     def arrive(self, first: int) -> None:
@@ -81,19 +81,19 @@ class GeneratingIngress(SimulatedIngress):
         self.loop.follow(placed.plan)
         super().follow(placed)
 
-    def go(self, trip: Trip, block: int, delay_s: float) -> bool:
-        """Pass a call to the replica with its sequences' keys and values; a sequence that lost them starts again."""
-        slot, batch, fills = trip.stage.slot, trip.stage.budgets[0].inputs, trip.stage.assignment.fills
-        placements, replicas = placements_of(trip.inputs), self._slots[slot].of[self.index]
+    def go(self, call: SimulatedCall, block: int, delay_s: float) -> bool:
+        """Passes a call to the replica of its sequences. Sequences whose replica is gone are restarted."""
+        slot, batch, fills = call.stage.slot, call.stage.budgets[0].inputs, call.stage.assignment.fills
+        placements, replicas = placements_of(call.inputs), self._slots[slot].of[self.index]
         if slot not in placements[0].replicas and not replicas.is_up:
             return False
-        trip.weight = 0  # replicas are chosen by their sequences, not by their calls
+        call.weight = 0  # replicas are chosen by their sequences, not by their calls
         try:
             hosting = replicas.replica_for(slot, placements, batch, fills=fills)
         except SequenceLostError:
-            self.restart(trip)
+            self.restart(call)
         else:
-            self._set_off(trip, hosting, block, delay_s)
+            self._dispatch(call, hosting, block, delay_s)
         return True
 
     def _step(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
@@ -107,8 +107,8 @@ class GeneratingIngress(SimulatedIngress):
         self._step_number += self._stride
         self._states[number] = state, sequence
 
-    def _members(self, trip: Trip) -> list[Step]:
-        return [self._member(each, trip.probe) for each in trip.inputs]
+    def _members(self, call: SimulatedCall) -> list[Step]:
+        return [self._member(each, call.probe) for each in call.inputs]
 
     def _member(self, pending: PendingInput, probe: bool) -> Step:
         state, sequence = self._states[pending.serial]
@@ -129,12 +129,12 @@ class GeneratingIngress(SimulatedIngress):
             if sequence.answered():
                 self.loop.on_token(state, answered.block, self._events.time_s)
             if sequence.is_whole:
-                self._over(state, sequence, "length")
+                self._end_sequence(state, sequence, "length")
             else:
                 self._step_soon(state, sequence)
 
     def _step_soon(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
-        """Send the next step when all answers of this moment were taken, together with others, as live ones are."""
+        """Schedules the next step for the end of this moment, so that steps are sent together (as live ones are)."""
         self._due.append((state, sequence))
         if len(self._due) == 1:
             self._events.at(self._events.time_s, WAKES, self._step_all, None)
@@ -151,27 +151,28 @@ class GeneratingIngress(SimulatedIngress):
 
     def _failed(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
         if reason != LOST:
-            self._over(state, sequence, reason)
+            self._end_sequence(state, sequence, reason)
             return
-        self._leave(state)
+        self._free(state)
         try:
             pause_s = self.loop.restart(state)
         except StageUnavailableError as error:
-            self._over(state, sequence, error.kind)
+            self._end_sequence(state, sequence, error.kind)
             return
-        self._events.at(self._events.time_s + pause_s, WAKES, self._again, (state, sequence))
+        self._events.at(self._events.time_s + pause_s, WAKES, self._restart, (state, sequence))
 
-    def _again(self, lost: tuple[GenerationState[int], SimulatedSequence]) -> None:
+    def _restart(self, lost: tuple[GenerationState[int], SimulatedSequence]) -> None:
         self._step(*lost)
         self.do(())
 
-    def _over(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
+    def _end_sequence(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
         self.loop.end(state, reason)
-        self._leave(state)
+        self._free(state)
         self.ended_s, index = self._events.time_s, sequence.index
         self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s
 
-    def _leave(self, state: GenerationState[int]) -> None:
+    def _free(self, state: GenerationState[int]) -> None:
+        """Frees the keys and values of a sequence at its replicas."""
         for slot, name in state.placement.replicas.items():
             replica = self._slots[slot].of[self.index].end_sequence(name, state.placement.number)
             if replica is not None:

@@ -1,4 +1,4 @@
-"""The simulated service: replicas of accelerator types, ingresses before them, and what both need to know."""
+"""The simulated service: its ingresses, and its replicas by accelerator type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Decide = Callable[[PolicySpec | None], Decisions]
 
 
 class SimulatedService:
-    """One simulated application."""
+    """A simulated application."""
 
     def __init__(
         self,
@@ -41,23 +41,23 @@ class SimulatedService:
         probing: ProbingOf = lambda _: None,
         decide: Decide | None = None,
     ) -> None:
-        """`placed`: the plan to begin with; `probing`: by an ingress's index.
+        """`placed`: the first plan. `probing`: returns the probing of an ingress, by index.
 
-        `decide`: where inputs leave under a policy; None: as the scenario says, whatever the policy.
+        `decide`: returns the exit decisions under a policy; None: the scenario's decisions under every policy.
         """
         self.scenario = scenario
         self.events = events
         self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
         self.running: dict[str, dict[int, SimulatedReplica]] = {device: {} for device in scenario.problem.devices}
-        """The replicas that take calls, by accelerator type and by an index that is never used again."""
+        """The replicas that accept calls, by accelerator type and by an index that is never reused."""
         self.retired: list[SimulatedReplica] = []
-        """The replicas that end their work, or are dead."""
+        """The replicas that drain or are dead."""
         self.slots: dict[str, Slot] = {}
-        """All stages of the plans so far."""
+        """The slots of all plans so far."""
         self.counts: dict[Split, SplitCounts] = {}
-        """The batches that ran, by split."""
+        """The counts of batches, by split."""
         self.took_s: dict[Split, array[float]] = {}
-        """The seconds of every batch by split, where inputs have lengths."""
+        """The seconds of every batch, by split; empty if inputs have no lengths."""
         self._per_request = scenario.inputs_per_request
         self._rows_N: IntArray = scenario.rows_N
         self._decide = decide
@@ -74,31 +74,31 @@ class SimulatedService:
         ]
 
     def replicas(self) -> Iterator[SimulatedReplica]:
-        """Yields the replicas that take calls, and those that end or are dead."""
+        """Yields all replicas, including those that drain or are dead."""
         for replicas in self.running.values():
             yield from replicas.values()
         yield from self.retired
 
     @property
     def door(self) -> Callable[[int], None]:
-        """Returns what takes requests, by their number."""
-        alone = len(self.ingresses) == 1 and self._per_request == 1
-        return self.ingresses[0].arrive if alone else self.arrive
+        """Returns the function that submits a request by its number."""
+        is_simple = len(self.ingresses) == 1 and self._per_request == 1
+        return self.ingresses[0].arrive if is_simple else self.arrive
 
     def arrive(self, number: int) -> None:
-        """Take a request; ingresses take turns."""
+        """Submits a request to the next ingress."""
         ingresses = self.ingresses
         ingresses[number % len(ingresses)].arrive(number * self._per_request)
 
     def boot(self) -> None:
-        """Start the plan's replicas, ready for work."""
+        """Starts the plan's replicas, which are ready immediately."""
         for device, number in self.placed.occupied.items():
             for _ in range(number):
                 self._new(device)
             self._assign_stages(device)
 
     def start(self, device: str) -> SimulatedReplica:
-        """Starts a replica that takes calls, ready for all stages of the plan on its accelerator type."""
+        """Starts a replica, prepared for all stages of the plan on its accelerator type."""
         replica = self._new(device)
         self._assign_stages(device)
         return replica
@@ -114,23 +114,23 @@ class SimulatedService:
         return replica
 
     def slow(self, replica: SimulatedReplica, slowness: float) -> None:
-        """Have a replica's batches take so many times as long as the profile says."""
+        """Multiplies the times of a replica's batches by `slowness`."""
         replica.works = self._works_of(replica.device, slowness)
 
     def stop(self, replica: SimulatedReplica) -> None:
-        """Have a replica take no more calls; it ends those that it has."""
+        """Stops new calls to a replica; it finishes those that it has."""
         replica.until_s = self.events.time_s
-        if replica.stay is not None:
-            replica.stay.until_s = self.events.time_s
+        if replica.period is not None:
+            replica.period.until_s = self.events.time_s
         del self.running[replica.device][replica.index]
         self.retired.append(replica)
         self._assign_stages(replica.device)
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Have all ingresses follow a plan; raises PlanError for one on accelerators that the problem does not have."""
+        """Makes all ingresses follow a plan. Raises PlanError for accelerators that the problem does not have."""
         missing = sorted(placed.occupied.keys() - self.running.keys())
         if missing:
-            raise PlanError(f"the plan needs replicas on {missing}; there are some on {sorted(self.running)}")
+            raise PlanError(f"the plan needs replicas on {missing}; the service has replicas on {sorted(self.running)}")
         plan, before = placed.plan, self.placed.plan
         if self._decide is not None and plan.policy != before.policy:
             self._decisions = self._decide(plan.policy)
@@ -144,9 +144,9 @@ class SimulatedService:
         for ingress in self.ingresses:
             ingress.follow(placed)
         for slot in self.slots.values():
-            if slot.name not in self._assignments:  # no replica will come: what waits there starts again
-                for trip, _, _ in slot.pending:
-                    self.ingresses[trip.ingress.index].restart(trip)
+            if slot.name not in self._assignments:  # waiting calls will get no replica, so their inputs are retried
+                for call, _, _ in slot.pending:
+                    self.ingresses[call.ingress.index].restart(call)
                 slot.pending = []
 
     def _place(self, placed: PlacedPlan) -> None:
@@ -157,7 +157,7 @@ class SimulatedService:
                 self.slots[name] = Slot(name, stage.device, self.scenario.num_ingresses)
 
     def _assign_stages(self, device: str) -> None:
-        """Has the replicas of an accelerator type host the plan's stages on it, as every ingress would."""
+        """Assigns the plan's stages on an accelerator type to its replicas, as every ingress would."""
         by_name = {replica.name: replica for replica in self.running[device].values()}
         hosts = self.placed.roles(device, by_name)
         for replica in by_name.values():
@@ -167,8 +167,8 @@ class SimulatedService:
             slot.host([each for each in by_name.values() if hosts.get(each.name) == slot.name], self.events.time_s)
             if slot.replicas and slot.pending:
                 pending, slot.pending = slot.pending, []
-                for trip, block, delay_s in pending:
-                    self.ingresses[trip.ingress.index].go(trip, block, delay_s)
+                for call, block, delay_s in pending:
+                    self.ingresses[call.ingress.index].go(call, block, delay_s)
 
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))
@@ -180,7 +180,7 @@ class SimulatedService:
         return works
 
     def _pace_of(self, device: str, slowness: float) -> Pace:
-        """Returns the pace under the present plan; where inputs cost alike, those that lose words cost less."""
+        """Returns the pace under the current plan. Without lengths, pruning is a lower cost of all inputs."""
         problem, by_tokens = self.scenario.problem, self.scenario.counts_tokens
         table = problem.latency[device]
         if not by_tokens:

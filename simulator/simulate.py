@@ -1,4 +1,4 @@
-"""Run a scenario."""
+"""Runs a scenario."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService
 
 Progress = Callable[[float], None]
-"""Called with the share of requests that have arrived."""
+"""Called with the share of the requests that have arrived."""
 CHUNK = 1 << 13
-"""Arrivals between two reports of progress."""
+"""The number of arrivals between two reports of progress."""
 
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Turns garbage collection off: a simulation makes no cycles, and the search for them takes a third of its time."""
+    """Turns garbage collection off, which would take a third of the time. A simulation creates no reference cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -40,10 +40,9 @@ def _no_collections() -> Iterator[None]:
 
 
 def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome:
-    """Serve the scenario's requests by its plan, until the last is answered or dropped.
+    """Simulates a scenario until the last request is answered or dropped. Equal scenarios give equal outcomes.
 
-    Interrupted (Ctrl-C), it gives what it has; inputs without an outcome count as unanswered. Equal scenarios give
-    equal outcomes.
+    After an interrupt (Ctrl-C) it returns the results so far; inputs without an outcome count as unanswered.
     """
     return play(booted(scenario), progress=progress)
 
@@ -57,7 +56,7 @@ def booted(scenario: Scenario) -> SimulatedService:
 
 @_no_collections()
 def play(service: SimulatedService, *, progress: Progress | None = None) -> Outcome:
-    """Runs a service's requests to their end."""
+    """Runs all requests of a service to their end."""
     interrupted = False
     events, arrivals_s, arrive = service.events, service.scenario.arrivals_s, service.door
     try:
@@ -72,7 +71,7 @@ def play(service: SimulatedService, *, progress: Progress | None = None) -> Outc
 
 
 def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | None = None) -> Outcome:
-    """Returns the result of a service's work so far; `ended_s`: when it ended, if only clocks ran since."""
+    """Returns the outcome so far. `ended_s`: when the work ended, if only timers ran after it."""
     scenario, ledger, now_s = service.scenario, service.ledger, service.events.time_s
     latency_s_N = np.frombuffer(ledger.latency_s, dtype=np.float64)
     drop_N = np.frombuffer(ledger.drop, dtype=np.int8).copy()
@@ -81,7 +80,8 @@ def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | Non
         ended_s = now_s if interrupted else max(now_s, scenario.duration_s)
     slots = []
     for slot in service.slots.values():
-        held_s, busy_s = sum(stay.held_s(ended_s) for stay in slot.stays), sum(stay.busy_s for stay in slot.stays)
+        held_s = sum(period.held_s(ended_s) for period in slot.periods)
+        busy_s = sum(period.busy_s for period in slot.periods)
         utilisation = busy_s / held_s if held_s else 0.0
         slots.append(SlotUse(slot=slot.name, device=slot.device, replica_s=held_s, utilisation=utilisation))
     prices = {device: supply.usd_per_hour for device, supply in scenario.problem.devices.items()}
@@ -117,7 +117,7 @@ def _split_figures(service: SimulatedService) -> tuple[SplitUse, ...]:
             lengths=_length_use(split, counts, service.took_s.get(split)),
         )
         for split, counts in ordered
-        if counts.batches  # none, where replicas died or the simulation was interrupted before one ended
+        if counts.batches  # a split has no batches if its replicas died or the simulation was interrupted before
     )
 
 
@@ -137,15 +137,15 @@ class PlayedSequences:
     said_K: IntArray
     """The tokens of each sequence."""
     ttft_s_K: FloatArray
-    """NaN where none came."""
+    """NaN for sequences without a token."""
     tpot_s_K: FloatArray
-    """NaN where no second one came."""
+    """NaN for sequences without a second token."""
     splits: Mapping[Split, SplitCounts]
     """The batches of each split, and their seconds."""
     counts: tuple[GenerationCounts, ...]
     """The counts of every ingress."""
     interrupted: bool = False
-    """Whether it was ended before the last sequence was."""
+    """Whether the simulation was interrupted before the end of the last sequence."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -153,7 +153,7 @@ class PlayedSequences:
 
     @property
     def exits(self) -> Mapping[int, int]:
-        """Tokens by the block they left after."""
+        """Tokens, by the block after which they left."""
         return {
             block: sum(each.exits[block] for each in self.counts)
             for block in sorted({block for each in self.counts for block in each.exits})
@@ -161,9 +161,9 @@ class PlayedSequences:
 
 
 def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedSequences:
-    """Serve the scenario's sequences by its plan, until the last is over. Equal scenarios give equal outcomes.
+    """Simulates a scenario of sequences until the last one ends. Equal scenarios give equal outcomes.
 
-    Interrupted (Ctrl-C), it gives what it has.
+    After an interrupt (Ctrl-C) it returns the results so far.
     """
     service = booted(scenario)
     interrupted = play(service, progress=progress).interrupted
@@ -171,13 +171,13 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedS
     assert len(ingresses) == len(service.ingresses), "a scenario of sequences"
     said_IK = np.array([each.said for each in ingresses], dtype=np.int64)
     ttft_s_IK, tpot_s_IK = (np.array([getattr(each, name) for each in ingresses]) for name in ("ttft_s", "tpot_s"))
-    of_K = np.arange(said_IK.shape[1]) % len(ingresses)
-    mine = of_K, np.arange(said_IK.shape[1])
+    sequences_K = np.arange(said_IK.shape[1])
+    own = sequences_K % len(ingresses), sequences_K  # each sequence in its ingress
     return PlayedSequences(
         ended_s=service.events.time_s if interrupted else max(each.ended_s for each in ingresses),
-        said_K=said_IK[mine],
-        ttft_s_K=ttft_s_IK[mine],
-        tpot_s_K=tpot_s_IK[mine],
+        said_K=said_IK[own],
+        ttft_s_K=ttft_s_IK[own],
+        tpot_s_K=tpot_s_IK[own],
         splits=dict(service.counts),
         counts=tuple(each.loop.counts for each in ingresses),
         interrupted=interrupted,

@@ -1,4 +1,4 @@
-"""What the batches of simulated accelerators do, and for how long: a latency profile says it."""
+"""The work of batches on simulated accelerators: which inputs leave where, and how long batches take by the profile."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from simulator.events import ENDS, Events
 from simulator.inputs import NOWHERE
 
 Input = Member[PendingInput]
-"""One input in an engine; its serial number counts the inputs of the scenario, in the order of their arrival."""
+"""An input in an engine. Its serial number is its position in the scenario, in the order of arrival."""
 
 
 Exit = tuple[int, list[Input]]
 """A block, and the inputs that leave after it."""
 Size = Any
-"""What members cost together: a number of inputs or, where lengths count, of tokens; for steps a `StepSize`."""
+"""The size of a batch: its inputs or, if inputs have lengths, its tokens. For steps a `StepSize`."""
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What the batches of one split do, and for how long."""
+    """The work of the batches of one split."""
 
     split: Split
     leaves: array[int]
-    """By an input's number modulo their number, the ramp at which it leaves, or NOWHERE."""
+    """The ramp at which each input leaves, or NOWHERE. The index is the input's number modulo the array's length."""
     pace: Pace
     counts: SplitCounts
     took_s: array[float] | None = None
-    """Gets the seconds of every batch."""
+    """Collects the seconds of every batch, if not None."""
     _until_s: dict[int, list[float]] = field(default_factory=dict, init=False)
 
     @property
     def is_late(self) -> bool:
-        """Whether inputs that leave early are answered at the batch's end."""
+        """Whether inputs that leave early are answered only at the batch's end."""
         return False
 
     def size_of(self, members: Sequence[Input]) -> Size:
@@ -54,9 +54,9 @@ class Work:
         return len(members) if self.pace.length is None else tokens_of(members)
 
     def until_s(self, size: Size, ramps: Collection[int] | None = None) -> list[float]:
-        """Returns the seconds until after each block, while members of this size are inside and none leaves.
+        """Returns the seconds from the batch's start to the end of each block, for a batch of constant size.
 
-        `ramps`: those that are evaluated; None: the split's.
+        `ramps`: the evaluated ramps; None: those of the split.
         """
         until_s = self._until_s.get(size) if ramps is None else None
         if until_s is None:
@@ -69,16 +69,17 @@ class Work:
         return until_s
 
     def end_s(self, size: Size | None, num_waiting: int) -> float:
-        """Returns the seconds after a batch's last block, which members of this size reach; None: no member does.
+        """Returns the seconds of the head after a batch's last block.
 
-        `num_waiting`: inputs that have left, and wait for the end.
+        `size`: of the members that reach it; None: no member does. `num_waiting`: members that left early and are
+        answered at the end.
         """
         return 0.0
 
     def part(self, batch: Batch[PendingInput]) -> tuple[list[Exit], Exit | None, list[Input]]:
-        """Returns the inputs that leave at each ramp before the end, those that leave at the end, and those that go on.
+        """Divides a batch into the exits before its end, the exit at its end, and the inputs that go on.
 
-        Of a batch that stays, the first are answered early, and all go on.
+        If answered inputs stay, all inputs go on.
         """
         exits, going_on = self._part(batch.members)
         if batch.stays:
@@ -103,7 +104,7 @@ class Work:
         return sorted(by_ramp.items()), going_on
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
-        """Count a batch that has run."""
+        """Counts a batch that has run."""
         counts = self.counts
         counts.batches += 1
         counts.inputs += len(batch.members)
@@ -125,23 +126,23 @@ class Works:
     pace: Pace
     make: Callable[[Split, Pace], Work]
     hop_length: int | None = None
-    """The tokens of the input whose size `bytes_per_sample_N` gives; None: inputs cost alike."""
+    """The tokens of an input with hidden states of `bytes_per_sample_N`; None: inputs have no lengths."""
     _of: dict[int, Work] = field(default_factory=dict, init=False)
 
     def of(self, split: Split) -> Work:
-        """Returns the work of a split, made when it is first asked for."""
-        # By identity: a split's hash is as dear as the rest of a batch.
+        """Returns the work of a split, which is created at the first call."""
+        # The key is the identity, because computing a split's hash is slow.
         work = self._of.get(id(split))
         if work is None or work.split is not split:
             work = self._of[id(split)] = self.make(split, self.pace)
         return work
 
     def inputs_of(self, members: Sequence[Input]) -> float:
-        """Returns the members as a number of inputs of the length whose hidden state is known."""
+        """Returns the members as an equivalent number of inputs of length `hop_length`."""
         return len(members) if self.hop_length is None else tokens_of(members) / self.hop_length
 
     def known(self, split: Split) -> list[tuple[int, int]]:
-        """Returns the inputs and tokens of a warm-up's batches: the smallest, and a full one."""
+        """Returns the inputs and tokens of the warm-up's batches: one input, and a full batch."""
         length, budget = self.pace.length, split.tokens
         if length is None:
             return [(size, size) for size in sorted({1, split.batch})]
@@ -149,54 +150,54 @@ class Works:
         return [(size, size * length) for size in sorted({1, full})]
 
     def forget(self, pace: Pace) -> None:
-        """Forget all work: with other ramps or networks inputs leave elsewhere, and may be longer or shorter."""
+        """Drops all work after a change of ramps or networks, which changes exits and lengths."""
         self.pace = pace
         self._of.clear()
 
 
 Ended = tuple[Batch[PendingInput], Work, float | None, float, Sequence[Exit], list[Input]]
-"""A batch that has run, its work, the seconds until its first answers (None: its end) and in all, the inputs that are
-answered at its end, and those that go on."""
+"""A batch that has run: the batch, its work, the seconds until its first answers (None: at its end), its total seconds,
+the exits at its end, and the inputs that go on."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Remaining:
-    """What a running batch still has to do."""
+    """The remaining work of a running batch."""
 
     batch: Batch[PendingInput]
     work: Work
     pace: Pace
     ramps: Collection[int]
-    """The ramps that are evaluated."""
+    """The evaluated ramps."""
     exits: deque[Exit]
     """The exits before the end."""
     end: int
-    """The block at which it ends."""
+    """The block at which the batch ends."""
     leaving: Exit | None
-    """The inputs that leave at the end."""
+    """The exit at the end."""
     going_on: list[Input]
     at: int
     """The next block."""
     inside: int
-    """Inputs inside or, where lengths count, their tokens."""
+    """The current size of the batch: inputs or, if inputs have lengths, tokens."""
     first_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
 class SideBySide:
-    """The batches of a replica that overlap, driven by events."""
+    """Overlapping batches of a replica, driven by events."""
 
     events: Events
     is_alive: Callable[[], bool]
     on_exit: Callable[[Batch[PendingInput], Exit], None]
-    """Gets the inputs that are answered before the end."""
+    """Called with each exit before the end."""
     on_end: Callable[[Ended], None]
     _sharing: Sharing = field(default_factory=Sharing, init=False)
     _running: dict[int, Remaining] = field(default_factory=dict, init=False)
     _serial: int = field(default=0, init=False)
 
     def begin(self, batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> None:
-        """Start a batch; `all_ramps`: those that look at probes."""
+        """Starts a batch. `all_ramps`: the ramps that evaluate probes."""
         split, work = batch.split, works.of(batch.split)
         exits, last, going_on = work.part(batch)
         self._running[batch.lane] = remaining = Remaining(
@@ -214,7 +215,7 @@ class SideBySide:
         self._go_on(remaining)
 
     def _go_on(self, remaining: Remaining) -> None:
-        """Run a batch to its next exit, or to its end."""
+        """Runs a batch to its next exit or to its end."""
         end = remaining.exits[0][0] + 1 if remaining.exits else remaining.end
         self._sharing.step(
             remaining.batch.lane,
@@ -226,25 +227,25 @@ class SideBySide:
             at_s=self.events.time_s,
         )
         remaining.at = end
-        self._tell()
+        self._schedule()
 
-    def _tell(self) -> None:
-        """Schedule every batch's next exit or end, if nothing happens before; earlier schedules become void."""
+    def _schedule(self) -> None:
+        """Schedules the next exit or end of every batch. Events that were scheduled earlier become obsolete."""
         self._serial += 1
         for lane in self._running:
             due_s = max(self.events.time_s, self._sharing.due_s(lane))
-            self.events.at(due_s, ENDS, self._arrive, (lane, self._serial))
+            self.events.at(due_s, ENDS, self._on_due, (lane, self._serial))
 
-    def _arrive(self, told: tuple[int, int]) -> Any:
-        lane, serial = told
+    def _on_due(self, scheduled: tuple[int, int]) -> Any:
+        lane, serial = scheduled
         if serial != self._serial or not self.is_alive():
-            return False  # void: nothing happens now
+            return False  # obsolete
         remaining, now_s = self._running[lane], self.events.time_s
         elapsed_s = now_s - remaining.batch.started_s
         if not remaining.exits:
             del self._running[lane]
             self._sharing.leave(lane, now_s)
-            self._tell()
+            self._schedule()
             at_end = [] if remaining.leaving is None else [remaining.leaving]
             self.on_end((remaining.batch, remaining.work, remaining.first_s, elapsed_s, at_end, remaining.going_on))
             return None
@@ -259,18 +260,18 @@ class SideBySide:
 
 
 LATE: Final = ("foreseen", "similar")
-"""Policies that decide before the head that all exits share is asked (`earlyexit/network/cut.py`). An input that leaves
-by them is answered at the batch's end."""
+"""Policies that decide before the head that all exits share runs (`earlyexit/network/cut.py`). Inputs that leave under
+them are answered at the batch's end."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Step(Member[PendingInput]):
-    """An input of a sequence: a chunk of its prompt, or its newest token."""
+    """An input of a sequence: a chunk of the prompt, or the newest token."""
 
     context: int
-    """The tokens of its sequence before it."""
+    """The earlier tokens of the sequence."""
     behind: Counter[int]
-    """By block, the tokens of its sequence that left after it and are not filled in yet."""
+    """Tokens of the sequence whose skipped blocks are not filled in yet, by the block after which they left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +284,9 @@ class StepSize:
     prompt: int = 0
     """The tokens of all other inputs."""
     context: int = 0
-    """The tokens before the steps, in their sequences."""
+    """The sum of the earlier tokens of the steps' sequences."""
     behind: Counter[int] = field(default_factory=Counter)
-    """Tokens to be filled in, by the block that they left after."""
+    """Tokens to be filled in, by the block after which they left."""
 
     def __sub__(self, other: StepSize) -> StepSize:
         return StepSize(
@@ -299,14 +300,14 @@ class StepSize:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StepWork(Work):
-    """What the batches of one split of a decoder do, and for how long."""
+    """The work of the batches of one split of a decoder."""
 
     seconds: DecoderSeconds
     ramps: Sequence[int]
-    """The model's."""
+    """All ramps of the model."""
     num_blocks: int
     fill: float
-    """The share of a token's time in a block that filling it in takes."""
+    """The time of filling in a token in a block, as a share of computing it."""
     policy: PolicySpec | None
 
     @property
@@ -328,7 +329,7 @@ class StepWork(Work):
         return StepSize(inputs=len(members), steps=steps, prompt=prompt, context=context, behind=behind)
 
     def until_s(self, size: StepSize, ramps: Collection[int] | None = None) -> list[float]:
-        """As `Work.until_s`, without the vocabulary head behind the last block: see `end_s`."""
+        """See `Work.until_s`. The vocabulary head after the last block is not included: see `end_s`."""
         split, seconds = self.split, self.seconds
         filled_N = np.zeros(self.num_blocks)
         for ramp, tokens in size.behind.items():
@@ -345,8 +346,8 @@ class StepWork(Work):
         return self.seconds.head(inputs)
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
-        """Count a batch, and fill in what its members passed. Members that left early are behind, except probes."""
-        Work.count(self, batch, seconds)  # a slotted dataclass is not the class that `super()` means
+        """Counts a batch, and updates the tokens that are to be filled in. Probes leave none behind."""
+        Work.count(self, batch, seconds)  # `super()` does not work in a slotted dataclass
         leaves, cycle, at_end = self.leaves, len(self.leaves), self.split.end == self.num_blocks
         for member in batch.members:
             assert isinstance(member, Step)
@@ -358,6 +359,6 @@ class StepWork(Work):
 
 
 def leave(behind: Counter[int], ramp: int, tokens: int) -> None:
-    """Note that a sequence's newest tokens left after a block, up to which earlier ones are filled in now."""
+    """Records that the newest tokens of a sequence left after a block. It fills in earlier tokens up to that block."""
     passed = [block for block in behind if block < ramp]
     behind[ramp] += tokens + sum(behind.pop(block) for block in passed)

@@ -41,7 +41,7 @@ def test_an_input_leaves_at_the_first_of_the_splits_ramps_that_is_sure(
 
 
 def test_unknown_ramps_no_patience_and_no_inputs_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"nothing is known of ramps \[1, 3\]; known are \[0, 2, 4\]"):
+    with pytest.raises(PlanError, match=r"the decisions have no ramps \[1, 3\]; they have \[0, 2, 4\]"):
         SURE.leaves_N((1, 2, 3), (1, 2, 3))
     with pytest.raises(PlanError, match="patience must be at least 1, not 0"):
         ByPatience(ramps=(0,), labels_NR=np.zeros((1, 1), dtype=np.int64), patience=0)

@@ -35,7 +35,7 @@ def test_lengths_depend_on_their_seed_and_equal_the_mean_without_variance() -> N
         ({"variance": float("inf")}, "not inf"),
         ({"low": 0}, "lengths must lie between 1 and more, not between 0 and 100"),
         ({"low": 50, "high": 40}, "not between 50 and 40"),
-        ({"mean": 500.0}, "hardly a length about 500 with variance 20 lies within 3 to 100"),
+        ({"mean": 500.0}, "mean 500 and variance 20 give hardly any lengths within 3 to 100"),
     ],
 )
 def test_numbers_that_no_length_has_are_refused(given: dict[str, float], words: str) -> None:

@@ -98,7 +98,7 @@ def test_every_input_has_exactly_one_outcome(examples: int) -> None:
         service = booted(drawn)
         outcome = play(service)
         check(service, outcome)
-        assert all(not replica.trips for replica in service.replicas())
+        assert all(not replica.calls for replica in service.replicas())
         assert all(slot.utilisation <= 1 + 1e-9 for slot in outcome.slots)
         for split in outcome.splits:
             reached_N = outcome.exit_N >= split.first

@@ -22,8 +22,8 @@ def kill(service: SimulatedService, replica: SimulatedReplica) -> None:
     """Ends a replica at once; its inputs start again on other replicas."""
     if replica.index in service.running[replica.device]:
         service.stop(replica)
-    for trip in replica.die():
-        service.ingresses[trip.ingress.index].restart(trip)
+    for call in replica.die():
+        service.ingresses[call.ingress.index].restart(call)
 
 
 class LosablePool(AcceleratorPool):
@@ -94,7 +94,7 @@ class TroubledFleet(SimulatedFleet):
                 self._die(holder)
             elif isinstance(holder, Start):
                 self._starts.remove(holder)
-                self._later(NOTICE_S, self._reconcile, holder.device)
+                self._call_later(NOTICE_S, self._reconcile, holder.device)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
         """Returns lost accelerators, without replicas."""
@@ -116,7 +116,7 @@ class TroubledFleet(SimulatedFleet):
         self.say(f"{replica.name} dies")
         self._accelerators[replica.device].release(replica)
         kill(self._service, replica)
-        self._later(NOTICE_S, self._reconcile, replica.device)
+        self._call_later(NOTICE_S, self._reconcile, replica.device)
 
 
 class Fault(NamedTuple):

@@ -157,7 +157,9 @@ async def silent_caller(scene: Scene) -> Caller:
     return caller
 
 
-async def test_connections_without_the_token_are_few_and_end_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_without_the_token_are_few_and_end_soon(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = await scene.caller()
     with monkeypatch.context() as patched:
         patched.setattr("deployments.replica.host.TOKEN_TIMEOUT_S", 0.0)
