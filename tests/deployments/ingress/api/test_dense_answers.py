@@ -127,11 +127,11 @@ async def by_client_compressed(backend: DenseBackend) -> Answers:
 async def by_client_in_words(backend: DenseBackend) -> Answers:
     async with client(backend) as asking:
         found = await asking.predict_many(FILES, in_words=True)
-    return [of_words({**each.said, "exit": each.exit}) for each in found]
+    return [of_words({**each.task_values, "exit": each.exit}) for each in found]
 
 
 def _of_prediction(found: Prediction) -> tuple[npt.NDArray[Any], float, int]:
-    [name] = set(found.said) - {"score"}
+    [name] = set(found.task_values) - {"score"}
     return getattr(found, name), found.score, found.exit
 
 
