@@ -74,7 +74,7 @@ def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: Back
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
     for side, plan in plans.items():
         each_per_s = plan.predicted["rate_per_s"] / machine.workers
-        plans[side] = on_cores(plan, machine.workers, each_per_s, profile.backend)
+        plans[side] = on_cores(plan, problem, machine.workers, each_per_s, profile.backend)
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=profile.backend)
 
 

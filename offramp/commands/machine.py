@@ -152,12 +152,13 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
     job = ProfileJob(backend="auto" if either else model.backend, dtype=model.dtype)
     profile = kept_profile(folder, job, notify)
     batch = options.batch if "batch" in options.model_fields_set else BATCHES[-1]
-    plan, stock_per_s = _best_plan(folder, profile, calibration, batch)
+    plan, stock_per_s, problem = _best_plan(folder, profile, calibration, batch)
     rate_per_s = plan.predicted["rate_per_s"]
     workers, threads = _workers(folder, rate_per_s, profile.backend)
     workers = options.replicas if "replicas" in options.model_fields_set else workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
-    plan = on_cores(plan, workers, rate_per_s, profile.backend, in_pairs="replicas" not in options.model_fields_set)
+    in_pairs = "replicas" not in options.model_fields_set
+    plan = on_cores(plan, problem, workers, rate_per_s, profile.backend, in_pairs=in_pairs)
     notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
     notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
@@ -170,8 +171,8 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
 
 def _best_plan(
     folder: Path, profile: LatencyProfile, calibration: CalibrationCard | None, batch: int
-) -> tuple[Plan, float]:
-    """Returns the best plan of one replica, and the rate of a replica that runs the full model."""
+) -> tuple[Plan, float, PlanProblem]:
+    """Returns the best plan of one replica, the rate of a replica that runs the full model, and the problem."""
     records, thresholds, policy = None, dict[int, float](), None
     survival_N: Sequence[float] = (1.0,) * profile.num_blocks
     if calibration is not None:
@@ -181,7 +182,7 @@ def _best_plan(
     problem = with_batch_limit(with_slo(problem, SLO_FACTOR * stock_s(problem)), batch)
     stock = plan_for(problem, "stock", None)
     best = plan_for(problem, "serial", policy, records) if thresholds else stock
-    return best, stock.predicted["rate_per_s"]
+    return best, stock.predicted["rate_per_s"], problem
 
 
 def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int, int]:
@@ -206,7 +207,9 @@ def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
     return 1 if backend == "torch" and _fills(rate_per_s) else 2
 
 
-def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, *, in_pairs: bool = True) -> Plan:
+def on_cores(
+    plan: Plan, problem: PlanProblem, workers: int, rate_per_s: float, backend: BackendName, *, in_pairs: bool = True
+) -> Plan:
     """Returns the plan with replicas for `workers` concurrent batches on this machine, each at `rate_per_s`.
 
     A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. If this
@@ -219,7 +222,18 @@ def on_cores(plan: Plan, workers: int, rate_per_s: float, backend: BackendName, 
     in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
     stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)
     plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
+    if not plan.ramps:
+        plan = plan.with_splits(batch=max(plan.splits[0].batch, largest_batch(problem)))
     return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits)) if in_pairs else plan
+
+
+def largest_batch(problem: PlanProblem) -> int:
+    """Returns the largest batch of the full model for which a running batch and an input's own batch keep the SLO.
+
+    Plans also count the time in which a batch fills. Replicas that do not wait for full batches do not spend it.
+    """
+    limit_s = Slo(latency_s=problem.slo.latency_s).limit_s / 2  # E3's slack, for bursts
+    return max([1, *(batch for batch in problem.latency["cpu"].batches if stock_s(problem, batch) <= limit_s)])
 
 
 def _plan_text(plan: Plan) -> str:

@@ -197,7 +197,7 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
     plans = _plans(problem, calibration.policy_spec(), prepared)
     plans = {
-        name: on_cores(plan, MACHINE.workers, plan.predicted["rate_per_s"] / MACHINE.workers, profile.backend)
+        name: on_cores(plan, problem, MACHINE.workers, plan.predicted["rate_per_s"] / MACHINE.workers, profile.backend)
         for name, plan in plans.items()
     }
     write_plan(plans["planned"], runs / "plan.yaml")

@@ -17,7 +17,8 @@ from offramp.commands.jobs import ProfileJob
 from offramp.commands.machine import ASKED, BATCHES, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
 from offramp.commands.serve import folder_settings
 from offramp.spec.jobs import ServeJob
-from optimizer.plan import Plan, stock_plan
+from optimizer.plan import Plan, PolicySpec, early_exit_plan, stock_plan
+from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
 from tests.latency_profile import latency_profile
 from tests.offramp.service.service_folders import write_model
@@ -122,8 +123,24 @@ def test_dispatch_is_filling_if_one_batch_and_the_ingress_keep_the_cores_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "num_cores", lambda: cores)
-    found = machine.on_cores(stock_plan(3, device="cpu", batch=8), workers, rate_per_s, backend, in_pairs=in_pairs)
+    plan, problem = stock_plan(3, device="cpu", batch=8), full_model_problem(slo_s=0.01)
+    found = machine.on_cores(plan, problem, workers, rate_per_s, backend, in_pairs=in_pairs)
     assert (found.stages[0].replicas, found.dispatch, found.overlap_below) == chosen
+
+
+def full_model_problem(*, slo_s: float) -> PlanProblem:
+    """Batches of 1, 4 and 16 take 3, 6 and 15 ms."""
+    table = LatencyTable.of_rows((1, 4, 16), [[0.001, 0.002, 0.005]] * 3, [])
+    profile = latency_profile(ramps=(), device="cpu", dtype="float32", tables={16: table})
+    return machine.with_slo(machine.processor_problem(profile, (1.0,) * 3, (), 1), slo_s)
+
+
+@pytest.mark.parametrize(("slo_s", "batch"), [(0.038, 16), (0.037, 4), (0.001, 2)])
+def test_two_full_batches_of_the_model_without_exits_keep_the_slo(slo_s: float, batch: int) -> None:
+    problem, policy = full_model_problem(slo_s=slo_s), PolicySpec(name="entropy", thresholds={0: 0.4})
+    full, early_exit = stock_plan(3, batch=2), early_exit_plan(3, (0,), policy, batch=2)
+    assert machine.on_cores(full, problem, 1, 300.0, "onnx").splits[0].batch == batch
+    assert machine.on_cores(early_exit, problem, 1, 300.0, "onnx").splits[0].batch == 2
 
 
 def test_a_profile_is_measured_once_per_machine_in_another_process(
