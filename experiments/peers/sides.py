@@ -72,9 +72,7 @@ def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: Back
     measured = processor_problem(profile, survival, ramps, machine.workers)
     problem = with_slo(with_batch_limit(measured, machine.batch_limit), slo_s)
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
-    for side, plan in plans.items():
-        each_per_s = plan.predicted["rate_per_s"] / machine.workers
-        plans[side] = on_cores(plan, problem, machine.workers, each_per_s, profile.backend)
+    plans = {side: on_cores(plan, problem, machine.workers, profile.backend) for side, plan in plans.items()}
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=profile.backend)
 
 

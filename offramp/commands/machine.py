@@ -157,8 +157,7 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
     workers, threads = _workers(folder, rate_per_s, profile.backend)
     workers = options.replicas if "replicas" in options.model_fields_set else workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
-    in_pairs = "replicas" not in options.model_fields_set
-    plan = on_cores(plan, problem, workers, rate_per_s, profile.backend, in_pairs=in_pairs)
+    plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
     notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
     notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
@@ -207,10 +206,8 @@ def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
     return 1 if backend == "torch" and _fills(rate_per_s) else 2
 
 
-def on_cores(
-    plan: Plan, problem: PlanProblem, workers: int, rate_per_s: float, backend: BackendName, *, in_pairs: bool = True
-) -> Plan:
-    """Returns the plan with replicas for `workers` concurrent batches on this machine, each at `rate_per_s`.
+def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendName, *, in_pairs: bool = True) -> Plan:
+    """Returns the problem's plan with replicas for `workers` concurrent batches on this machine.
 
     A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. If this
     leaves cores for one batch rather than two, a second batch only starts when it is full (`filling`).
@@ -218,6 +215,7 @@ def on_cores(
     `in_pairs`: a replica runs two batches at once if possible. They share queues, which therefore fill sooner, and the
     memory for weights and libraries.
     """
+    rate_per_s = plan.predicted["rate_per_s"] / problem.devices["cpu"].count
     fills = workers > 1 and _fills(rate_per_s)
     in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
     stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)

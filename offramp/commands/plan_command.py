@@ -69,7 +69,11 @@ def run_what_if(job: WhatIfJob) -> None:
     if len(axes) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in axes or options)
         raise InputError(f"give exactly one of the options with values, not {len(axes)}: {names}")
-    axis = _counts(job.count) if job.count is not None else _axis(*axes.popitem())
+    [(name, values)] = axes.items()
+    if name == "count":
+        axis = _counts(values)
+    else:
+        axis = Axis(name=AXES[name], values=tuple(each / 1000 for each in values) if name == "slo_ms" else values)
     problem = read_problem(job.problem).problem
     rows = what_if(problem, axis, solve)
     if job.as_json:
@@ -77,10 +81,6 @@ def run_what_if(job: WhatIfJob) -> None:
             print(json.dumps(what_if_document(problem, axis, value, decisions)), flush=True)
         return
     show(what_if_table(problem, axis, list(rows)))
-
-
-def _axis(name: str, values: tuple[float, ...]) -> Axis:
-    return Axis(name=AXES[name], values=tuple(each / 1000 for each in values) if name == "slo_ms" else values)
 
 
 def _counts(text: str) -> Axis:

@@ -196,10 +196,7 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     problem = processor_problem(profile, expected.nested_survival(calibration.thresholds), ramps, MACHINE.workers)
     problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
     plans = _plans(problem, calibration.policy_spec(), prepared)
-    plans = {
-        name: on_cores(plan, problem, MACHINE.workers, plan.predicted["rate_per_s"] / MACHINE.workers, profile.backend)
-        for name, plan in plans.items()
-    }
+    plans = {name: on_cores(plan, problem, MACHINE.workers, profile.backend) for name, plan in plans.items()}
     write_plan(plans["planned"], runs / "plan.yaml")
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
 from itertools import islice
@@ -113,12 +113,6 @@ def _processes() -> Iterator[tuple[RunningProcess, str]]:
                 yield process, " ".join(each.info["cmdline"] or ())
 
 
-def _files(folders: list[Path]) -> Iterator[Path]:
-    for folder in folders:
-        for above, _, names in os.walk(folder):
-            yield from (Path(above) / name for name in names)
-
-
 def _size(path: Path) -> int:
     try:
         return path.lstat().st_size
@@ -136,12 +130,6 @@ def _project() -> dict[str, Any] | None:
         return None
     project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return project
-
-
-def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
-    """Returns the requirements of a service, without those of other extras."""
-    requirements = map(Requirement, lines)
-    return (each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "serve"}))
 
 
 def _pins(path: Path) -> dict[str, str]:
@@ -266,7 +254,8 @@ def examine(targets: Sequence[Path], ports: Sequence[int]) -> tuple[Finding, ...
     else:
         lines = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
         python_range = str(project["requires-python"])
-    requirements = list(_requirements(lines))
+    of_serve = {"extra": "serve"}
+    requirements = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(of_serve)]
     installed = {each.name: installed_version(each.name) for each in requirements}
     # The driver's tool lists GPUs without creating a CUDA context.
     listed = _output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
@@ -276,6 +265,7 @@ def examine(targets: Sequence[Path], ports: Sequence[int]) -> tuple[Finding, ...
     processes = list(_processes())
     haproxies = [process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)]
     sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
+    files = (Path(above) / name for each in sessions for above, _, names in os.walk(each) for name in names)
     address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
     return (
         *checks.libraries(platform.python_version(), python_range, requirements, installed, pins),
@@ -297,7 +287,7 @@ def examine(targets: Sequence[Path], ports: Sequence[int]) -> tuple[Finding, ...
             os.environ.get("RAY_AUTH_MODE"),
             token if token.is_file() else None,
             len(sessions),
-            sum(_size(each) for each in islice(_files(sessions), MAX_FILES)),
+            sum(_size(each) for each in islice(files, MAX_FILES)),
         ),
         *checks.data(os.environ.get("OFFRAMP_DATA")),
         *(finding for finding, _ in checked),

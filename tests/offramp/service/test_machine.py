@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ def test_dispatch_is_filling_if_one_batch_and_the_ingress_keep_the_cores_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "num_cores", lambda: cores)
-    plan, problem = stock_plan(3, device="cpu", batch=8), full_model_problem(slo_s=0.01)
-    found = machine.on_cores(plan, problem, workers, rate_per_s, backend, in_pairs=in_pairs)
+    plan = replace(stock_plan(3, batch=8), predicted={"rate_per_s": rate_per_s})
+    found = machine.on_cores(plan, full_model_problem(slo_s=0.01), workers, backend, in_pairs=in_pairs)
     assert (found.stages[0].replicas, found.dispatch, found.overlap_below) == chosen
 
 
@@ -138,9 +139,9 @@ def full_model_problem(*, slo_s: float) -> PlanProblem:
 @pytest.mark.parametrize(("slo_s", "batch"), [(0.038, 16), (0.037, 4), (0.001, 2)])
 def test_two_full_batches_of_the_model_without_exits_keep_the_slo(slo_s: float, batch: int) -> None:
     problem, policy = full_model_problem(slo_s=slo_s), PolicySpec(name="entropy", thresholds={0: 0.4})
-    full, early_exit = stock_plan(3, batch=2), early_exit_plan(3, (0,), policy, batch=2)
-    assert machine.on_cores(full, problem, 1, 300.0, "onnx").splits[0].batch == batch
-    assert machine.on_cores(early_exit, problem, 1, 300.0, "onnx").splits[0].batch == 2
+    for plan, largest in ((stock_plan(3, batch=2), batch), (early_exit_plan(3, (0,), policy, batch=2), 2)):
+        plan = replace(plan, predicted={"rate_per_s": 300.0})
+        assert machine.on_cores(plan, problem, 1, "onnx").splits[0].batch == largest
 
 
 def test_a_profile_is_measured_once_per_machine_in_another_process(
