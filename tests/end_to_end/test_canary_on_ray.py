@@ -151,13 +151,10 @@ def ask_until(over: threading.Event, versions: Versions, worker: int) -> int:
 
 
 def infer(http: httpx.Client, path: str, text: str, request_id: str = "r-1") -> dict[str, Any]:
-    response = http.post(path, json=v2_body(text), headers={"X-Request-ID": request_id})
+    body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+    response = http.post(path, json=body, headers={"X-Request-ID": request_id})
     assert response.status_code == 200, response.text
     return read_v2(response.json())
-
-
-def v2_body(text: str) -> dict[str, Any]:
-    return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
 
 
 def read_v2(body: dict[str, Any]) -> dict[str, Any]:

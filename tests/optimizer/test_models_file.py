@@ -109,12 +109,8 @@ def test_plans_of_ensembles_and_pruned_texts_use_the_records_beside_their_own(tm
     found = planned(file.problem)
     plan = serving_plan(file, found)
     assert (plan.used, plan.prune) == ((0, 1), {1: 0.6})
-    reference = replace(found, stages=(stage_of_the_reference(),))
+    reference = replace(found, stages=(Stage(device="V100", replicas=1, splits=(Split(first=2, end=5, batch=1),)),))
     assert serving_plan(file, reference).prune == {}
-
-
-def stage_of_the_reference() -> Stage:
-    return Stage(device="V100", replicas=1, splits=(Split(first=2, end=5, batch=1),))
 
 
 LATENCY = {"V100": {"batch": [1, 2], "block_s": [[0.001] * 2] * 3, "ramp_s": [[0.0] * 2] * 2}}

@@ -73,11 +73,6 @@ def test_replicas_stay_where_they_were_and_others_fill_gaps(live: str, before: d
     assert "".join(hosts[replica] for replica in live) == found
 
 
-def all_roles(needed: dict[str, int], live: list[str]) -> list[dict[str, str]]:
-    """Yields every assignment of slots to replicas in which each slot has its share, by brute force."""
-    return [dict(zip(live, slots, strict=True)) for slots in product(needed, repeat=len(live))]
-
-
 def least_share(needed: dict[str, int], found: dict[str, str]) -> float:
     return min(list(found.values()).count(slot) / needed[slot] for slot in needed)
 
@@ -96,7 +91,7 @@ def test_no_roles_give_the_poorest_stage_more_or_move_fewer_replicas_for_the_sam
         assert found.keys() == set(live)
         if not live:
             continue
-        tried = all_roles(needed, live)
+        tried = [dict(zip(live, slots, strict=True)) for slots in product(needed, repeat=len(live))]
         assert least_share(needed, found) == max(least_share(needed, each) for each in tried), seed
         sizes = sorted(found.values())
         alike = [each for each in tried if sorted(each.values()) == sizes]

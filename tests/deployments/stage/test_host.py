@@ -139,11 +139,6 @@ class OneThreshold(RecordedRunner):
         super().follow(0.5)
 
 
-def epoch_and_splits(replica: Replica) -> tuple[int, list[tuple[int, int]]]:
-    stats = replica.host.stats()
-    return stats["epoch"], [(split["first"], split["end"]) for split in stats["splits"]]
-
-
 async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Replica) -> None:
     staying = [replace(split, after_answer="stay") for split in (FIRST, LAST)]
     assert await replica.told("abcd", replica.assignment(1, FIRST)) == ("ab", "cd")
@@ -241,7 +236,8 @@ async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(rep
     assert await replica.told("cd", replica.assignment(6, LAST), next_block=2) == ("cd", "")
     go_on.set()
     await preparing
-    assert epoch_and_splits(replica) == (6, [(2, 4)])
+    stats = replica.host.stats()
+    assert (stats["epoch"], [(split["first"], split["end"]) for split in stats["splits"]]) == (6, [(2, 4)])
 
 
 async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:

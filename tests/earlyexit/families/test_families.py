@@ -134,10 +134,6 @@ def checkpoint(folder: Path, *, family: str = "bert", **config: Any) -> Any:
     return model
 
 
-def pair_checkpoint(folder: Path) -> Any:
-    return checkpoint(folder, type_vocab_size=2, id2label=dict(enumerate(NAMES)))
-
-
 def ours(folder: Path, task: Task, *, pairs: bool = False) -> EarlyExitModel:
     pretrained, family = load_pretrained(str(folder), pairs=pairs)
     return ramped(pretrained, family, task, codec={"name": "text_pair" if pairs else "text", "max_length": 32})
@@ -161,7 +157,7 @@ def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
 
 
 def test_pairs_and_single_texts_get_the_logits_of_transformers(tmp_path: Path) -> None:
-    hf_model = pair_checkpoint(tmp_path)
+    hf_model = checkpoint(tmp_path, type_vocab_size=2, id2label=dict(enumerate(NAMES)))
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     found_BC = exit_outputs(model, some_pairs())[2]
     torch.testing.assert_close(found_BC, theirs(hf_model, some_pairs()), atol=1e-4, rtol=0)

@@ -162,10 +162,6 @@ def calibration(text: str) -> FileCase:
     return (lambda path: read_calibration(path.parent), CALIBRATION_FILE, text)
 
 
-def changed_card(changes: dict[str, Any]) -> FileCase:
-    return calibration(json.dumps(CARD.model_dump(mode="json") | changes))
-
-
 def on_abacus() -> object:
     stages = (Stage(device="abacus", replicas=1, splits=BEST[0].splits),)
     figures = planned_answer().planned.figures
@@ -191,7 +187,7 @@ CASES: dict[str, Case] = {
 }
 FILES: dict[str, FileCase] = {
     "calibration: broken": calibration("{"),
-    **{name: changed_card(changes) for name, changes in GOLDEN["cards"].items()},
+    **{name: calibration(json.dumps(CARD.model_dump(mode="json") | each)) for name, each in GOLDEN["cards"].items()},
     **{name: (lambda path: load_pretrained(str(path)), "n.json", text) for name, text in GOLDEN["networks"].items()},
     "checkpoint: not JSON": (lambda path: default_task(str(path.parent)), "config.json", "{"),
     "series: unknown ending": (read_series, "series.txt", ""),

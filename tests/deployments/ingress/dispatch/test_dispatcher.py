@@ -224,7 +224,7 @@ def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
 def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> None:
     patient = settings(PolicySpec(name="patience", patience=2)).plan
     check_staying(patient)
-    with pytest.raises(PlanError, match="with scores .* because nothing could be recorded with 'patience'"):
+    with pytest.raises(PlanError, match=r"with scores .* because nothing could be recorded with 'patience'"):
         check_staying(patient.with_splits(after_answer="stay"))
     check_staying(settings(PolicySpec(name="entropy", thresholds=0.5)).plan.with_splits(after_answer="stay"))
     check_staying(settings(None).plan.with_splits(after_answer="stay"))
