@@ -211,7 +211,7 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
         keys=None,
         full_model=_full_model(prepared),
         slo_s=problem.slo.latency_s,
-        seconds=6.0,
+        seconds=5.0,
         warm_s=2.0,
     )
     start_per_s = PROCESSORS_SHARE * plans["planned"].predicted["rate_per_s"]
@@ -246,7 +246,7 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
         keys=prepared.expected.sample_ids,
         full_model=_full_model(prepared),
         slo_s=problem.slo.latency_s,
-        seconds=8.0,
+        seconds=7.0,
         warm_s=2 * problem.slo.latency_s,
         inputs_per_request=V100_BATCH,
     )
