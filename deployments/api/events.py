@@ -46,18 +46,18 @@ class EventStream(Response):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
-        self._departure = watch
-        self._stuck_s = stalled_s
+        self._watch = watch
+        self._stalled_s = stalled_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in self._events:
-                async with asyncio.timeout(self._stuck_s):
+                async with asyncio.timeout(self._stalled_s):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (OSError, TimeoutError):
             pass  # the caller is gone or does not read, so no error can be sent
         finally:
-            if self._departure is not None:
-                self._departure.close()
+            if self._watch is not None:
+                self._watch.close()
