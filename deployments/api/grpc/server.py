@@ -78,9 +78,7 @@ def with_deadline_and_compression(handler: Unary) -> Unary:
     """Adds the deadline of a call to its metadata, and compresses answers if the caller accepts that."""
 
     async def call(request: bytes, context: Any) -> bytes:
-        remaining_s = context.time_remaining()
-        inner = context if remaining_s is None else _ContextWithDeadline(context, remaining_s)
-        answer = await handler(request, inner)
+        answer = await handler(request, _ContextWithDeadline(context, context.time_remaining()))
         encodings = str(dict(context.invocation_metadata()).get(ENCODING_KEY, ""))
         if len(answer) >= MIN_COMPRESSED_BYTES and accepts_gzip(encodings):
             context.set_compression(grpc.Compression.Gzip)
@@ -91,9 +89,9 @@ def with_deadline_and_compression(handler: Unary) -> Unary:
 
 
 class _ContextWithDeadline:
-    """A gRPC context with one more metadata entry."""
+    """A gRPC context whose metadata has the deadline, and not what a caller may have sent in its place."""
 
-    def __init__(self, context: Any, remaining_s: float) -> None:
+    def __init__(self, context: Any, remaining_s: float | None) -> None:
         self._context = context
         self._remaining_s = remaining_s
 
@@ -101,7 +99,8 @@ class _ContextWithDeadline:
         return getattr(self._context, name)
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return (*self._context.invocation_metadata(), (REMAINING_KEY, repr(self._remaining_s)))
+        own = () if self._remaining_s is None else ((REMAINING_KEY, repr(self._remaining_s)),)
+        return (*(each for each in self._context.invocation_metadata() if each[0] != REMAINING_KEY), *own)
 
 
 # Messages
