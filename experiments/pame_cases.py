@@ -12,9 +12,9 @@ from earlyexit.errors import DataError
 from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
-from optimizer.pame.batches import Batching, BatchTimes, Seconds, seconds_of
-from optimizer.pame.checks import TEN_CONFIDENCES, Checks, fixed_checks, grid_checks, relative_precision
-from optimizer.pame.search import ExitSearchResult, SearchOptions, find_exits
+from optimizer.live.tuning.pame import TEN_CONFIDENCES, relative_precision
+from optimizer.pame.batches import Batching, BatchTimes
+from optimizer.pame.search import KEPT, Checks, ExitSearchResult, find_exits, fixed_checks
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.catalogue import published_profile
@@ -88,18 +88,26 @@ class Case:
     """The other half, on which exits are evaluated."""
     table: LatencyTable
 
-    @property
-    def seconds(self) -> Seconds:
-        return seconds_of(self.table, self.search.ramps)
+    def batching(self, size: int) -> Batching:
+        return Batching(table=self.table, ramps=self.search.ramps, size=size)
 
-    def checks(self) -> Checks:
-        """Returns ten thresholds for each exit, with their precision against the truth.
+    def found(self, batch: int, kept: float = KEPT) -> ExitSearchResult:
+        """Returns the exits of ten thresholds each, with their precision against the truth (section 6.2).
 
-        For labels they are the paper's. Confidences of maps have another range, so theirs are its deciles.
+        For labels the thresholds are the paper's. Confidences of maps have another range, so theirs are its deciles.
         """
-        tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
-        grid = TEN_CONFIDENCES if self.search.zero_one else tenths
-        return grid_checks({None: self.search}, by_truth=True, grid=grid)
+        records, losses_NE = self.search, self.search.true_losses_NE
+        assert losses_NE is not None, "records without true losses are left out"
+        tenths = tuple(np.quantile(records.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
+        grid = TEN_CONFIDENCES if records.zero_one else tenths
+        checks = Checks(
+            ramps=records.ramps,
+            thresholds=grid,
+            leave_TNR=np.array([records.sure_NR(dict.fromkeys(records.ramps, threshold)) for threshold in grid]),
+            losses_NR=losses_NE[:, :-1],
+            end_losses_N=losses_NE[:, -1],
+        )
+        return find_exits(self.batching(batch), checks, kept=kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,11 +143,9 @@ def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case
     return [_case(name, records, seed) for name, records in found if records is not None]
 
 
-def evaluate(
-    case: Case, batch: int, options: SearchOptions | None = None, *, most_exits: int | None = None
-) -> Evaluation:
+def evaluate(case: Case, batch: int, kept: float = KEPT, *, most_exits: int | None = None) -> Evaluation:
     """Finds exits on one half of the records, and evaluates the first `most_exits` of them on the other."""
-    found = find_exits(case.seconds, case.checks(), batch, options)
+    found = case.found(batch, kept)
     return evaluate_exits(case, found, found.ramps[:most_exits])
 
 
@@ -152,8 +158,8 @@ def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluat
         return None
     if not thresholds:
         return None
-    checks = fixed_checks(recorded_batches(case.search, thresholds, batch))
-    found = find_exits(case.seconds, checks, batch, SearchOptions(kept=None))
+    batches = RecordedBatches.of_records(case.search, thresholds, batch, case.search.ramps)
+    found = find_exits(case.batching(batch), fixed_checks(batches), kept=None)
     return evaluate_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
 
 
@@ -167,7 +173,7 @@ def evaluate_thresholds(case: Case, found: ExitSearchResult, thresholds: Mapping
     outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
     return Evaluation(
         found=found,
-        times=Batching(seconds=case.seconds, size=found.batch).times(outcome.exits_N, ramps),
+        times=found.batching.times(outcome.exits_N, ramps),
         precision=relative_precision(outcome),
         moving=tuple(float((outcome.exits_N > ramp).mean()) for ramp in ramps),
     )
@@ -189,11 +195,6 @@ def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
         block_s_NB=np.tile(whole_s_B / num_blocks, (num_blocks, 1)),
         ramp_s_EB=np.tile(whole_s_B * kind.exit_share, (num_ramps, 1)),
     )
-
-
-def recorded_batches(records: ExitRecords, thresholds: Mapping[int, float], size: int) -> RecordedBatches:
-    """Returns recorded batches with all ramps of the records."""
-    return RecordedBatches.of_records(records, thresholds, size, records.ramps)
 
 
 def _case(name: str, records: ExitRecords, seed: int) -> Case:

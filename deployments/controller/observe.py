@@ -24,7 +24,7 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.networks import Used, network_sets, ramps_of, survival_with
-from optimizer.pame.batches import Batching, seconds_of
+from optimizer.pame.batches import Batching
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, Reach, device_names
@@ -440,7 +440,7 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
 def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
     """Returns a device's batches of a size, at most the largest size that was measured."""
     table = problem.latency[device]
-    return Batching(seconds=seconds_of(table, problem.ramps), size=min(size, table.batches[-1]))
+    return Batching(table=table, ramps=problem.ramps, size=min(size, table.batches[-1]))
 
 
 # The state of the service

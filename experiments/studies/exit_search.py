@@ -20,7 +20,7 @@ from experiments.pame_cases import (
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.study import Comparison, Effort, Study, StudyResult, Table, declare, largest
-from optimizer.pame.search import Candidate, SearchOptions, find_exits
+from optimizer.pame.search import Candidate
 from optimizer.risk import Guarantee
 
 DIVISIONS: Mapping[Effort, int] = {"full": 10, "quick": 2}
@@ -156,14 +156,14 @@ class Place(NamedTuple):
 
 def places(case: Case) -> list[Place]:
     """Returns every candidate alone whose check keeps the precision."""
-    found = find_exits(case.seconds, case.checks(), case.kind.batches[LARGE])
+    found = case.found(case.kind.batches[LARGE])
     step = found.steps[0]
 
     def place(each: Candidate) -> Place | None:
-        if each.configured is None or each.configured.setting.threshold is None:
+        if each.threshold is None:
             return None
-        alone = evaluate_thresholds(case, found, {each.ramp: each.configured.setting.threshold})
-        expected, mean = each.mean_s / step.matrix.whole_s, alone.times.mean_s / alone.times.whole_s
+        alone = evaluate_thresholds(case, found, {each.ramp: each.threshold})
+        expected, mean = each.mean_s / step.batching.whole_s, alone.times.mean_s / alone.times.whole_s
         shares = (100 * each.slower, 100 * alone.times.slower, 100 * alone.precision)
         chosen = "chosen" if step.chosen is each else ""
         return Place(each.ramp, expected, mean, 100 * (expected / mean - 1), *shares, chosen)
@@ -230,7 +230,7 @@ def moving_on(of: Sequence[Evaluation]) -> float:
 def fig14_compare(divisions: Divisions) -> StudyResult:
     """Returns the figures of the first exit alone, every task at its large batch."""
     found = {
-        (name, eta): [evaluate(case, case.kind.batches[LARGE], SearchOptions(kept=eta), most_exits=1) for case in of]
+        (name, eta): [evaluate(case, case.kind.batches[LARGE], eta, most_exits=1) for case in of]
         for name, of in divisions.items()
         for eta in FIG14_PAPER
     }
@@ -267,7 +267,7 @@ PAPER_TAKES = {"mean": 0.8, "tail": 5.0}
 
 def by_number(case: Case) -> list[Evaluation]:
     """Returns the figures with none, one, two and more of the found exits, in their order."""
-    found = find_exits(case.seconds, case.checks(), case.kind.batches[LARGE])
+    found = case.found(case.kind.batches[LARGE])
     return [evaluate_exits(case, found, found.ramps[:count]) for count in range(MOST + 1)]
 
 

@@ -28,10 +28,9 @@ from experiments.studies.study import Comparison, Effort, StudyResult, Table, de
 from offramp.commands.progress import progress_bars, provenance
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import NewThresholds, TunerSettings, never
-from optimizer.live.tuning.pame import ExitPlacement, best_placement
+from optimizer.live.tuning.pame import ExitPlacement, best_placement, relative_precision
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.batches import Batching, seconds_of
-from optimizer.pame.checks import relative_precision
+from optimizer.pame.batches import Batching
 from optimizer.risk import Guarantee
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
@@ -192,7 +191,7 @@ def case_of(name: str, records: ExitRecords) -> Case:
 
 def batching_of(table: LatencyTable, ramps: tuple[int, ...]) -> Batching:
     """Returns the study's batches."""
-    return Batching(seconds=seconds_of(table, ramps), size=BATCH)
+    return Batching(table=table, ramps=ramps, size=BATCH)
 
 
 def joined(one: ExitRecords, other: ExitRecords) -> ExitRecords:

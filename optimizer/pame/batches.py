@@ -5,7 +5,7 @@ Every recorded batch is timed by how many of its own inputs move on, not by a me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,73 +14,8 @@ from profiles.records import IntArray, batch_counts
 from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 
-Seconds = Callable[[int, int | None, FloatArray], FloatArray]
-"""Maps a stage's first block, the exit that ends it (None: the model's end) and batch sizes (X) to seconds (X).
-They include the exit's head, its check, and the copy of the inputs that move on."""
 ROUNDING = 1e-9
 """Relative difference below which two times are equal. Sums over stages and over the model round differently."""
-
-
-def seconds_of(table: LatencyTable, ramps: Sequence[int]) -> Seconds:
-    """Returns the seconds of stages by a latency table, whose rows belong to `ramps`, in order.
-
-    They are linear between measured sizes, as in the cost model. Ramps are profiled with their check, and their seconds
-    include the regrouping that follows an exit (`profiles/measure.py`).
-    """
-    row_of = {ramp: row for row, ramp in enumerate(ramps)}
-
-    def seconds(first: int, exit_: int | None, sizes_X: FloatArray) -> FloatArray:
-        end = len(table.block_s_NB) if exit_ is None else exit_ + 1
-        blocks_X = table.blocks_at(sizes_X)[first:end].sum(0)
-        return np.asarray(blocks_X if exit_ is None else blocks_X + table.ramps_at(sizes_X)[row_of[exit_]])
-
-    return seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TimeMatrix:
-    """Times by candidate exit (E) and by the number of inputs that move on (J), from 0 to the batch.
-
-    The paper's interval v between these numbers is 1.
-    """
-
-    first: int
-    """First block of the first of the two stages."""
-    exits: tuple[int, ...]
-    """The candidates, each given by the block before it."""
-    batch: int
-    """Inputs of the first stage: the paper's n or, behind an exit, n_l."""
-    seconds_EJ: FloatArray
-    """t[i, j]: seconds of the whole batch to exit i and then of j inputs to the end."""
-    whole_s: float
-    """Seconds of the whole batch to the end without an exit, t_0^n in the first step. They must not be exceeded."""
-
-    @property
-    def allowed_E(self) -> list[int]:
-        """Per candidate, the largest number of inputs that may move on within `whole_s`; -1 if even 0 is too slow."""
-        fits_EJ = self.seconds_EJ <= self.whole_s * (1 + ROUNDING)
-        return [int(np.logical_and.accumulate(fits_J).sum()) - 1 for fits_J in fits_EJ]
-
-
-def time_matrix(seconds: Seconds, first: int, exits: Sequence[int], batch: int) -> TimeMatrix:
-    """Returns the matrix for a batch that begins at block `first`, and for candidates behind that block."""
-    size_1 = np.array([float(batch)])
-    sizes_J = np.arange(batch + 1, dtype=np.float64)
-    rows = [_row(seconds, first, exit_, size_1, sizes_J) for exit_ in exits]
-    return TimeMatrix(
-        first=first,
-        exits=tuple(exits),
-        batch=batch,
-        seconds_EJ=np.array(rows).reshape(len(rows), len(sizes_J)),
-        whole_s=float(seconds(first, None, size_1)[0]),
-    )
-
-
-def _row(seconds: Seconds, first: int, exit_: int, size_1: FloatArray, sizes_J: FloatArray) -> FloatArray:
-    after_J = np.zeros(len(sizes_J))
-    if len(sizes_J) > 1:  # without inputs, the rest takes no time
-        after_J[1:] = seconds(exit_ + 1, None, sizes_J[1:])
-    return np.asarray(seconds(first, exit_, size_1)[0] + after_J)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,13 +40,43 @@ class BatchTimes:
         return float((self.last_s_K > self.whole_s * (1 + ROUNDING)).mean())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batching:
     """Batches of one size on one accelerator."""
 
-    seconds: Seconds
+    table: LatencyTable
+    """Ramps are profiled with their check. Their seconds include the regrouping behind an exit."""
+    ramps: tuple[int, ...]
+    """The ramps of the table's rows, in order."""
     size: int
     """n: the inputs of a batch when it starts."""
+    first: int = 0
+    """The block at which a batch starts. Behind an exit, `size` is the paper's n_l."""
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of a whole batch to the model's end without an exit: t_0^n for batches that start at block 0."""
+        return float(self.seconds(self.first, None, np.array([float(self.size)]))[0])
+
+    def seconds(self, first: int, exit_: int | None, sizes_X: FloatArray) -> FloatArray:
+        """Returns the seconds (X) of a stage from block `first` to an exit's ramp; None: to the model's end.
+
+        They are linear between measured sizes, as in the cost model.
+        """
+        end = len(self.table.block_s_NB) if exit_ is None else exit_ + 1
+        blocks_X = self.table.blocks_at(sizes_X)[first:end].sum(0)
+        return np.asarray(
+            blocks_X if exit_ is None else blocks_X + self.table.ramps_at(sizes_X)[self.ramps.index(exit_)]
+        )
+
+    def exit_seconds_J(self, exit_: int) -> FloatArray:
+        """Returns the seconds of a whole batch to an exit and then of 0 to `size` inputs to the model's end (J).
+
+        This is row i of the time matrix t[i, j]. The paper's interval v between numbers of inputs is 1.
+        """
+        after_J = np.zeros(self.size + 1)
+        after_J[1:] = self.seconds(exit_ + 1, None, np.arange(1.0, self.size + 1))  # no inputs take no time
+        return np.asarray(self.seconds(self.first, exit_, np.array([float(self.size)]))[0] + after_J)
 
     def times(self, exits_N: IntArray, active: Collection[int]) -> BatchTimes:
         """Returns the times of recorded inputs in order of arrival, given the block after which each leaves."""
@@ -123,5 +88,4 @@ class Batching:
             elapsed_s_K = elapsed_s_K + np.where(inside_K > 0, stage_s_K, 0.0)
             total_s += float(((inside_K - remaining_K) * elapsed_s_K).sum())
             inside_K, first = remaining_K, 0 if ramp is None else ramp + 1
-        whole_s = float(self.seconds(0, None, np.array([float(self.size)]))[0])
-        return BatchTimes(mean_s=total_s / (self.size * len(zeros_K)), last_s_K=elapsed_s_K, whole_s=whole_s)
+        return BatchTimes(mean_s=total_s / (self.size * len(zeros_K)), last_s_K=elapsed_s_K, whole_s=self.whole_s)

@@ -1,46 +1,67 @@
 """PAME's search for exits, one after the other, by time matrix and batching pattern (section 6).
 
 The first exit is the one with the least mean answer time among those that slow down few enough batches and keep the
-precision. Further exits are sought behind it in the same way, by the least tail latency, until none helps.
+precision. Further exits are sought behind it in the same way, by the least tail latency, until none helps. Precision is
+kept on the recorded inputs only. `optimizer.thresholds` makes promises for new inputs, with a confidence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.pame.batches import ROUNDING, Seconds, TimeMatrix, time_matrix
-from optimizer.pame.checks import Checks, ConfiguredExit, configure_exit
-from profiles.records import IntArray, batch_counts
+from optimizer.pame.batches import ROUNDING, Batching
+from profiles.records import IntArray, RecordedBatches, batch_counts
 from profiles.scores import BoolArray, FloatArray
 
+SLOWER = 0.02
+"""tau_l: largest share of batches that may be slower than without exits."""
+KEPT = 0.99
+"""eta: the share of the full model's precision that must be exceeded."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """The promises that the exits keep."""
 
-    slower: float = 0.02
-    """tau_l: largest share of batches that may be slower than without exits."""
-    kept: float | None = 0.99
-    """eta: the share of the full model's precision that must be exceeded. None: no limit, because the thresholds are
-    fixed and keep a promise of their own."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checks:
+    """The candidate exits and the settings of their checks, on recorded inputs in order of arrival."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.slower < 1:
-            raise PlanError(f"the share of slower batches must be at least 0 and below 1, not {self.slower}")
-        if self.kept is not None and not 0 < self.kept <= 1:
-            raise PlanError(f"the share of precision that is kept must be above 0 and at most 1, not {self.kept}")
+    ramps: tuple[int, ...]
+    """The candidates, ascending."""
+    thresholds: tuple[float | None, ...]
+    """The settings (T), from the one at which most inputs leave. None: each ramp's threshold is fixed in advance."""
+    leave_TNR: BoolArray
+    """Which inputs leave, including those that left earlier."""
+    losses_NR: FloatArray
+    """Losses of the exits' own answers."""
+    end_losses_N: FloatArray
+    """Losses of the full model's answers: 0 if they are the reference."""
+
+
+def fixed_checks(batches: RecordedBatches) -> Checks:
+    """Returns checks with fixed thresholds, such as a calibration's, which hold for every subset of the ramps."""
+    return Checks(
+        ramps=batches.ramps,
+        thresholds=(None,),
+        leave_TNR=batches.sure_NR[None],
+        losses_NR=batches.losses_NR,
+        end_losses_N=np.zeros(len(batches)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """An exit in one step of the search."""
+    """An exit in one step of the search, behind the exits found so far, with the setting of its check."""
 
     ramp: int
-    configured: ConfiguredExit | None
-    """None if no setting of its check keeps the precision. The other fields then assume that no input leaves."""
+    threshold: float | None
+    """None if no setting of the check keeps the precision, so that no input leaves, or if thresholds are fixed."""
+    leaving: float
+    """r_e: share of the inputs that reach the exit and leave there."""
+    inside_N: BoolArray
+    """The inputs that move on."""
+    lost_N: FloatArray
+    """Loss of every input's answer. One minus their mean is the precision of all inputs: Q of equation 1."""
     remaining_K: IntArray
     """Inputs of each batch that move on."""
     slow_K: BoolArray
@@ -62,7 +83,8 @@ class Candidate:
 class SearchStep:
     """One step of the search: all candidates, and the chosen one."""
 
-    matrix: TimeMatrix
+    batching: Batching
+    """The batches behind the exits found so far."""
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None
     """None if no candidate helps, which ends the search."""
@@ -72,8 +94,7 @@ class SearchStep:
 class ExitSearchResult:
     """The result of a search."""
 
-    batch: int
-    options: SearchOptions
+    batching: Batching
     steps: tuple[SearchStep, ...]
 
     @property
@@ -88,115 +109,88 @@ class ExitSearchResult:
     @property
     def thresholds(self) -> dict[int, float]:
         """Thresholds by ramp, of the exits whose thresholds were searched."""
-        settings = [each.configured.setting for each in self.chosen if each.configured is not None]
-        return {each.ramp: each.threshold for each in settings if each.threshold is not None}
-
-    @property
-    def confidences(self) -> dict[int, float]:
-        """Confidences by ramp, of the exits that count principal values."""
-        settings = [each.configured.setting for each in self.chosen if each.configured is not None]
-        return {each.ramp: each.confidence for each in settings if each.confidence is not None}
+        return {each.ramp: each.threshold for each in self.chosen if each.threshold is not None}
 
 
-def find_exits(seconds: Seconds, checks: Checks, batch: int, options: SearchOptions | None = None) -> ExitSearchResult:
-    """Returns the exits for batches of size `batch`. Raises PlanError if fewer inputs than that are recorded."""
-    options = options or SearchOptions()
-    num_inputs = len(checks.end_losses_N)
-    if not 1 <= batch <= num_inputs:
-        raise PlanError(f"the batch must have from 1 to {num_inputs} inputs, which are recorded, not {batch}")
-    state: _SearchState | None = _SearchState(
-        first=0,
-        size=batch,
-        batch=batch,
+def find_exits(
+    batching: Batching, checks: Checks, *, kept: float | None = KEPT, slower: float = SLOWER
+) -> ExitSearchResult:
+    """Returns the exits for these batches. Raises PlanError if fewer inputs are recorded than a batch holds.
+
+    `kept` and `slower` are the promises KEPT and SLOWER. Precision has no limit if `kept` is None, because thresholds
+    are fixed and keep a promise of their own.
+    """
+    num_inputs, size = len(checks.end_losses_N), batching.size
+    if not 1 <= size <= num_inputs:
+        raise PlanError(f"the batch must have from 1 to {num_inputs} inputs, which are recorded, not {size}")
+    least_precision = None if kept is None else kept * (1 - float(checks.end_losses_N.mean()))
+    behind: Candidate | None = Candidate(
+        ramp=-1,
+        threshold=None,
+        leaving=0.0,
         inside_N=np.ones(num_inputs, dtype=bool),
-        slow_K=np.zeros(num_inputs // batch, dtype=bool),
         lost_N=checks.end_losses_N,
+        remaining_K=np.full(num_inputs // size, size),
+        slow_K=np.zeros(num_inputs // size, dtype=bool),
+        allowed=size,
+        mean_s=batching.whole_s,
+        tail_s=batching.whole_s,
     )
     steps: list[SearchStep] = []
-    while state is not None:
-        steps.append(_search_step(seconds, checks, state, options))
-        state = _state_behind(checks, state, steps[-1].chosen)
-    return ExitSearchResult(batch=batch, options=options, steps=tuple(steps))
+    while behind is not None:
+        stage = replace(batching, first=behind.ramp + 1, size=behind.allowed)
+        candidates = tuple(
+            _candidate(checks, column, behind, stage, size, least_precision)
+            for column, ramp in enumerate(checks.ramps)
+            if ramp > behind.ramp
+        )
+        chosen = _chosen(candidates, stage, slower)
+        steps.append(SearchStep(batching=stage, candidates=candidates, chosen=chosen))
+        goes_on = chosen is not None and chosen.allowed >= 1 and chosen.inside_N.any() and chosen is not candidates[-1]
+        behind = chosen if goes_on else None
+    return ExitSearchResult(batching=batching, steps=tuple(steps))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _SearchState:
-    """The state of a search behind the exits found so far."""
+def _candidate(
+    checks: Checks, column: int, behind: Candidate, stage: Batching, size: int, least_precision: float | None
+) -> Candidate:
+    """Returns an exit with the setting at which most inputs leave while Q stays above `least_precision`.
 
-    first: int
-    size: int
-    """Batch size of the stage that begins here: n, then n_l."""
-    batch: int
-    inside_N: BoolArray
-    slow_K: BoolArray
-    lost_N: FloatArray
-    """Loss of every input's answer with the exits found so far."""
-
-
-def _state_behind(checks: Checks, state: _SearchState, chosen: Candidate | None) -> _SearchState | None:
-    """Returns the state behind an exit, or None at the end: no exit was chosen, none remains, or no input moves on."""
-    if chosen is None or chosen.configured is None or chosen.allowed < 1:
-        return None
-    inside_N = state.inside_N & ~chosen.configured.setting.leave_N
-    if not inside_N.any() or chosen.ramp == checks.ramps[-1]:
-        return None
-    return _SearchState(
-        first=chosen.ramp + 1,
-        size=chosen.allowed,
-        batch=state.batch,
-        inside_N=inside_N,
-        slow_K=chosen.slow_K,
-        lost_N=chosen.configured.lost_N,
-    )
-
-
-def _search_step(seconds: Seconds, checks: Checks, state: _SearchState, options: SearchOptions) -> SearchStep:
-    ramps = [ramp for ramp in checks.ramps if ramp >= state.first]
-    matrix = time_matrix(seconds, state.first, ramps, state.size)
-    candidates = tuple(_candidate(checks, state, matrix, row, options) for row in range(len(ramps)))
-    is_first = state.first == 0
-    helping = [each for each in candidates if _helps(each, matrix, options, is_first=is_first)]
-    return SearchStep(
-        matrix=matrix,
-        candidates=candidates,
-        chosen=min(helping, key=lambda each: each.mean_s if is_first else each.tail_s, default=None),
-    )
-
-
-def _candidate(checks: Checks, state: _SearchState, matrix: TimeMatrix, row: int, options: SearchOptions) -> Candidate:
-    ramp = matrix.exits[row]
-    least = None if options.kept is None else options.kept * (1 - float(checks.end_losses_N.mean()))
-    exit_ = configure_exit(checks, ramp, state.inside_N, state.lost_N, least)
-    staying_N = state.inside_N if exit_ is None else state.inside_N & ~exit_.setting.leave_N
-    remaining_K = batch_counts(staying_N, state.batch)
-    allowed = matrix.allowed_E[row]
-    slow_K = state.slow_K | (remaining_K > allowed)
-    fast_K = remaining_K[~slow_K]
+    Section 6.2: maximize r_e subject to Q > eta Q_ori, as if this were the last exit. Section 6.4: its times. Equation
+    2 sums ((n - j) t[i, 0] + j t[i, j]) C[i, j] / (n k) over j, with C[i, j] batches in which j inputs move on; this
+    sums batch by batch.
+    """
+    leaves_TN = behind.inside_N & checks.leave_TNR[:, :, column]
+    lost_TN = np.where(leaves_TN, checks.losses_NR[:, column], behind.lost_N)
+    leaving_T, precision_T = leaves_TN.sum(1) / behind.inside_N.sum(), 1 - lost_TN.mean(1)
+    settings = [t for t, q in enumerate(precision_T) if least_precision is None or q > least_precision]
+    best = max(settings, key=lambda t: (leaving_T[t], precision_T[t]), default=None)
+    inside_N = behind.inside_N if best is None else behind.inside_N & ~leaves_TN[best]
+    remaining_K, seconds_J = batch_counts(inside_N, size), stage.exit_seconds_J(checks.ramps[column])
+    fits_J = np.logical_and.accumulate(seconds_J <= stage.whole_s * (1 + ROUNDING))
+    allowed = int(fits_J.sum()) - 1
+    slow_K, within_K = behind.slow_K | (remaining_K > allowed), np.minimum(remaining_K, stage.size)
+    moving_K = within_K / stage.size
     return Candidate(
-        ramp=ramp,
-        configured=exit_,
+        ramp=checks.ramps[column],
+        threshold=None if best is None else checks.thresholds[best],
+        leaving=0.0 if best is None else float(leaving_T[best]),
+        inside_N=inside_N,
+        lost_N=behind.lost_N if best is None else lost_TN[best],
         remaining_K=remaining_K,
         slow_K=slow_K,
         allowed=allowed,
-        mean_s=mean_answer_s(matrix, row, remaining_K),
-        tail_s=float(matrix.seconds_EJ[row, fast_K.max()]) if len(fast_K) else np.inf,
+        mean_s=float(((1 - moving_K) * seconds_J[0] + moving_K * seconds_J[within_K]).mean()),
+        tail_s=float(seconds_J[remaining_K[~slow_K].max()]) if not slow_K.all() else np.inf,
     )
 
 
-def mean_answer_s(matrix: TimeMatrix, row: int, remaining_K: IntArray) -> float:
-    """Returns the mean answer time by equation 2: inputs that leave take t[i, 0], inputs that move on take t[i, j].
+def _chosen(candidates: tuple[Candidate, ...], stage: Batching, slower: float) -> Candidate | None:
+    """Returns the candidate that saves most time, if inputs leave there and it slows down few enough batches."""
 
-    The paper sums ((n - j) t[i, 0] + j t[i, j]) C[i, j] / (n k) over j, with C[i, j] batches in which j inputs move
-    on. This sums batch by batch.
-    """
-    remaining_K = np.minimum(remaining_K, matrix.batch)
-    moving_K = remaining_K / matrix.batch
-    times_J = matrix.seconds_EJ[row]
-    return float(((1 - moving_K) * times_J[0] + moving_K * times_J[remaining_K]).mean())
+    def seconds(each: Candidate) -> float:
+        return each.tail_s if stage.first else each.mean_s
 
-
-def _helps(each: Candidate, matrix: TimeMatrix, options: SearchOptions, *, is_first: bool) -> bool:
-    """Returns whether inputs leave at an exit, both promises are kept, and it saves time."""
-    if each.configured is None or not each.configured.leaving or each.slower > options.slower:
-        return False
-    return (each.mean_s if is_first else each.tail_s) < matrix.whole_s * (1 - ROUNDING)
+    sooner_s = stage.whole_s * (1 - ROUNDING)
+    helping = [each for each in candidates if each.leaving and each.slower <= slower and seconds(each) < sooner_s]
+    return min(helping, key=seconds, default=None)

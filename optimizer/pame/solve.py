@@ -6,15 +6,11 @@ from dataclasses import replace
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, FeasiblePlan, NoPlan, Planned, if_feasible
-from optimizer.pame.batches import seconds_of
-from optimizer.pame.checks import fixed_checks
-from optimizer.pame.search import ExitSearchResult, SearchOptions, find_exits
+from optimizer.pame.batches import Batching
+from optimizer.pame.search import SLOWER, ExitSearchResult, find_exits, fixed_checks
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
 from optimizer.space import Space
-
-FIXED_THRESHOLDS = SearchOptions(kept=None)
-"""The thresholds of a problem are fixed. A calibration's promise holds for every subset of the ramps."""
 
 
 def solve_pame(problem: PlanProblem, space: Space) -> Decision:
@@ -37,13 +33,14 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     if isinstance(stock, NoPlan):
         return replace(stock, strategy=space.strategy)
     [stage] = stock.stages
-    has_batch = stage.splits[0].batch <= len(problem.batches)
-    seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), fixed_checks(problem.batches)
-    search = find_exits(seconds, checks, stage.splits[0].batch, FIXED_THRESHOLDS) if has_batch else None
+    batching = Batching(table=problem.latency[stage.device], ramps=problem.ramps, size=stage.splits[0].batch)
+    search = None
+    if batching.size <= len(problem.batches):  # thresholds are fixed: a calibration's promise holds for all subsets
+        search = find_exits(batching, fixed_checks(problem.batches), kept=None)
     found = _with_exits(problem, stock, () if search is None else search.ramps)
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "the stock plan is a plan of the space"
-    note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, stage.splits[0].batch)
+    note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, batching.size)
     return replace(found.planned(problem, space.strategy, best.bound), note=note)
 
 
@@ -64,12 +61,9 @@ def _why_no_exit(search: ExitSearchResult | None, batch: int) -> str:
         return f"no exit: fewer inputs are recorded than a batch of {batch} holds"
     if search.ramps:
         return "no exit: with any of those that were found the plan would break a promise (SLO, rate or ramp budget)"
-    candidates, slower = search.steps[0].candidates, search.options.slower
-    leaving = [each for each in candidates if each.configured is not None and each.configured.leaving]
-    if not leaving:
+    slower = [each.slower for each in search.steps[0].candidates if each.leaving]
+    if not slower:
         return "no exit: no input leaves at any ramp"
-    quick = [each for each in leaving if each.slower <= slower]
-    if not quick:
-        least = min(each.slower for each in leaving)
-        return f"no exit: at least {least:.1%} of the batches of {batch} would be slower, {slower:.1%} may be"
-    return f"no exit: none makes batches of {batch} sooner on average without slowing more than {slower:.1%} of them"
+    if min(slower) > SLOWER:
+        return f"no exit: at least {min(slower):.1%} of the batches of {batch} would be slower, {SLOWER:.1%} may be"
+    return f"no exit: none makes batches of {batch} sooner on average without slowing more than {SLOWER:.1%} of them"

@@ -22,9 +22,7 @@ from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.batches import seconds_of
-from optimizer.pame.checks import fixed_checks, grid_checks
-from optimizer.pame.search import SearchOptions, find_exits
+from optimizer.pame.search import find_exits, fixed_checks
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
 from optimizer.planner import solve
@@ -208,15 +206,8 @@ CASES: dict[str, Case] = {
     # Strategy pame
     "pame: without batches": lambda: solve(replace(pame_strategy.problem(), batches=None), "pame"),
     "pame: the highest rate": lambda: solve(replace(pame_strategy.problem(), objective=MaximizeRate()), "pame"),
-    "pame: slower batches": lambda: SearchOptions(slower=1.0),
-    "pame: no precision": lambda: SearchOptions(kept=0.0),
     "pame: too few inputs": lambda: find_exits(
-        seconds_of(pame_thresholds.TABLE, (0, 1)), fixed_checks(pame_thresholds.batches([[1, 1]] * 4)), 5
-    ),
-    "pame: no truth": lambda: grid_checks({None: pame_thresholds.records()}, by_truth=True),
-    "pame: no records": lambda: grid_checks({}),
-    "pame: records of other inputs": lambda: grid_checks(
-        {0.5: pame_thresholds.records(), 0.9: pame_thresholds.records().subset(np.arange(9))}
+        replace(pame_thresholds.FOUR, size=5), fixed_checks(pame_thresholds.batches([[1, 1]] * 4))
     ),
     # Guarantees
     **{

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from optimizer.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
+from optimizer.tabi import ProfiledModel, candidates, cascade, cutoffs, select
 
 STEEP = 1e6
 """With this slope, the band is a threshold in its middle."""
@@ -17,26 +19,24 @@ def model(name: str, latency_s: float, confidence: list[float], right: list[int]
 
 SMALL = model("small", 7.0, [0.99, 0.99, 0.92, 0.6], [1, 1, 1, 0])
 LARGE = model("large", 26.0, [0.99, 0.99, 0.99, 0.9], [1, 1, 1, 1])
-BOTH = np.column_stack([SMALL.confidence_N, LARGE.confidence_N]), np.column_stack([SMALL.right_N, LARGE.right_N])
 
 
 def test_the_next_network_is_reached_by_expectation_and_so_are_shares_and_accuracy() -> None:
-    assert reaching(BOTH[0], 0.9, STEEP) == pytest.approx(np.array([[1, 0], [1, 0], [1, 1], [1, 1]]))
-    found = at_cutoff(*BOTH, 0.5, 0.0)
+    right_N = np.array([1.0, 1.0, 0.0, 0.0])  # the first two of four inputs are answered by the small network
+    assert cascade([replace(SMALL, right_N=right_N), replace(LARGE, right_N=1 - right_N)], 0.9, STEEP).accuracy == 1
+    found = cascade([SMALL, LARGE], 0.5, 0.0)
     assert found.answered_L == (0.5, 0.5)
     assert found.accuracy == pytest.approx((0.5 * 3 + 0.5 * 4) / 4)
 
 
 def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average_or_to_0() -> None:
-    small = np.array([0.99, 0.89, 0.71, 0.55])
-    confidence_NL = np.column_stack([small, small])
-    right_NL = np.array([[1, 1], [0, 1], [0, 1], [0, 1]], dtype=float)
-    found = list(cutoffs(confidence_NL, right_NL, STEEP))
+    small = model("small", 1.0, [0.99, 0.89, 0.71, 0.55], [1, 0, 0, 0])
+    found = list(cutoffs([small, replace(small, right_N=np.ones(4))], STEEP))
     # On average 5 of 8 are right. An input returns once (c + 1) / 2 is below it: the second, wrong, at c = 0.75, the
     # third at 0.4, where 2 of 4 are right.
     assert [each.c for each in found] == [pytest.approx(0.95 - 0.05 * n) for n in range(11)]
     assert [each.accuracy for each in found] == [1] * 4 + [0.75] * 7
-    found = list(cutoffs(np.full((2, 2), 0.5), np.ones((2, 2))))
+    found = list(cutoffs([model("equal", 1.0, [0.5, 0.5], [1, 1])] * 2))
     assert len(found) == 20
     assert found[-1].c == 0
 

@@ -35,13 +35,24 @@ from optimizer.live.tuning.base import (
     outcome_of,
 )
 from optimizer.pame.batches import Batching
-from optimizer.pame.checks import GRIDS, next_threshold, relative_precision
-from optimizer.pame.search import SearchOptions
+from optimizer.pame.search import SLOWER
 from profiles.records import ExitOutcome, ExitRecords
-from profiles.scores import SCORES
+from profiles.scores import SCORES, Score
 from profiles.stream import Observations
 
-TAIL = SearchOptions().slower
+TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
+"""The paper has ten of them (section 6.1), among them 0.55 and 0.6 (section 7.6)."""
+LONG_CONFIDENCES = (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""The five values beyond the paper's are for overconfident networks."""
+GRIDS: Mapping[Score, tuple[float, ...]] = {
+    "confidence": LONG_CONFIDENCES,
+    "share": tuple(round(0.1 * step, 1) for step in range(1, 11)),  # of the principal values
+    "foreseen": LONG_CONFIDENCES,
+    "similar": LONG_CONFIDENCES,
+    "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
+}
+"""Thresholds to try for each score, from the one at which most inputs leave to the strictest."""
+TAIL = SLOWER
 """Largest share of batches that may be slower than without exits, as in PAME's search."""
 
 
@@ -97,6 +108,20 @@ def placement_at(
                 mean_s=sum(each.mean_s for each in times) / len(times),
             )
     return None
+
+
+def next_threshold(score: Score, threshold: float) -> float | None:
+    """Returns the next stricter threshold of the score's grid; None if there is none."""
+    direction = SCORES[score].direction
+    return next((value for value in GRIDS[score] if direction * value > direction * threshold), None)
+
+
+def relative_precision(outcome: ExitOutcome) -> float:
+    """Returns the accuracy relative to the full model's (section 7.2), or the agreement if the truth is not known."""
+    accuracy, full_accuracy = outcome.accuracy, outcome.full_accuracy
+    if accuracy is None or not full_accuracy:
+        return outcome.agreement
+    return accuracy / full_accuracy
 
 
 WINDOW = 50

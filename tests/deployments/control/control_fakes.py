@@ -22,7 +22,7 @@ from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never, no_input_leaves
-from optimizer.pame.batches import Batching, seconds_of
+from optimizer.pame.batches import Batching
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -326,7 +326,7 @@ QUESTION = TunerSettings(
     score="confidence",
     guarantee=Guarantee(),
     times=ExitTimes.of(TABLE, RAMPS, 1),
-    batching=Batching(seconds=seconds_of(TABLE, tuple(RAMPS)), size=8),
+    batching=Batching(table=TABLE, ramps=tuple(RAMPS), size=8),
 )
 
 

@@ -5,50 +5,62 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.pame.batches import Batching, seconds_of, time_matrix
-from optimizer.pame.checks import (
-    GRIDS,
-    TEN_CONFIDENCES,
-    Checks,
-    ConfiguredExit,
-    configure_exit,
-    fixed_checks,
-    grid_checks,
-    next_threshold,
-    relative_precision,
-)
-from optimizer.pame.search import ExitSearchResult, SearchOptions, find_exits
+from optimizer.live.tuning.pame import GRIDS, TEN_CONFIDENCES, next_threshold, relative_precision
+from optimizer.pame.batches import Batching
+from optimizer.pame.search import Candidate, Checks, ExitSearchResult, find_exits, fixed_checks
 from profiles.records import ExitRecords, RecordedBatches
-from profiles.scores import SCORES, Score
+from profiles.scores import SCORES, FloatArray, Score
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 
-ALL_INPUTS = np.ones(10, dtype=bool)
+TABLE = LatencyTable(
+    batches=(1, 2, 4), block_s_NB=np.array([[1.0, 2.0, 4.0]] * 3), ramp_s_EB=np.array([[0.5, 1.0, 2.0]] * 2)
+)
+"""A block takes a second per input, a ramp half of one."""
+FOUR = Batching(table=TABLE, ramps=(0, 1), size=4)
 
 
-def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = False) -> ExitRecords:
+def records(*, score: Score = "confidence", truth: bool = False) -> ExitRecords:
     """Ten inputs of increasing confidence, 0.52 to 0.97. The ramp errs on the three least confident ones."""
-    scores_N1 = (0.52 + 0.05 * np.arange(10) - shift).reshape(-1, 1).astype(np.float32)
+    scores_N1 = (0.52 + 0.05 * np.arange(10)).reshape(-1, 1).astype(np.float32)
     losses_N1 = (np.arange(10) < 3).astype(np.float64).reshape(-1, 1)
     true_losses_NE = np.column_stack([np.zeros(10), np.arange(10) == 9]).astype(np.float64) if truth else None
     scores_N1 = 1 - scores_N1 if score == "entropy" else scores_N1
     return exit_records(scores_N1, losses_N1, score=score, num_blocks=3, true_losses_NE=true_losses_NE)
 
 
-def chosen(checks: Checks, kept: float) -> ConfiguredExit:
-    least = kept * (1 - float(checks.end_losses_N.mean()))
-    found = configure_exit(checks, 0, ALL_INPUTS, checks.end_losses_N, least)
-    assert found is not None
-    return found
+def checks_of(losses_NE: FloatArray, grid: tuple[float, ...] = GRIDS["confidence"]) -> Checks:
+    """Checks of the ten inputs, whose losses at the ramp and at the end are given."""
+    return Checks(
+        ramps=(0,),
+        thresholds=grid,
+        leave_TNR=np.array([records().sure_NR({0: threshold}) for threshold in grid]),
+        losses_NR=losses_NE[:, :1],
+        end_losses_N=losses_NE[:, 1],
+    )
+
+
+def searched(checks: Checks, kept: float) -> Candidate:
+    return find_exits(Batching(table=TABLE, ramps=(0, 1), size=1), checks, kept=kept).steps[0].candidates[0]
+
+
+def agreement() -> FloatArray:
+    return np.column_stack([records().losses_NR, np.zeros(10)])
 
 
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
 def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
     """Of ten inputs: 0.50 lets all leave, and three are wrong."""
-    found = chosen(grid_checks({None: records()}), kept)
-    assert found.setting.threshold == threshold
+    found = searched(checks_of(agreement()), kept)
+    assert found.threshold == threshold
     assert found.leaving == pytest.approx(leaving)
-    assert found.overall > kept
+    assert 1 - found.lost_N.mean() > kept
+
+
+def test_no_input_leaves_without_a_precise_threshold() -> None:
+    always_wrong = np.column_stack([np.ones(10), np.zeros(10)])
+    found = searched(checks_of(always_wrong, TEN_CONFIDENCES), 0.99)  # some inputs leave at each
+    assert (found.threshold, found.leaving, int(found.inside_N.sum()), found.lost_N.sum()) == (None, 0.0, 10, 0.0)
 
 
 def test_every_score_has_a_grid_from_bold_to_careful() -> None:
@@ -60,10 +72,8 @@ def test_every_score_has_a_grid_from_bold_to_careful() -> None:
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
-def test_the_whole_grid_of_a_score_is_tried_and_fewer_leave_at_each_step(score: Score) -> None:
-    settings = grid_checks({None: records(score=score)}).settings(0)
-    assert tuple(setting.threshold for setting in settings) == GRIDS[score]
-    leaving = [int(setting.leave_N.sum()) for setting in settings]
+def test_fewer_inputs_leave_at_each_threshold_of_a_grid(score: Score) -> None:
+    leaving = [int(records(score=score).sure_NR({0: threshold}).sum()) for threshold in GRIDS[score]]
     assert leaving == sorted(leaving, reverse=True)
 
 
@@ -79,24 +89,10 @@ def test_precision_is_of_the_truth_where_it_is_known() -> None:
     # Of ten answers three are not the full model's; all ten are right, and of the full model's nine.
     assert relative_precision(records().outcome({0: 0.5})) == pytest.approx(0.7)
     assert relative_precision(records(truth=True).outcome({0: 0.5})) == pytest.approx(1 / 0.9)
-    found = chosen(grid_checks({None: records(truth=True)}, by_truth=True), 0.99)
-    assert (found.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
-
-
-def test_of_several_confidences_the_best_pair_is_taken_or_none() -> None:
-    always_wrong = records()
-    always_wrong.losses_NR[:] = 1.0
-    checks = grid_checks({None: always_wrong}, grid=TEN_CONFIDENCES)  # some inputs leave at each
-    assert configure_exit(checks, 0, ALL_INPUTS, checks.end_losses_N, 0.99) is None
-    checks = grid_checks({0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
-    assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
-    assert chosen(checks, 0.95).setting.confidence == 0.5
-
-
-TABLE = LatencyTable(
-    batches=(1, 2, 4), block_s_NB=np.array([[1.0, 2.0, 4.0]] * 3), ramp_s_EB=np.array([[0.5, 1.0, 2.0]] * 2)
-)
-"""A block takes a second per input, a ramp half of one."""
+    truth_NE = records(truth=True).true_losses_NE
+    assert truth_NE is not None
+    found = searched(checks_of(truth_NE), 0.99)
+    assert (found.leaving, found.lost_N.sum()) == (1.0, 0.0)  # the full model errs on one of ten
 
 
 def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
@@ -105,17 +101,17 @@ def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
 
 
 def search(sure: list[list[int]], **options: Any) -> ExitSearchResult:
-    return find_exits(seconds_of(TABLE, (0, 1)), fixed_checks(batches(sure)), 4, SearchOptions(**options))
+    return find_exits(FOUR, fixed_checks(batches(sure)), **options)
 
 
 def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
-    matrix = time_matrix(seconds_of(TABLE, (0, 1)), 0, (0, 1), 4)
     # 4 + 2 s, and 2 s per input that moves on; 8 + 2 s, and 1 s.
-    assert matrix.seconds_EJ.tolist() == [[6, 8, 10, 12, 14], [10, 11, 12, 13, 14]]
-    assert (matrix.whole_s, matrix.allowed_E) == (12, [3, 2])
-    behind = time_matrix(seconds_of(TABLE, (0, 1)), 1, (1,), 3)
-    assert behind.seconds_EJ.tolist() == [[4.5, 5.5, 6.5, 7.5]]
-    assert (behind.whole_s, behind.allowed_E) == (6, [1])
+    assert [FOUR.exit_seconds_J(exit_).tolist() for exit_ in (0, 1)] == [[6, 8, 10, 12, 14], [10, 11, 12, 13, 14]]
+    behind = Batching(table=TABLE, ramps=(0, 1), first=1, size=3)
+    assert behind.exit_seconds_J(1).tolist() == [4.5, 5.5, 6.5, 7.5]
+    assert (FOUR.whole_s, behind.whole_s) == (12, 6)
+    goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
+    assert [[each.allowed for each in step.candidates] for step in goes_on.steps] == [[3, 2], [1]]
 
 
 def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> None:
@@ -143,28 +139,27 @@ def test_an_exit_that_costs_precision_is_not_taken() -> None:
         losses_NR=np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
         size=4,
     )
-    seconds, checks = seconds_of(TABLE, (0, 1)), fixed_checks(lossy)
-    assert find_exits(seconds, checks, 4).ramps == (1,)
-    assert find_exits(seconds, checks, 4, SearchOptions(kept=0.75)).ramps == (1,)  # more than 0.75 is asked for
-    assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)
+    assert find_exits(FOUR, fixed_checks(lossy)).ramps == (1,)
+    assert find_exits(FOUR, fixed_checks(lossy), kept=0.75).ramps == (1,)  # more than 0.75 is asked for
+    assert find_exits(FOUR, fixed_checks(lossy), kept=0.7).ramps == (0,)
 
 
 def test_further_exits_are_chosen_by_the_tail_of_the_largest_batch() -> None:
     """Behind exit 0 at most 3 may move on: with exit 1 they take 4.5 s and 1 s per input that goes on, else 6 s."""
     goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
     assert goes_on.ramps == (0, 1)
-    assert goes_on.steps[1].matrix.batch == 3
+    assert goes_on.steps[1].batching.size == 3
     assert goes_on.chosen[1].tail_s == 5.5
     assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
 
 
 def test_batches_are_timed_by_their_own_inputs_in_order_of_arrival() -> None:
     exits_N = np.array([0, 1, 0, 2, 0, 0, 0, 0, 2])  # the last is in no batch
-    times = Batching(seconds=seconds_of(TABLE, (0, 1)), size=4).times(exits_N, {1, 0})
+    times = FOUR.times(exits_N, {1, 0})
     # The first: two after 6 s, one after 6 + 3 s, one after 1 s more. The second: all four after 6 s.
     assert times.last_s_K.tolist() == [10, 6]
     assert times.mean_s == (2 * 6 + 9 + 10 + 4 * 6) / 8
     assert (times.whole_s, times.tail_s, times.slower) == (12, 8, 0)
     # A batch that no input leaves takes 14 s, and one of which one input leaves as long as without exits.
     one_leaves = np.array([2, 2, 2, 2, 0, 2, 2, 2])
-    assert Batching(seconds=seconds_of(TABLE, (0, 1)), size=4).times(one_leaves, {0}).slower == 0.5
+    assert FOUR.times(one_leaves, {0}).slower == 0.5

@@ -10,7 +10,7 @@ import pytest
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.apparate import WindowReplay, greedy, step_value
 from optimizer.live.tuning.pame import best_placement, placement_at
-from optimizer.pame.batches import Batching, seconds_of
+from optimizer.pame.batches import Batching
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
@@ -76,7 +76,7 @@ def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) ->
 
 # A block takes 2 s for one input and 3 s for two; a ramp 0.5 s for one and 1 s for two. Without exits: 3 * 3 = 9 s.
 TABLE = LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2)
-BATCHING = Batching(seconds=seconds_of(TABLE, (0, 1)), size=2)
+BATCHING = Batching(table=TABLE, ramps=(0, 1), size=2)
 EASY, HARD = (0.97, 0.97), (0.1, 0.97)
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from optimizer.live.tuning.base import Tuner
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.batches import Batching, seconds_of
+from optimizer.pame.batches import Batching
 from profiles.stream import Observations
 from profiles.table import LatencyTable
 from tests.optimizer.live.tuning.logs import NEVER, NO_EXITS, changed, lying, question, stream
 
 TABLE = LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2)
-BATCHING = Batching(seconds=seconds_of(TABLE, (0, 1)), size=2)
+BATCHING = Batching(table=TABLE, ramps=(0, 1), size=2)
 WINDOW = 100
 """Inputs."""
 FIRST = {0: 0.55, 1: NEVER}
