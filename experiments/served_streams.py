@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from experiments.apparate.recording import KINDS, Kind, Stream, streams
 from experiments.studies.study import Effort
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.ramps import PERIOD as MOVES_EVERY
 from optimizer.live.ramps import adjust_ramps, best_ramps, evenly_spaced, greedy_tuner, of_ramps
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never
@@ -77,22 +77,28 @@ GRID = 200
 
 
 def answered(
-    records: ExitRecords, thresholds: Mapping[int, float], times: ExitTimes, *, evaluated: Collection[int] | None = None
+    records: ExitRecords,
+    thresholds: Mapping[int, float],
+    batching: Batching,
+    *,
+    evaluated: Collection[int] | None = None,
 ) -> Answered:
     """Returns the outcome under these thresholds; `evaluated` ramps take time (by default these ramps)."""
     outcome = records.outcome(thresholds)
-    released_s_K = times.released_s(thresholds if evaluated is None else evaluated)
-    return Answered(answer_s_N=released_s_K[outcome.exits_N], losses_N=outcome.losses_N, whole_s=times.whole_s)
+    released_s_K = batching.released_s_N(thresholds if evaluated is None else evaluated)
+    return Answered(answer_s_N=released_s_K[outcome.exits_N], losses_N=outcome.losses_N, whole_s=batching.whole_s)
 
 
-def optimal(records: ExitRecords, times: ExitTimes) -> Answered:
+def optimal(records: ExitRecords, batching: Batching) -> Answered:
     """Returns the optimum: inputs leave at the first ramp that is right; ramps take no time (Apparate, 2.2)."""
     right_NE = np.column_stack([records.losses_NR == 0, np.ones(len(records), dtype=bool)])
     exits_N = np.array([*records.ramps, records.num_blocks - 1])[right_NE.argmax(1)]
-    return Answered(answer_s_N=times.released_s(())[exits_N], losses_N=np.zeros(len(records)), whole_s=times.whole_s)
+    return Answered(
+        answer_s_N=batching.released_s_N(())[exits_N], losses_N=np.zeros(len(records)), whole_s=batching.whole_s
+    )
 
 
-def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]) -> dict[int, float]:
+def same_threshold(records: ExitRecords, budget: float, batching: Batching, ramps: tuple[int, ...]) -> dict[int, float]:
     """Returns the one threshold for all of these ramps that saves most within the budget on these inputs.
 
     The candidates are 200 quantiles of the scores. If none keeps the budget, no input leaves.
@@ -100,10 +106,10 @@ def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps:
     columns = [records.ramps.index(ramp) for ramp in ramps]
     grid = np.quantile(records.scores_NR[:, columns], np.linspace(0, 1, GRID + 1))
     replayed = dict.fromkeys(ramps, SCORES[records.score].never)
-    most = answered(records, replayed, times).mean_saved
+    most = answered(records, replayed, batching).mean_saved
     for threshold in np.unique(grid).tolist():
         tried = dict.fromkeys(ramps, threshold)
-        outcome = answered(records, tried, times)
+        outcome = answered(records, tried, batching)
         if outcome.losses_N.mean() <= budget and outcome.mean_saved > most:
             replayed, most = tried, outcome.mean_saved
     return replayed
@@ -116,10 +122,10 @@ def sampled(records: ExitRecords, share: float, rng: np.random.Generator) -> Exi
 
 
 def greedy_thresholds(
-    records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]
+    records: ExitRecords, budget: float, batching: Batching, ramps: tuple[int, ...]
 ) -> dict[int, float]:
     """Returns one threshold per ramp, by Apparate's greedy search on these inputs."""
-    return dict(greedy_tuner(times, budget)(of_ramps(records, ramps)))
+    return dict(greedy_tuner(batching, budget)(of_ramps(records, ramps)))
 
 
 # Random streams for quick runs and tests. Ramps are more confident if they are right, until inputs drift.
@@ -198,9 +204,9 @@ class Case:
         return self.stream.kind
 
     @property
-    def times(self) -> ExitTimes:
-        """The times at batch 1."""
-        return ExitTimes.of(self.table, self.stream.records.ramps, 1)
+    def batching(self) -> Batching:
+        """The times of batches of 1."""
+        return Batching(table=self.table, ramps=self.stream.records.ramps, size=1)
 
 
 def cases(effort: Effort) -> list[Case]:
@@ -359,20 +365,20 @@ class Replay:
 
 def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0) -> Replay:
     """Serves a stream; the same batches are probes in every run."""
-    records, times = case.stream.served, case.times
+    records, batching = case.stream.served, case.batching
     num_batches = -(-len(records) // BATCH)
     probes_K = np.random.default_rng(SEED).random(num_batches) < probe_share
     replayed = tuned_replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
-    return Replay(answered=_timed(replayed, probes_K, records, times), settings=replayed.settings)
+    return Replay(answered=_timed(replayed, probes_K, records, batching), settings=replayed.settings)
 
 
-def _timed(replayed: Replayed, probes_K: BoolArray, records: ExitRecords, times: ExitTimes) -> Answered:
+def _timed(replayed: Replayed, probes_K: BoolArray, records: ExitRecords, batching: Batching) -> Answered:
     """Returns the latencies; for probes, all ramps take time."""
     answer_s = []
     for index, (setting, is_probe) in enumerate(zip(replayed.settings, probes_K.tolist(), strict=True)):
         exits_N = replayed.exits_N[index * BATCH : (index + 1) * BATCH]
-        answer_s.append(times.released_s(records.ramps if is_probe else setting)[exits_N])
-    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=replayed.losses_N, whole_s=times.whole_s)
+        answer_s.append(batching.released_s_N(records.ramps if is_probe else setting)[exits_N])
+    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=replayed.losses_N, whole_s=batching.whole_s)
 
 
 # Strategies: the ramps, the tuner of their thresholds, and the changes while a stream is served.
@@ -426,7 +432,7 @@ class PlannedRamps(TunedThresholds):
         settings = self._tuner.settings
         records = self._known.records(self._known.shape.ramps)
         replayed = best_ramps(
-            records, settings.times, self._budgets.ramps, greedy_tuner(settings.times, self._budgets.loss)
+            records, settings.batching, self._budgets.ramps, greedy_tuner(settings.batching, self._budgets.loss)
         ).ramps
         if set(replayed) != set(self.thresholds):
             kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in replayed}
@@ -450,8 +456,8 @@ class MovedRamps(TunedThresholds):
             return
         window = Observations.join(seen.shape, self._window).records(ramps)
         settings = self._tuner.settings
-        tune = greedy_tuner(settings.times, self._budgets.loss)
-        moved = adjust_ramps(window, self.thresholds, settings.times, tune, self._budgets.ramps)
+        tune = greedy_tuner(settings.batching, self._budgets.loss)
+        moved = adjust_ramps(window, self.thresholds, settings.batching, tune, self._budgets.ramps)
         self._window = []
         if moved.thresholds != self.thresholds:
             self.set(moved.thresholds, after(seen))
@@ -460,12 +466,12 @@ class MovedRamps(TunedThresholds):
 def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
     """Returns a new tuner for a stream."""
     score = case.stream.records.score
-    return make_tuner(name, TunerSettings(score=score, guarantee=budgets.guarantee, times=case.times))
+    return make_tuner(name, TunerSettings(score=score, guarantee=budgets.guarantee, batching=case.batching))
 
 
 def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Serves with the ramps with which Apparate begins; a tuner sets their thresholds."""
-    return with_ramps(case, evenly_spaced(case.times, budgets.ramps), name, budgets)
+    return with_ramps(case, evenly_spaced(case.batching, budgets.ramps), name, budgets)
 
 
 def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
@@ -477,7 +483,7 @@ def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Bud
 def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Serves with ramps that are planned on the beginning, and again every period from probes."""
     initial = case.stream.initial
-    ramps = best_ramps(initial, case.times, budgets.ramps, greedy_tuner(case.times, budgets.loss)).ramps
+    ramps = best_ramps(initial, case.batching, budgets.ramps, greedy_tuner(case.batching, budgets.loss)).ramps
     known = observed(initial, {}, np.ones(len(initial), dtype=bool), first=-len(initial))
     thresholds = never(case.stream.records.score, ramps)
     controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
@@ -486,7 +492,7 @@ def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()
 
 def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Serves with evenly spaced ramps that are moved every 128 inputs."""
-    ramps = evenly_spaced(case.times, budgets.ramps)
+    ramps = evenly_spaced(case.batching, budgets.ramps)
     thresholds = never(case.stream.records.score, ramps)
     controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)
     return timed_replay(case, controller)

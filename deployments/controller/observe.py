@@ -20,11 +20,10 @@ from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.errors import DataError, PlanError
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.networks import Used, network_sets, ramps_of, survival_with
-from optimizer.pame.batches import Batching
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, Reach, device_names
@@ -428,13 +427,9 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
     # Savings are shares of the model's time, which differ little between devices, so any device will do. Under load,
     # batches are large. `Tuning.serve` replaces this batch size by the plan's.
     device = device_names(problem)[0]
-    table = problem.latency[device]
-    times = ExitTimes.of(table, problem.ramps, table.batches[-1])
-    batching = batching_of(problem, device, table.batches[-1])
+    batching = batching_of(problem, device, problem.latency[device].batches[-1])
     name = settings.tuning
-    return lambda shape: make_tuner(
-        name, TunerSettings(score=shape.score, guarantee=guarantee, times=times, batching=batching)
-    )
+    return lambda shape: make_tuner(name, TunerSettings(score=shape.score, guarantee=guarantee, batching=batching))
 
 
 def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:

@@ -141,11 +141,11 @@ def points(case: Case, arrivals: Arrivals, effort: Effort) -> list[Point]:
     """Returns the figures with and without ramps by SLO; the rate grows with the batches, and is the same for both."""
     table = with_batches(case)
     first = case.stream.served.subset(np.arange(min(STRATEGIES_PERIOD, len(case.stream.served))))
-    ramps = best_ramps(first, case.times, RAMP_BUDGET, greedy_tuner(case.times, BUDGET)).ramps
+    ramps = best_ramps(first, case.batching, RAMP_BUDGET, greedy_tuner(case.batching, BUDGET)).ramps
     decisions = decisions_of(case, ramps, with_ramps(case, ramps, "apparate"))
     found = []
     for times in TIMES_SLO:
-        slo_s = times * SHORTEST_SLO * case.times.whole_s
+        slo_s = times * SHORTEST_SLO * case.batching.whole_s
         rate_per_s = offered_per_s(table, largest_batch(table, slo_s))
         duration_s = NUM_INPUTS[effort] / rate_per_s
         arrivals_s = arrivals(rate_per_s).draw(duration_s, np.random.default_rng(SEED))

@@ -26,11 +26,10 @@ from experiments.served_streams import (
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.commands.progress import progress_bars, provenance
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, TunerSettings, never
 from optimizer.live.tuning.pame import ExitPlacement, best_placement, relative_precision
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.batches import Batching
 from optimizer.risk import Guarantee
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
@@ -143,9 +142,8 @@ class Case:
     @property
     def question(self) -> TunerSettings:
         """The settings of tuners: at most 1 % may be lost."""
-        times = ExitTimes.of(self.table, self.served.ramps, BATCH)
         guarantee = Guarantee(budget=BUDGET, confidence=CONFIDENCE)
-        return TunerSettings(score=self.served.score, guarantee=guarantee, times=times, batching=self.batching)
+        return TunerSettings(score=self.served.score, guarantee=guarantee, batching=self.batching)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -29,8 +29,8 @@ from experiments.served_streams import (
 )
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
+from optimizer.batching import Batching
 from optimizer.decision import Planned
-from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramps import Tune, best_ramps, evenly_spaced, greedy_tuner, of_ramps, run_until_repeat
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
@@ -151,23 +151,25 @@ class AtRest(NamedTuple):
 
 def at_rest(case: Case) -> AtRest:
     """Finds thresholds by Apparate's search on the inputs of one period."""
-    served, times, tune = case.stream.served, case.times, greedy_tuner(case.times, BUDGET)
+    served, batching, tune = case.stream.served, case.batching, greedy_tuner(case.batching, BUDGET)
     records = served.subset(np.arange(min(STRATEGIES_PERIOD, len(served))))
-    planned = best_ramps(records, times, RAMP_BUDGET, tune)
-    history = run_until_repeat(records, times, tune, RAMP_BUDGET)
-    moved = max((saved_with(of_ramps(records, each.active), times, tune) for each in history), key=lambda each: each[1])
+    planned = best_ramps(records, batching, RAMP_BUDGET, tune)
+    history = run_until_repeat(records, batching, tune, RAMP_BUDGET)
+    moved = max(
+        (saved_with(of_ramps(records, each.active), batching, tune) for each in history), key=lambda each: each[1]
+    )
     solved = of_ramps(records, solved_ramps(case, records, tune(records)))
-    return AtRest((planned.ramps, planned.saved), saved_with(solved, times, tune), moved, len(history))
+    return AtRest((planned.ramps, planned.saved), saved_with(solved, batching, tune), moved, len(history))
 
 
-def saved_with(window: ExitRecords, times: ExitTimes, tune: Tune) -> tuple[tuple[int, ...], float]:
+def saved_with(window: ExitRecords, batching: Batching, tune: Tune) -> tuple[tuple[int, ...], float]:
     """Returns the ramps of some records, and their saving with tuned thresholds."""
-    return window.ramps, times.saved(window.outcome(tune(window)), window.ramps) if window.ramps else 0.0
+    return window.ramps, batching.saved(window.outcome(tune(window)), window.ramps) if window.ramps else 0.0
 
 
 def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, float]) -> tuple[int, ...]:
     """Returns the ramps of the plan with the least mean answer time: one accelerator, half loaded, batches of one."""
-    whole_s, by_one = case.times.whole_s, case.table
+    whole_s, by_one = case.batching.whole_s, case.table
     only_one = LatencyTable(batches=(1,), block_s_NB=by_one.block_s_NB[:, :1], ramp_s_EB=by_one.ramp_s_EB[:, :1])
     problem = PlanProblem(
         num_blocks=records.num_blocks,
@@ -251,7 +253,7 @@ FIG13_SIDES: Sides = {
     APPARATE: by_mover,
     "planned ramps, Apparate's tuner": plan_with_apparate,
     OURS: by_plan,
-    "optimal": lambda case: optimal(case.stream.served, case.times),
+    "optimal": lambda case: optimal(case.stream.served, case.batching),
 }
 
 
@@ -288,8 +290,8 @@ TABLE1_PAPER: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
 
 def tuned_once(case: Case, records: ExitRecords) -> Answered:
     """Serves with the thresholds that these inputs allow."""
-    ramps = evenly_spaced(case.times, RAMP_BUDGET)
-    return all_ramps(case, greedy_thresholds(records, BUDGET, case.times, ramps))
+    ramps = evenly_spaced(case.batching, RAMP_BUDGET)
+    return all_ramps(case, greedy_thresholds(records, BUDGET, case.batching, ramps))
 
 
 def sample(case: Case) -> ExitRecords:
@@ -299,7 +301,7 @@ def sample(case: Case) -> ExitRecords:
 
 def all_ramps(case: Case, thresholds: Mapping[int, float]) -> Answered:
     """Evaluates every ramp with a threshold on every input."""
-    return answered(case.stream.served, thresholds, case.times)
+    return answered(case.stream.served, thresholds, case.batching)
 
 
 TABLE1_SIDES: Sides = {
@@ -359,14 +361,16 @@ BERT-base (DeeBERT)."""
 def tuned_on_the_stream(case: Case) -> Answered:
     """Chooses the better of one common threshold and one per ramp, from the served inputs themselves."""
     served, ramps = case.stream.served, case.stream.records.ramps
-    found = (tune(served, BUDGET, case.times, ramps) for tune in (same_threshold, greedy_thresholds))
+    found = (tune(served, BUDGET, case.batching, ramps) for tune in (same_threshold, greedy_thresholds))
     return max((all_ramps(case, thresholds) for thresholds in found), key=lambda each: each.mean_saved)
 
 
 TABLE2_SIDES: Sides = {
     APPARATE: lambda case: by_mover(case, EVERYWHERE),
-    SAME: lambda case: all_ramps(case, same_threshold(sample(case), BUDGET, case.times, case.stream.records.ramps)),
-    EACH: lambda case: all_ramps(case, greedy_thresholds(sample(case), BUDGET, case.times, case.stream.records.ramps)),
+    SAME: lambda case: all_ramps(case, same_threshold(sample(case), BUDGET, case.batching, case.stream.records.ramps)),
+    EACH: lambda case: all_ramps(
+        case, greedy_thresholds(sample(case), BUDGET, case.batching, case.stream.records.ramps)
+    ),
     OPT: tuned_on_the_stream,
     OURS: by_plan,
 }

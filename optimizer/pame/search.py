@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.pame.batches import ROUNDING, Batching
+from optimizer.batching import ROUNDING, Batching
 from profiles.records import IntArray, RecordedBatches, batch_counts
 from profiles.scores import BoolArray, FloatArray
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
+from optimizer.batching import Batching
 from optimizer.decision import Decision, FeasiblePlan, NoPlan, Planned, if_feasible
-from optimizer.pame.batches import Batching
 from optimizer.pame.search import SLOWER, ExitSearchResult, find_exits, fixed_checks
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest

@@ -15,7 +15,6 @@ from earlyexit.network.boundary import Split
 from optimizer.ensemble import gain
 from optimizer.evaluate import evaluate
 from optimizer.live.changeover import steps
-from optimizer.live.exit_times import ExitTimes
 from optimizer.live.reaction import expected_shares
 from optimizer.live.trial import Delivered
 from optimizer.live.tuning.apparate import WindowReplay
@@ -229,9 +228,6 @@ CASES: dict[str, Case] = {
     # The live planner
     "change-over: too many": lambda: steps(None, changeover.placed(("T4", 3), avoided={"slow": "T4"}), {"T4": 3}, {}),
     "change-over: a type that is not there": lambda: steps(None, changeover.placed(("T4", 1)), {"V100": 3}, {}),
-    "exit times: none": lambda: ExitTimes(block_s=(), ramp_s={}),
-    "exit times: negative": lambda: ExitTimes(block_s=(1.0, -1.0), ramp_s={}),
-    "exit times: a ramp behind all": lambda: ExitTimes(block_s=(1.0, 1.0), ramp_s={1: 0.1}),
     "reaction: a ramp beyond the forecast": lambda: expected_shares(FORECAST, (1, 3)),
     "trial: contradicting counts": lambda: Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0),
     "trial: no predicted rate": lambda: trial(None, predicted_rps=0.0),
@@ -239,7 +235,6 @@ CASES: dict[str, Case] = {
     "alarm: a loss that is no number": lambda: Alarm(0.01, 0.1).update(np.array([0, NAN])),
     "alarm: a budget of nothing": lambda: Alarm(0.0, 0.1),
     "tuner: told nothing": lambda: make_tuner("guarantee", question()).observe(mixed(1, NO_EXITS)),
-    "tuner: pame without seconds": lambda: make_tuner("pame", question()),
     "tuner: a policy without thresholds": lambda: check_tunable(PolicySpec(name="patience", patience=2)),
     "tuner: a budget of nothing": lambda: WindowReplay(greedy.WINDOW, greedy.times(1), 0.0),
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.errors import DataError
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.tuning.base import (
     NewThresholds,
     Reason,
@@ -51,7 +51,7 @@ class FoundThresholds:
 class WindowReplay:
     """Replays a window under any thresholds on errors, with all ramps of the records active."""
 
-    def __init__(self, records: ExitRecords, times: ExitTimes, budget: float) -> None:
+    def __init__(self, records: ExitRecords, batching: Batching, budget: float) -> None:
         """`budget` is the largest mean loss on the window, between 0 and 1."""
         if not 0 < budget < 1:
             raise DataError(f"the budget must be between 0 and 1, not {budget}")
@@ -61,7 +61,7 @@ class WindowReplay:
         """Threshold vectors evaluated so far."""
         self._scores_NR = records.sureness_NR
         self._highest = max(float(records.scores_NR.max(initial=0.0)), 1e-6)  # used for entropies only
-        released_s = times.released_s(records.ramps)
+        released_s = batching.released_s_N(records.ramps)
         exits = [*records.ramps, records.num_blocks - 1]
         self._earlier_E = released_s[-1] - released_s[exits]
         self._losses_NE = np.column_stack([records.losses_NR, np.zeros(len(records))])
@@ -201,11 +201,11 @@ class ApparateTuner(Tuner):
         return False
 
     def _tune(self, rows: Observations, ramps: list[int], why: Reason, occasion: str) -> NewThresholds:
-        records, times = rows.records(ramps), self.settings.times
-        found = greedy(WindowReplay(records, times, self.settings.guarantee.budget))
+        records, batching = rows.records(ramps), self.settings.batching
+        found = greedy(WindowReplay(records, batching, self.settings.guarantee.budget))
         self._losses.clear()
         self._since_tuned = 0
-        saved = times.saved(records.outcome(found.thresholds), ramps)
+        saved = batching.saved(records.outcome(found.thresholds), ramps)
         words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {found.loss:.2%}"
         return NewThresholds(thresholds=found.thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
 

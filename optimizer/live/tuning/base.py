@@ -11,8 +11,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.policies import POLICIES, kind_of
-from optimizer.live.exit_times import ExitTimes
-from optimizer.pame.batches import Batching
+from optimizer.batching import Batching
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
 from profiles.records import ExitOutcome
@@ -61,10 +60,8 @@ class TunerSettings:
     score: Score
     """The score of the stream and of its thresholds."""
     guarantee: Guarantee
-    times: ExitTimes
-    """Seconds of blocks and ramps, for the time that early exits save."""
-    batching: Batching | None = None
-    """Seconds of the initial batches, for tuners that use the times of batches."""
+    batching: Batching
+    """The initial batches, and the seconds of their blocks and ramps."""
 
 
 class Tuner(ABC):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earlyexit.errors import PlanError
+from optimizer.batching import Batching
 from optimizer.live.tuning.base import (
     NewThresholds,
     Reason,
@@ -34,7 +34,6 @@ from optimizer.live.tuning.base import (
     no_input_leaves,
     outcome_of,
 )
-from optimizer.pame.batches import Batching
 from optimizer.pame.search import SLOWER
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES, Score
@@ -138,10 +137,7 @@ class PameTuner(Tuner):
     name = "pame"
 
     def __init__(self, settings: TunerSettings) -> None:
-        """Raises PlanError for settings without the seconds of batches."""
         super().__init__(settings)
-        if settings.batching is None:
-            raise PlanError("tuner 'pame' needs the seconds of batches by their number of inputs")
         self._batching = settings.batching
         self._precision = 1 - settings.guarantee.budget
         self._since_s = np.inf

@@ -18,11 +18,10 @@ from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
+from optimizer.batching import Batching
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never, no_input_leaves
-from optimizer.pame.batches import Batching
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -325,7 +324,6 @@ TABLE = LatencyTable.of_rows((1, 8), [[0.01, 0.01]] * 4, [[0.0, 0.0]] * len(RAMP
 QUESTION = TunerSettings(
     score="confidence",
     guarantee=Guarantee(),
-    times=ExitTimes.of(TABLE, RAMPS, 1),
     batching=Batching(table=TABLE, ramps=tuple(RAMPS), size=8),
 )
 

@@ -7,15 +7,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.ramps import adjust_ramps, best_ramps, evenly_spaced, of_ramps, utilities
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
+from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 
 NEVER = SCORES["confidence"].never
 NUM_BLOCKS = 11
-TIMES = ExitTimes(block_s=(1.0,) * NUM_BLOCKS, ramp_s=dict.fromkeys(range(10), 0.1))
+TIMES = Batching(table=LatencyTable.of_rows((1,), [[1.0]] * NUM_BLOCKS, [[0.1]] * 10), ramps=tuple(range(10)), size=1)
 BUDGET = 0.03
 """Of 11 seconds: three ramps of 0.1 s."""
 
@@ -39,9 +40,10 @@ def kept_thresholds(records: ExitRecords) -> dict[int, float]:
 
 
 def test_answers_are_released_after_blocks_and_ramps_and_utility_is_what_that_saves() -> None:
-    times = ExitTimes(block_s=(1.0, 2.0, 3.0), ramp_s={0: 0.5, 1: 0.25})
-    assert times.released_s([]).tolist() == [1, 3, 6]
-    assert times.released_s([1]).tolist() == [1, 3.25, 6.25]
+    table = LatencyTable.of_rows((1,), [[1.0], [2.0], [3.0]], [[0.5], [0.25]])
+    times = Batching(table=table, ramps=(0, 1), size=1)
+    assert times.released_s_N([]).tolist() == [1, 3, 6]
+    assert times.released_s_N([1]).tolist() == [1, 3.25, 6.25]
     window = leaving({2: 1, 8: 1}, 10)
     found = utilities(window.outcome(at(2, 8)), (2, 8), TIMES)
     # Ramp 2 spares one input eight blocks and ramp 8, nine others pass; ramp 8 spares one two blocks, eight pass.

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings
 from optimizer.risk import Guarantee
 from profiles.scores import SCORES
 from profiles.stream import Observations, StreamShape
+from profiles.table import LatencyTable
 
 SHAPE = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
-TIMES = ExitTimes(block_s=(1.0, 1.0, 1.0), ramp_s={0: 0.01, 1: 0.01})
+TIMES = Batching(table=LatencyTable.of_rows((1,), [[1.0]] * 3, [[0.01]] * 2), ramps=(0, 1), size=1)
 NEVER = SCORES["confidence"].never
 NO_EXITS = {0: NEVER, 1: NEVER}
 SURE = (0.9, 0.99)
@@ -21,7 +22,7 @@ UNSURE = (0.6, 0.7)
 
 
 def question(budget: float = 0.1, confidence: float = 0.9) -> TunerSettings:
-    return TunerSettings(score="confidence", guarantee=Guarantee(budget=budget, confidence=confidence), times=TIMES)
+    return TunerSettings(score="confidence", guarantee=Guarantee(budget=budget, confidence=confidence), batching=TIMES)
 
 
 def stream(

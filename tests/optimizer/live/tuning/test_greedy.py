@@ -7,10 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from optimizer.live.exit_times import ExitTimes
+from optimizer.batching import Batching
 from optimizer.live.tuning.apparate import WindowReplay, greedy, step_value
 from optimizer.live.tuning.pame import best_placement, placement_at
-from optimizer.pame.batches import Batching
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
@@ -21,8 +20,9 @@ def records(scores: list[list[float]], wrong: list[list[int]], *, score: str = "
     return exit_records(scores, wrong, score=score, num_blocks=len(scores[0]) + 2)
 
 
-def times(num_ramps: int, ramp_s: float = 0.0) -> ExitTimes:
-    return ExitTimes(block_s=(1.0,) * (num_ramps + 2), ramp_s=dict.fromkeys(range(num_ramps), ramp_s))
+def times(num_ramps: int, ramp_s: float = 0.0) -> Batching:
+    table = LatencyTable.of_rows((1,), [[1.0]] * (num_ramps + 2), [[ramp_s]] * num_ramps)
+    return Batching(table=table, ramps=tuple(range(num_ramps)), size=1)
 
 
 def random_window(seed: int, num_ramps: int, budget: float = 0.03, number: int = 200) -> WindowReplay:

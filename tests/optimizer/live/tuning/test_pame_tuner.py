@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from optimizer.batching import Batching
 from optimizer.live.tuning.base import Tuner
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.batches import Batching
 from profiles.stream import Observations
 from profiles.table import LatencyTable
 from tests.optimizer.live.tuning.logs import NEVER, NO_EXITS, changed, lying, question, stream
