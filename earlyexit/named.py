@@ -15,7 +15,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 HopDtype = Literal["same", "float16"]
 """The dtype of `float` tensors that travel between processes: the model's dtype, or float16."""
 Fill = Literal["compute", "copy"]
-"""How the keys and values of a token are made for blocks that it skipped: see `earlyexit.sequences.kv_memory`."""
+"""How the keys and values of a token are made for blocks that it skipped: see `earlyexit.sequences.kv`."""
 NamedSpec = Mapping[str, Any]
 """`{"name": NAME, ...}`. The other keys are keyword arguments for the object of that name."""
 

@@ -1,9 +1,10 @@
 """Counts the files of this project whose functions run while a service answers one warm request.
 
-    python -m experiments.files_run MODEL [--path /predict] [--body '{"inputs": "turn on the light"}']
+    python -m experiments.files_run MODEL [--path /predict] [--body '{"inputs": "turn on the light"}'] [--inside]
 
 `offramp serve MODEL` runs with a profile function in each of its processes. A request is sent ten times, and a file
-counts if its functions ran in each of the ten windows, so that periodic work does not count.
+counts if its functions ran in each of the ten windows, so that periodic work does not count. With `--inside`, one
+request for a long stream is sent, and the windows are parts of its answer, so that generated tokens are counted.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from http.client import IncompleteRead
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 FOLDER = "OFFRAMP_FILES_RUN"
 """The environment variable that names the folder for windows and for the files that ran."""
 ROOT = Path(__file__).parents[1]
 OURS = ("deployments", "earlyexit", "offramp", "optimizer", "profiles", "cluster")
-NUM_WINDOWS = 10
-POLL_S, SETTLE_S, START_S = 0.005, 0.1, 180.0
+NUM_WINDOWS, NUM_WARM = 10, 5
+POLL_S, SETTLE_S, START_S, INSIDE_S = 0.005, 0.1, 180.0, 0.1
 
 
 def record(folder: Path) -> None:
@@ -60,14 +64,17 @@ def record(folder: Path) -> None:
 
 def main() -> None:
     """Serves the model, sends the requests, and prints the files with the number of their lines."""
+    from offramp.client.client import Client  # the recorded processes, which import this module, do not need it
+
     parser = ArgumentParser(prog="python -m experiments.files_run", description=__doc__)
     parser.add_argument("model", help="a model folder")
     parser.add_argument("--plan", default="stock")
     parser.add_argument("--path", default="/predict")
     parser.add_argument("--body", default='{"inputs": "turn on the light"}')
+    parser.add_argument("--inside", action="store_true", help="open the windows inside the answer of one request")
     parser.add_argument("--port", type=int, default=8123)
     options = parser.parse_args()
-    url = f"http://127.0.0.1:{options.port}{options.path}"
+    url = f"http://127.0.0.1:{options.port}"
     with TemporaryDirectory() as name:
         folder = Path(name)
         start = f"from pathlib import Path\nfrom {__spec__.name} import record\nrecord(Path({name!r}))\n"
@@ -77,10 +84,15 @@ def main() -> None:
         command += ["--port", str(options.port)]
         process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths, FOLDER: name})
         try:
-            wait_until_ready(process, url, options.body)
-            files = set.intersection(
-                *(files_of_window(folder, window, url, options.body) for window in range(NUM_WINDOWS))
-            )
+            with Client(url) as client:
+                client.wait_until_ready(timeout_s=START_S)
+            ask: Callable[[], None] = partial(send, f"{url}{options.path}", options.body)
+            if options.inside:
+                threading.Thread(target=ask, daemon=True).start()
+                ask = partial(time.sleep, INSIDE_S)
+            for _ in range(NUM_WARM):
+                ask()
+            files = set.intersection(*(files_of_window(folder, window, ask) for window in range(NUM_WINDOWS)))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -90,32 +102,18 @@ def main() -> None:
     print(f"{sum(lines.values()):6} lines in {len(lines)} files")
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], url: str, body: str) -> None:
-    """Sends the request until it is answered, then a few more; raises TimeoutError if the service does not start."""
-    until_s = time.monotonic() + START_S
-    while True:
-        try:
-            for _ in range(5):
-                send(url, body)
-            return
-        except (URLError, ConnectionError):
-            if time.monotonic() > until_s or process.poll() is not None:
-                raise TimeoutError(f"{url} did not answer within {START_S:g} s") from None
-            time.sleep(SETTLE_S)
-
-
 def send(url: str, body: str) -> None:
-    """Posts the body and reads the whole answer."""
-    with urlopen(Request(url, body.encode(), {"Content-Type": "application/json"})) as answer:
+    """Posts the body and reads the answer, to its end or until the service ends."""
+    with suppress(IncompleteRead), urlopen(Request(url, body.encode(), {"Content-Type": "application/json"})) as answer:
         answer.read()
 
 
-def files_of_window(folder: Path, window: int, url: str, body: str) -> set[str]:
-    """Returns the project's files whose functions ran in any process while the request was answered."""
+def files_of_window(folder: Path, window: int, ask: Callable[[], None]) -> set[str]:
+    """Returns the project's files whose functions ran in any process during `ask`."""
     opened = folder / f"{window}.open"
     opened.touch()
     time.sleep(SETTLE_S)
-    send(url, body)
+    ask()
     opened.unlink()
     time.sleep(SETTLE_S)
     ran = {file for each in folder.glob(f"{window}.*.json") for file in json.loads(each.read_text())}

@@ -12,9 +12,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member, OrderSpec, first_fit_decreasing
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from experiments.studies.picture import Lines, Values

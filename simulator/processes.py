@@ -18,9 +18,8 @@ from deployments.ingress.core.inputs import IngressOptions, PendingInput
 from deployments.ingress.core.routes import ReplicaLoad, StageReplicas
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import NO_SEQUENCE, Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DeadlineError, OfframpError
 from optimizer.placement import PlacedPlan
 from optimizer.problem import PlanProblem

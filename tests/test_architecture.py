@@ -196,8 +196,7 @@ LIGHT: dict[str, list[tuple[str, set[str]]]] = {
         ("cluster.emulated", {"torch", "ray", "scipy"}),
         ("optimizer.plan_file, optimizer.thresholds, simulator.simulate", {"torch", "ray", "offramp"}),
         (
-            "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, "
-            "profiles.measure, cluster.devices",
+            "earlyexit.engine.engine, earlyexit.clock, profiles.records, profiles.measure, cluster.devices",
             {"torch", "ray"},
         ),
         (

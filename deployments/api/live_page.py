@@ -13,7 +13,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.events import HEADERS, DisconnectWatch, EventStream
+from deployments.api.server import EVENT_HEADERS, DisconnectWatch, EventStream
 from earlyexit.clock import Clock
 from earlyexit.errors import OverloadedError, UnknownPathError
 
@@ -165,7 +165,7 @@ async def asset(request: Request) -> Response:
 def watch(request: Request, join: Callable[[], Viewer]) -> Response:
     """Answers with the event stream; raises what `join` raises."""
     if request.method == "HEAD":
-        return Response(media_type="text/event-stream", headers=HEADERS)
+        return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
     viewer = join()
     return EventStream(viewer, DisconnectWatch(request.receive, viewer.leave), stalled_s=STALLED_S)
 

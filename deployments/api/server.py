@@ -1,6 +1,7 @@
 """The HTTP server of an ingress: uvicorn with our own connection class, and fast paths to the most frequent endpoints.
 
-Our connection extends uvicorn's with limits on everything that a caller may send, and with refusals in JSON.
+Our connection extends uvicorn's with limits on everything that a caller may send, and with refusals in JSON. Its
+`EventStream` is a response of server-sent events.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from deployments.process_setup import HideExceptionMessages
 
 if TYPE_CHECKING:
     from ray.serve.config import HTTPOptions
+
+from collections.abc import AsyncIterable, Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -620,3 +623,58 @@ def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
     except OSError as error:
         raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error
+
+
+EVENT_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+"""Headers that forbid proxies to buffer, compress or cache events."""
+
+
+class DisconnectWatch:
+    """Calls `on_disconnect` when the caller disconnects, even while nothing is sent."""
+
+    def __init__(self, receive: Receive, on_disconnect: Callable[[], None]) -> None:
+        """Starts the watch. The request's body must have been read."""
+        self._on_disconnect = on_disconnect
+        self._task = asyncio.get_running_loop().create_task(self._watch(receive))
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._on_disconnect()
+
+    def close(self) -> None:
+        """Ends the watch, and calls `on_disconnect`."""
+        self._task.cancel()
+        self._on_disconnect()
+
+
+class EventStream(Response):
+    """A response that sends each event at once, and waits for slow readers.
+
+    Starlette's streaming response does not notice on newer servers that the caller disconnects while nothing is sent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterable[bytes], watch: DisconnectWatch | None = None, *, stalled_s: float | None = None
+    ) -> None:
+        """`watch` is closed at the end. The stream ends if the caller reads nothing for `stalled_s` seconds."""
+        super().__init__(headers=EVENT_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._watch = watch
+        self._stalled_s = stalled_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._events:
+                async with asyncio.timeout(self._stalled_s):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (OSError, TimeoutError):
+            pass  # the caller is gone or does not read, so no error can be sent
+        finally:
+            if self._watch is not None:
+                self._watch.close()

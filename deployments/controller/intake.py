@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts, IngressReport, ReplicaReport
-from earlyexit.engine.times import TimesRun
+from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import Chain
 

@@ -16,7 +16,7 @@ from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
-from earlyexit.engine.times import TimesRun
+from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain

@@ -15,9 +15,8 @@ from cluster.memory import machine_memory
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.engine.device import WARM_UP_TOKENS, Device, Failed, Release, Runner
-from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.engine import BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard, read_card

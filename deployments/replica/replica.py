@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,14 +18,12 @@ from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.replica.build import build_runner
-from deployments.replica.host import CallServer, StageHost
+from deployments.replica.host import CallServer, StageHost, WorkTimes
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.device import Answered, MemoryUse, Release, Survivors
-from earlyexit.engine.engine import Batch
-from earlyexit.network.boundary import Split
+from earlyexit.engine.device import MemoryUse
 from earlyexit.network.store import read_card
 from optimizer.placement import PlacedPlan, parse_placed
 
@@ -44,15 +41,15 @@ class StageReplica:
         # The event loop must get the GIL quickly while the device thread runs. The default of 5 ms is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
-        self._metrics = StageMetrics(device)
+        self._metrics = StageMetrics(device, self._server.times)
         runner = await asyncio.to_thread(build_runner, self._settings, device, clock=clock)
         self._host = StageHost(
             self._settings,
             device,
             runner,
             clock,
-            self._deliver,
-            on_batch=self._metrics.batch_finished,
+            self._server.deliver,
+            on_batch=self._server.times.batch_finished,
             on_death=_end_replica,
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
@@ -94,11 +91,6 @@ class StageReplica:
         self._host.check()
         self._background.check()
 
-    def _deliver(self, releases: list[Release[Any]]) -> None:
-        """Sends and counts releases; called on the device thread."""
-        self._server.deliver(releases)
-        self._metrics.record(releases)
-
 
 def _end_replica() -> None:
     """Ends the process immediately, so that ingresses notice the failure and send their inputs to other replicas."""
@@ -116,28 +108,11 @@ class StageMetrics:
     The event loop exports them to Ray once a second, because a call per input would slow the device thread (by 6 %).
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, times: WorkTimes) -> None:
+        """`times`: filled by the device thread, and emptied by each export."""
         self._labels = {"slot": "", "device": device}
         self.metrics = LazyMetrics()
-        self._spent_s: deque[tuple[float, float]] = deque()
-        """Seconds of waiting and of running, per input."""
-        self._ran: deque[tuple[Split, int, int, bool, float]] = deque()
-        """For each batch: split, inputs, tokens, whether they are probes, and seconds."""
-
-    def record(self, releases: list[Release[Any]]) -> None:
-        """Records the times of released inputs; called on the device thread."""
-        for release in releases:
-            match release:
-                case Answered(stays=False):
-                    self._spent_s.append((release.member.queue_s, release.member.compute_s))
-                case Survivors():
-                    self._spent_s.extend((member.queue_s, member.compute_s) for member in release.members)
-                case _:  # the ingress counts failed inputs, because it knows whether another attempt follows
-                    pass
-
-    def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
-        """Records a batch and its seconds on the device; called on the device thread."""
-        self._ran.append((batch.split, len(batch.members), batch.tokens, batch.probe, seconds))
+        self._times = times
 
     async def export_regularly(self, host: StageHost) -> None:
         """Exports the metrics once a second, until cancelled."""
@@ -154,12 +129,12 @@ class StageMetrics:
         self._labels = {**self._labels, "slot": host.slot}
         self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
         observe, count = self.metrics.observe, self.metrics.add
-        while self._spent_s:
-            queue_s, compute_s = self._spent_s.popleft()
+        while self._times.spent_s:
+            queue_s, compute_s = self._times.spent_s.popleft()
             observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queue_s, **self._labels)
             observe("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, compute_s, **self._labels)
-        while self._ran:
-            split, size, tokens, is_probe, seconds = self._ran.popleft()
+        while self._times.ran:
+            split, size, tokens, is_probe, seconds = self._times.ran.popleft()
             labels = {**self._labels, "split": str(split.first)}
             count("offramp_batch_tokens", "Tokens of the inputs of batches", tokens, **labels)
             count("offramp_busy_seconds", "Time the device ran batches", seconds, **labels)

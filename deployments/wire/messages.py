@@ -17,9 +17,8 @@ import numpy as np
 
 import earlyexit.errors
 from earlyexit.engine.device import MemoryUse
-from earlyexit.engine.engine import Dispatch
+from earlyexit.engine.engine import Dispatch, TimesRun
 from earlyexit.engine.queue import DEFAULT, OrderSpec
-from earlyexit.engine.times import TimesRun
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
 from optimizer.placement import PlacedPlan

@@ -25,8 +25,17 @@ from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps import RampStyle
-from earlyexit.sequences.kv import TRIAL, KvIndex, KvShape, KvStore, Run
-from earlyexit.sequences.kv_memory import KvMemory, PendingTokens, SkippedTokens, concatenate
+from earlyexit.sequences.kv import (
+    TRIAL,
+    KvIndex,
+    KvMemory,
+    KvShape,
+    KvStore,
+    PendingTokens,
+    Run,
+    SkippedTokens,
+    concatenate,
+)
 from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 
 

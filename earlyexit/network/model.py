@@ -95,7 +95,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
     if wire.state_BS is not None:
         state_BS = to_device(_tensor(wire.state_BS), network.device)
     elif policy.uses_positions:
-        from earlyexit.sequences.kv_memory import places_of  # imports tokenizers, which classifiers do not need
+        from earlyexit.sequences.kv import places_of  # imports tokenizers, which classifiers do not need
 
         state_BS = to_device(_tensor(places_of(wire)[:, None]), network.device)
     else:

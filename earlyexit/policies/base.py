@@ -101,8 +101,8 @@ class ExitPolicy(ABC):
     """Whether the initial state, (B, 1), is the position of the next token in the answer, from 0."""
 
     def state_width(self, num_outputs: int) -> int:
-        """Returns S, the number of state values per input; 0 for independent policies."""
-        return 0
+        """Returns S, the number of state values per input; for independent policies, at most the position."""
+        return int(self.uses_positions)
 
     def initial_state(self, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
         """Returns the state (B, S) before the first ramp."""

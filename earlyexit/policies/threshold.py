@@ -34,9 +34,6 @@ class ThresholdPolicy(ExitPolicy):
     def score(self, ramp: int, output: ExitOutput) -> Tensor:
         """Returns the ramp's scores, (B,), in the policy's own unit; in host memory."""
 
-    def state_width(self, num_outputs: int) -> int:
-        return int(self.uses_positions)
-
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if self.decay is not None and not isinstance(task, TokenTask):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.piece import Layout
-from earlyexit.ramps.pooling import Pooling, halved, of_inputs, pool_maps, pooled_size
+from earlyexit.ramps.pooling import POOLINGS, Pooling, halved, pool_maps, pooled_size
 
 WIDTH = 64
 """Width of `MlpRamp`'s hidden layer."""
@@ -63,6 +63,11 @@ class Ramp(nn.Module):
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Returns the outputs (B, *output_shape) for a packed hidden state, (N, D) or (N, ...)."""
         return self.classify(self.gather(hidden, layout))
+
+
+def of_inputs(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
+    """Returns one row per input, (B, ...), from packed rows (N, ...)."""
+    return hidden if layout.per_input(hidden) else POOLINGS[pooling].of_tokens(hidden, layout)
 
 
 def flat_outputs(output_shape: Sequence[int]) -> int:

@@ -75,11 +75,6 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
     return channels * prod(_cells(sides)) if POOLINGS[pooling].in_cells else channels
 
 
-def of_inputs(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
-    """Returns one row per input, (B, ...), from packed rows (N, ...)."""
-    return hidden if layout.per_input(hidden) else POOLINGS[pooling].of_tokens(hidden, layout)
-
-
 def pool_maps(maps: Tensor, pooling: Pooling) -> Tensor:
     """Returns one vector per map, (B, D), from maps (B, C, ...)."""
     of_map = POOLINGS[pooling].of_map

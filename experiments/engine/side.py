@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from earlyexit.clock import Clock
 from earlyexit.engine.device import Answered, Device, Release, Runner
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.piece import Piece
 

@@ -29,9 +29,8 @@ from tokenizers import Tokenizer
 from earlyexit.backends import open_segments
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.device import Answered, Device, Release
-from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.engine import BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill
 from earlyexit.network.boundary import FloatName, PackedArray, Split, entry_piece

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cluster.emulated import Pace
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member, SplitCounts
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
 from experiments.pame_cases import KINDS, Kind, records_file, v100, with_missing_models
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2

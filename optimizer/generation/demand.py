@@ -2,7 +2,7 @@
 
 A step is an input like any other, and its answer is a token. The first token of an answer comes from the prompt. A
 token that leaves early has no keys and values in the blocks behind its ramp, but later tokens of its sequence attend to
-them. So `earlyexit.sequences.kv_memory` fills them in with a later token of the sequence. Let u be the share of steps
+them. So `earlyexit.sequences.kv` fills them in with a later token of the sequence. Let u be the share of steps
 that reach a block:
 
 - *compute* runs all skipped tokens there, together with the next token that survives. In a sequence of n steps, only

@@ -11,8 +11,7 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, Pace, PacedRunner, RecordedRunner, Sharing
 from earlyexit.engine.device import Answered, Device, Failed, Release, Step
-from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
-from earlyexit.engine.times import ObservedTimes
+from earlyexit.engine.engine import Batch, BatchEngine, Dispatch, ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
 from profiles.records import ExitRecords

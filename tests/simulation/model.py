@@ -15,8 +15,7 @@ from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Encoded, ExitResult, Lengths, PackedArray, Split, WirePiece
-from earlyexit.sequences.kv import KvShape, KvStore
-from earlyexit.sequences.kv_memory import KvMemory, PendingTokens
+from earlyexit.sequences.kv import KvMemory, KvShape, KvStore, PendingTokens
 from earlyexit.sequences.sequence import sequence_of
 
 NUM_BLOCKS = 6

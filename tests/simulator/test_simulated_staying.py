@@ -9,9 +9,8 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner
 from earlyexit.engine.device import Answered, Device, Release
-from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.engine import BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.plan import Plan
 from simulator.simulate import simulate

@@ -24,9 +24,9 @@ from tokenizers import Tokenizer
 from deployments.api.access import Gate
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
 from deployments.api.endpoint import CALLER, FAILURE, Api, Backend, json_response, log_error, openai_error, request_id
-from deployments.api.events import DisconnectWatch, EventStream
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import parse_body
+from deployments.api.server import DisconnectWatch, EventStream
 from deployments.process_setup import HideExceptionMessages
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec

@@ -385,6 +385,8 @@ class SequenceSteps:
         return SendCall(call, *route.entrance(probe=call.probe))
 
     def _lose(self, inputs: Inputs, now_s: float) -> Actions:
+        if not inputs:
+            return []
         if self.observations is not None:
             self.observations.forget(inputs)
         return self.outcomes.drop(inputs, lost("the current plan runs its blocks on other slots"), now_s)

@@ -15,7 +15,7 @@ from deployments.controller.observe import Fleet, Forecast, MakeTuner
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
-from earlyexit.engine.times import TimesRun
+from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
 from optimizer.batching import Batching

@@ -16,7 +16,7 @@ from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
-from earlyexit.engine.times import TimesRun
+from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, Strategy

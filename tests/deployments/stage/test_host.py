@@ -21,8 +21,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Release, Step
-from earlyexit.engine.engine import Batch, Dispatch
-from earlyexit.engine.times import TimesRun
+from earlyexit.engine.engine import Batch, Dispatch, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split, WirePiece
 from optimizer.placement import PlacedPlan, slot_name

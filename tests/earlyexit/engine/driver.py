@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
+from earlyexit.engine.engine import Batch, BatchEngine, Dispatch, ObservedTimes
 from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
 from tests.clock import ManualClock
 

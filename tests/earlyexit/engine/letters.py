@@ -10,9 +10,8 @@ import numpy as np
 
 from earlyexit.clock import Clock
 from earlyexit.engine.device import Answered, Device, Failed, Memory, Observed, Release, Step, Survivors
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WirePiece
 from tests.clock import ManualClock

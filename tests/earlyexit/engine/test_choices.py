@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine.engine import RETURN_SHARE, BatchEngine, Dispatch
+from earlyexit.engine.engine import MOST_SPLITS, RETURN_SHARE, BatchEngine, Dispatch, ObservedTimes
 from earlyexit.engine.queue import Member, OrderName, OrderSpec
-from earlyexit.engine.times import MOST_SPLITS, ObservedTimes
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from tests.earlyexit.engine.driver import (

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from earlyexit.engine.device import Answered, Device, Failed, MemoryUse, Observed, Release, Survivors
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from earlyexit.network.cut import TorchRunner

@@ -11,9 +11,8 @@ import pytest
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, Device, DeviceThreads, Failed, Release, Step, Survivors
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earlyexit.engine.times import ObservedTimes, bucket_end
+from earlyexit.engine.engine import ObservedTimes, bucket_end
 from earlyexit.network.boundary import Split
 
 SPLIT = Split(first=0, end=2, batch=8)

@@ -24,8 +24,7 @@ from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.kv import Run
-from earlyexit.sequences.kv_memory import BEHIND, RUN
+from earlyexit.sequences.kv import BEHIND, RUN, Run
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,

@@ -10,9 +10,8 @@ from itertools import combinations, pairwise
 import pytest
 
 from earlyexit.engine.device import Answered, Device, Release, Runner, Step
-from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.engine import BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Encoded, Split
 from earlyexit.network.cut import Cut
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire

@@ -24,7 +24,7 @@ from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, fuse, to_host, when_computed
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.ramps.pooling import of_inputs
+from earlyexit.ramps.heads import of_inputs
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.families.vision import MODELS, noise
 from tests.earlyexit.network.cuts import piece_of

@@ -22,8 +22,8 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps import RampStyle, build_ramp
-from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, VocabularyHead
-from earlyexit.ramps.pooling import Pooling, of_inputs, pool_maps, pooled_size
+from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, VocabularyHead, of_inputs
+from earlyexit.ramps.pooling import Pooling, pool_maps, pooled_size
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.checkpoints import resnet_state

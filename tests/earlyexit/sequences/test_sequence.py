@@ -14,8 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from earlyexit.errors import OverloadedError
 from earlyexit.network.boundary import entry_piece
-from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvShape, KvStore, Run
-from earlyexit.sequences.kv_memory import places_of
+from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvShape, KvStore, Run, places_of
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence, choose
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import sequence

@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.ops.dashboard import ServiceFacts, Snapshot
 from deployments.wire.messages import IngressReport, ReplicaReport
-from earlyexit.engine.times import TimesRun
+from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
 from optimizer.placement import PlacedPlan

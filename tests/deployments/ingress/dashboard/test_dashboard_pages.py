@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from deployments.api import live_page
-from deployments.api.events import DisconnectWatch, EventStream
 from deployments.api.http import build_api
 from deployments.api.live_page import FAILURE_EVENT, PERIOD_S, Feed, Viewer, assets
+from deployments.api.server import DisconnectWatch, EventStream
 from earlyexit.errors import OverloadedError
 from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.fake_service import FakeService
