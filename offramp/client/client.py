@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast
 
 import httpx
 
@@ -98,13 +98,14 @@ class PieceStream(StreamReader):
 
     def _read(self) -> Iterator[Piece]:
         with self, self._check_end():
-            yield from filter(None, map(self.feed, self._response.iter_lines()))
+            for text in self._response.iter_text():
+                yield from self.feed(text)
 
     async def _read_async(self) -> AsyncIterator[Piece]:
         async with self:
             with self._check_end():
-                async for line in self._response.aiter_lines():
-                    if (piece := self.feed(line)) is not None:
+                async for text in self._response.aiter_text():
+                    for piece in self.feed(text):
                         yield piece
 
     @contextmanager
@@ -208,11 +209,11 @@ class Calls:
 
     async def live(self) -> bool:
         """Returns whether the server is running and reachable."""
-        return _is_ok(await self._send_once("live", self._timeout_s))
+        return _is_ok(await self._attempt(_request("live"), self._timeout_s))
 
     async def ready(self) -> bool:
         """Returns whether the server is ready to predict."""
-        return _is_ok(await self._send_once("ready", self._timeout_s))
+        return _is_ok(await self._attempt(_request("ready"), self._timeout_s))
 
     async def metadata(self, name: str | None = None) -> dict[str, Any]:
         """Returns the metadata of the model `name`, or of the served model."""
@@ -367,16 +368,12 @@ class Calls:
         """Repeats a request until the outcome fulfils the condition; returns False after the time limit."""
         left_s = until_s - self._clock.now_s()
         while left_s > 0:
-            if condition(await self._send_once(operation, left_s, **named)):
+            if condition(await self._attempt(_request(operation, None, **named), left_s)):
                 return True
             left_s = until_s - self._clock.now_s() - poll_s
             if left_s > 0:
                 await _resolve(self._sleep(poll_s))
         return False
-
-    async def _send_once(self, operation: str, timeout_s: float, **named: str) -> Outcome:
-        """Sends an operation once and returns the outcome."""
-        return await self._attempt(_request(operation, None, **named), timeout_s)
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
         http = self._http
@@ -390,8 +387,8 @@ class Calls:
         except httpx.TimeoutException:
             return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:
-            reason = error or type(error).__name__
-            return NoReply(kind="connection", message=f"no connection to {http.base_url}: {reason}")
+            message = f"no connection to {http.base_url}: {error or type(error).__name__}"
+            return NoReply(kind="connection", message=message)
         if request.streams and response.status_code == HTTPStatus.OK:
             return Reply(status=HTTPStatus.OK, payload=response)
         retry_after, json_length = map(response.headers.get, ("Retry-After", JSON_LENGTH_HEADER))
@@ -434,8 +431,7 @@ def _run_to_end(call: Coroutine[Any, Any, T]) -> T:
     try:
         call.send(None)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        return cast(T, end.value)
     raise AssertionError("a call of the blocking client suspended")
 
 
@@ -500,7 +496,7 @@ class Client:
     wait_until_ready = _blocking(Calls.wait_until_ready)
 
 
-def _request(operation: str, body: dict[str, object] | None, **named: str) -> _Request:
+def _request(operation: str, body: dict[str, object] | None = None, **named: str) -> _Request:
     method, path = OPERATION_BY_NAME[operation].method, path_of(operation, **named)
     return _Request(method=method, path=path, request_id=_new_id(), body=body, sends_timeout=False)
 

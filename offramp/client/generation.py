@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict
 
@@ -90,7 +90,7 @@ def read_generation(payload: Any, request_id: str) -> Generation:
 
 
 class StreamReader:
-    """Parses the lines of a stream into pieces, and into the whole answer at the end."""
+    """Parses a stream into pieces, and into the whole answer at the end."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -100,21 +100,25 @@ class StreamReader:
         self._cut_short: str | None = None
         self._num_prompt = 0
         self._is_done = False
+        self._unfinished = ""
 
-    def feed(self, line: str) -> Piece | None:
-        """Parses a line and returns its piece of text, if any; raises an error that the server reports in it."""
-        if not line.startswith(DATA):
-            return None
-        data = line.removeprefix(DATA)
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Parses a part of the stream and yields its pieces of text; raises an error that the server reports in it."""
+        # Python's and httpx's functions for lines would also divide a text at its U+2028 or U+0085.
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        events = (line.removeprefix(DATA) for line in lines if line.startswith(DATA))
+        yield from filter(None, map(self._event, events))
+
+    def _event(self, data: str) -> Piece | None:
         if data == DONE:
             self._is_done = True
             return None
         try:
-            return self._event(json.loads(data))
+            return self._piece(json.loads(data))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
 
-    def _event(self, event: Any) -> Piece | None:
+    def _piece(self, event: Any) -> Piece | None:
         if "error" in event:
             raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
         if event.get("usage"):
