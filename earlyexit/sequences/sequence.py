@@ -129,7 +129,7 @@ class Sampling:
     """Sampling parameters. Raises InputError for invalid values."""
 
     temperature: float = 0.0
-    """0: greedy decoding."""
+    """0: greedy decoding. Below 1e-300 it counts as 1e-300, because dividing by less overflows."""
     top_p: float = 1.0
     """Sample from the most probable tokens whose probabilities sum to this (Holtzman et al. 2020, nucleus sampling)."""
     top_k: int | None = None
@@ -164,7 +164,7 @@ def choose(answer_2k: npt.NDArray[np.floating], sampling: Sampling, place: int) 
 
 
 def _sample(log_probabilities_k: npt.NDArray[np.floating], sampling: Sampling, place: int) -> int:
-    logits_k = log_probabilities_k[: sampling.top_k].astype(np.float64) / sampling.temperature
+    logits_k = log_probabilities_k[: sampling.top_k].astype(np.float64) / max(sampling.temperature, 1e-300)
     weights_k = np.exp(logits_k - logits_k[0])
     cumulative_k = np.cumsum(weights_k)
     # The nucleus: the tokens up to the first one whose cumulative probability reaches top_p.
