@@ -176,8 +176,8 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
     import torch
 
-    from earlyexit.network.chain_network import load_network, open_memory, open_network
     from earlyexit.network.cut import TorchRunner
+    from earlyexit.network.store import load_network, open_memory, open_network
 
     torch.set_num_threads(settings.threads_per_replica)
     folder = Path(settings.model)

@@ -1,13 +1,14 @@
-"""The interface of a network that can be cut between any two blocks, and its implementation with torch modules.
+"""Networks that can be cut between any two blocks: one of torch modules, or a chain of several.
 
-Users of a network need not know how blocks work, or which tensors pass between them. A network of torch modules has
-the blocks of a backbone, ramps after any of them but the last, and a head.
+A network has blocks 0 to `num_blocks` - 1, a ramp after some of them, and the full model's exit after the last. Users
+of a network need not know how blocks work, or which tensors pass between them. The values of an input never depend on
+the other inputs of its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +20,8 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, Budget, Encoded, Lengths, Segment, TensorSpec, WirePiece, mismatch
-from earlyexit.network.chain import Chain
-from earlyexit.network.piece import Layout, Piece, Tensors, to_device
+from earlyexit.network.chain import Chain, join_chains
+from earlyexit.network.piece import Layout, Piece, Tensors, halved, to_device
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import BridgeRamp, NormedRamp, Ramp, VocabularyHead
@@ -48,43 +49,6 @@ class SegmentRunner(Protocol):
         Segments that are neither in this call nor in the last one may be released.
         """
         return
-
-
-class Network(SegmentRunner, Protocol):
-    """Blocks 0 to `num_blocks` - 1, a ramp after some of them, and the full model's exit after the last.
-
-    In a chain of several networks (`ChainNetwork`), each segment and each cut is within one network. The values of an
-    input never depend on the other inputs of its batch.
-    """
-
-    num_blocks: int
-    ramp_indices: tuple[int, ...]
-    """The blocks that have a ramp, ascending."""
-
-    @property
-    def task(self) -> Task:
-        """The meaning of an exit's outputs."""
-        ...
-
-    @property
-    def max_length(self) -> int:
-        """The longest input in tokens; 1 if inputs have no tokens."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of `float` tensors at block boundaries."""
-        ...
-
-    def boundary(self, block: int) -> Boundary:
-        """Returns the tensors that pass from a block to the next one; for -1 the inputs of the network."""
-        ...
-
-    def takes(self, block: int) -> Boundary:
-        """Returns the tensors of a piece before a block. At the start of a chain's network these are encoded inputs."""
-        ...
 
 
 def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
@@ -157,7 +121,7 @@ class ModelInfo:
 
 
 class EarlyExitModel(nn.Module):
-    """Blocks, ramps and a head. It implements `Network`, and is also the module that is trained."""
+    """A backbone's blocks, ramps after any of them but the last, and a head. It is also the module that is trained."""
 
     def __init__(self, info: ModelInfo, backbone: Backbone, ramps: Mapping[int, Ramp], head: Ramp) -> None:
         super().__init__()
@@ -174,6 +138,11 @@ class EarlyExitModel(nn.Module):
         """How attention is computed for packed inputs."""
         self.is_last = True
         """False if another network of a chain follows. The end of this network is then a ramp."""
+
+    @property
+    def members(self) -> tuple[EarlyExitModel, ...]:
+        """The networks of the chain that consists of this network alone. Only such a network can keep sequences."""
+        return (self,)
 
     @property
     def chain(self) -> Chain:
@@ -198,9 +167,11 @@ class EarlyExitModel(nn.Module):
         return torch.float32 if self.backbone.float32_only else next(self.backbone.parameters()).dtype
 
     def boundary(self, block: int) -> Boundary:
+        """Returns the tensors that pass from a block to the next one; for -1 the inputs of the network."""
         return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
 
     def takes(self, block: int) -> Boundary:
+        """Returns the tensors of a piece before a block. At the start of a chain's network these are encoded inputs."""
         return self.boundary(block - 1)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
@@ -303,3 +274,75 @@ def init_bridges(model: EarlyExitModel) -> None:
         ramp = model.exit_head(block)
         if isinstance(ramp, BridgeRamp):
             ramp.transfer(bridge_of(model.backbone, block), model.head)
+
+
+class ChainNetwork(SegmentRunner):
+    """Several networks, with consecutively numbered blocks and ramps. Each segment and each cut is within one of them.
+
+    The end of every network but the last is a ramp. Its head is computed if that ramp is active or observed. No hidden
+    state passes such an end, only `importance` does, in float16. A survivor there returns to the ingress, which encodes
+    the original input again for the next network.
+    """
+
+    def __init__(self, members: Sequence[EarlyExitModel], runners: Sequence[SegmentRunner] | None = None) -> None:
+        """Raises ModelFolderError unless the networks have the same device, float type and task.
+
+        All networks but the last are marked as parts of a chain, whose ends are ramps. `runners`: what computes the
+        segments of each network; None for the networks themselves.
+        """
+        first, last = members[0], members[-1]
+        for member in members:
+            if member.backbone.kept_bytes:
+                raise ModelFolderError(f"{member.info.name} keeps memory of sequences, so it cannot be part of a chain")
+            if member.task.spec() != last.task.spec():
+                raise ModelFolderError(f"{member.info.name} and {last.info.name} have different tasks: no chain")
+            if (member.dtype, member.device) != (first.dtype, first.device):
+                raise ModelFolderError(f"{member.info.name} and {first.info.name} differ in float type or device")
+            member.is_last = member is last
+        self.members = tuple(members)
+        self.runners: tuple[SegmentRunner, ...] = tuple(members if runners is None else runners)
+        self.chain = join_chains([member.chain for member in members])
+        self.num_blocks = self.chain.num_blocks
+        self.ramp_indices = self.chain.ramps
+        self.task = last.task
+        self.max_length = min(member.max_length for member in members)
+        """The longest input that all networks accept, in tokens."""
+        self.device, self.dtype = first.device, first.dtype
+
+    def boundary(self, block: int) -> Boundary:
+        if block in self.chain.end_ramps:
+            return ()
+        network, local = self.chain.locate(max(0, block))
+        return self.members[network].boundary(local if block >= 0 else -1)
+
+    def takes(self, block: int) -> Boundary:
+        network, local = self.chain.locate(block)
+        return self.members[network].takes(local)
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        network, own = locate(self.chain, segment)
+        member, (tensors, outputs_BC) = self.members[network], self.runners[network].run(own, piece)
+        if own.end == member.num_blocks and network < len(self.members) - 1:
+            tensors = tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :]))
+        return tensors, outputs_BC
+
+    def is_ready(self, segment: Segment) -> bool:
+        network, own = locate(self.chain, segment)
+        return self.runners[network].is_ready(own)
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        located = [(*locate(self.chain, segment), budget) for segment, budget in segments.items()]
+        for index, runner in enumerate(self.runners):
+            runner.prepare({own: budget for network, own, budget in located if network == index})
+
+
+Network = EarlyExitModel | ChainNetwork
+
+
+def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
+    """Returns the index of a segment's network, and the segment in that network's numbering."""
+    network, first = chain.locate(segment.first)
+    start = segment.first - first
+    assert segment.end - start <= chain.lengths[network], f"{segment} is in two networks"
+    ramp = None if segment.ramp is None else segment.ramp - start
+    return network, replace(segment, first=first, end=segment.end - start, ramp=ramp)

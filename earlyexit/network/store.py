@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,19 +14,27 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from earlyexit.backends import BackendName, open_segments
 from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
-from earlyexit.named import NAME_PATTERN
+from earlyexit.named import NAME_PATTERN, Fill
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import Chain, join_chains
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
+from earlyexit.sequences.sequence import PAGE_TOKENS
+from earlyexit.tasks import find_task
 
 if TYPE_CHECKING:
     import torch
 
-    from earlyexit.network.model import EarlyExitModel
+    from earlyexit.engine.device import Memory
+    from earlyexit.engine.queue import Attention
+    from earlyexit.network.model import EarlyExitModel, Network, SegmentRunner
+    from earlyexit.network.piece import Piece
+
+logger = logging.getLogger(__name__)
 
 CARD_FILE = "model.json"
 CHAIN = "chain"
@@ -215,7 +224,6 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     from earlyexit.families import find_family
     from earlyexit.network.checkpoint import SkipMetaInit, assemble
     from earlyexit.network.model import ModelInfo
-    from earlyexit.tasks import find_task
 
     card = read_card(folder)
     if not card.chain.is_one:
@@ -251,6 +259,78 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         # A single tensor of the file would keep the whole file in memory.
         model.temperatures_E = model.temperatures_E.clone()
     return model.eval()
+
+
+def load_network(
+    folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None, attention: Attention = "auto"
+) -> Network:
+    """Loads the network, or chain of networks, of a model folder, in inference mode: see `load_model`.
+
+    Raises ModelFolderError for an unusable folder, and if the models of a chain no longer match its card.
+    """
+    from earlyexit.network.model import ChainNetwork
+
+    card = read_card(folder)
+    members = [load_model(path, device=device, dtype=dtype) for path in card.members(folder)]
+    for member in members:
+        member.attention = attention
+    if card.chain.is_one:
+        return members[0]
+    network = ChainNetwork(members)
+    if network.chain != card.chain:
+        raise ModelFolderError(
+            f"{folder / CARD_FILE}: its models have the ramps {list(network.ramp_indices)}, the chain has "
+            f"{list(card.ramps)}; run `offramp chain` again"
+        )
+    if network.task.spec() != find_task(card.task).spec():  # answers would get wrong names
+        raise ModelFolderError(
+            f"{folder / CARD_FILE}: its models have other labels than the chain, or in another order; run "
+            "`offramp chain` again"
+        )
+    return network
+
+
+def open_network(backend: BackendName, network: Network, folder: Path, num_threads: int) -> SegmentRunner:
+    """Opens a backend for a network or chain whose weights are final: see `open_segments`."""
+    from earlyexit.network.model import ChainNetwork
+
+    pairs = list(zip(network.members, read_card(folder).members(folder), strict=True))
+    runners = [open_segments(backend, member, path, num_threads) for member, path in pairs]
+    if len(runners) == 1:
+        return runners[0]
+    run_themselves = all(runner is member for runner, (member, _) in zip(runners, pairs, strict=True))
+    return network if run_themselves else ChainNetwork(network.members, runners)
+
+
+CPU_SHARE, GPU_SHARE = 0.25, 0.8
+"""The default share of free memory, after loading the weights, for keys and values. The rest of a GPU's memory is for
+batches (vLLM leaves a tenth of all memory). On CPUs, the replicas of a machine share its memory."""
+MOST_BYTES = 4 << 30
+"""The default limit in host memory, in bytes. It holds a hundred thousand tokens of a model with 135 million
+parameters, which is more than a few cores can serve."""
+MOST_SEQUENCES = 256
+"""The default limit, in sequences of the longest length. Small models need no more memory."""
+
+
+def open_memory(network: Network, tokens: int | None, fill: Fill, free_bytes: int) -> Memory[Piece] | None:
+    """Returns memory for `tokens` tokens of sequences, by default a share of `free_bytes`; None if it is not needed."""
+    backbone = network.members[0].backbone
+    if not backbone.kept_bytes:
+        return None
+    if tokens is None:
+        on_gpu = network.device.type == "cuda"
+        tokens = tokens_that_fit(free_bytes, backbone.kept_bytes, network.max_length, on_gpu=on_gpu)
+    memory = backbone.open_memory(tokens, fill)
+    capacity = memory.use().num_pages * memory.use().page_tokens
+    megabytes = capacity * backbone.kept_bytes / 1e6
+    logger.info("reserved keys and values of %d tokens, %.0f MB", capacity, megabytes)
+    return memory
+
+
+def tokens_that_fit(free_bytes: int, token_bytes: int, max_length: int, *, on_gpu: bool) -> int:
+    """Returns the default capacity in tokens: the share of free memory, within the limits above."""
+    most_bytes = free_bytes * GPU_SHARE if on_gpu else min(free_bytes * CPU_SHARE, MOST_BYTES)
+    return max(PAGE_TOKENS, min(int(most_bytes) // token_bytes, MOST_SEQUENCES * max_length))
 
 
 def check_prunable(folder: Path, ends: Collection[int]) -> None:

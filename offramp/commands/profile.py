@@ -28,7 +28,7 @@ from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, prof
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
-    from earlyexit.network.chain_network import AnyNetwork
+    from earlyexit.network.model import Network
     from earlyexit.training.ramps import Progress
 
 
@@ -80,11 +80,9 @@ FURTHER = 7
 """Decode steps are also timed with this many times more context tokens."""
 
 
-def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
+def splits_of(job: ProfileJob, model: Network) -> tuple[TimedSplit, ...]:
     """Returns the splits to time for a profile; raises InputError for lengths that the model does not support."""
-    from earlyexit.network.chain_network import keeps_sequences
-
-    keeps = keeps_sequences(model)
+    keeps = model.members[0].backbone.kept_bytes > 0
     lengths = job.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
     if lengths[-1] > model.max_length:
         raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
@@ -98,7 +96,7 @@ def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
     return profile_splits(model.num_blocks, model.ramp_indices, job.batches, lengths, model.chain.starts, further)
 
 
-def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int]) -> None:
+def _check_sequences(job: ProfileJob, model: Network, lengths: Sequence[int]) -> None:
     """Raises InputError if prompts, or the context of steps, are longer than the model allows."""
     prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
     if prompt > model.max_length:
@@ -126,7 +124,7 @@ def profile_model(
     """
     import torch
 
-    from earlyexit.network.chain_network import load_network, open_network
+    from earlyexit.network.store import load_network, open_network
 
     torch_device = find_device(job.device).torch_device
     if torch_device == "cuda" and not torch.cuda.is_available():
@@ -174,7 +172,7 @@ def same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> dic
     return {timed: first.setdefault(kind(timed), timed) for timed in splits}
 
 
-def _block_kinds(model: AnyNetwork) -> list[Hashable]:
+def _block_kinds(model: Network) -> list[Hashable]:
     """Returns the kind of each block, which is the same for inner blocks with equal modules, inputs and outputs.
 
     The first and the last block have their own kinds, because they also embed the input and end the model.
@@ -189,14 +187,15 @@ def _block_kinds(model: AnyNetwork) -> list[Hashable]:
     return kinds
 
 
-def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
+def _context(job: ProfileJob, model: Network) -> int | None:
     """Allocates the KV cache of a decoder, and returns its number of context tokens; None for other models."""
     from earlyexit.families.seq2seq import Seq2SeqBackbone
-    from earlyexit.network.chain_network import keeps_sequences, open_memory
+    from earlyexit.network.store import open_memory
 
-    if not keeps_sequences(model):
+    backbone = model.members[0].backbone
+    if not backbone.kept_bytes:
         return None
-    if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
+    if isinstance(backbone, Seq2SeqBackbone):
         raise InputError("encoder-decoders cannot be profiled yet, because profiles have no cost of the source text")
     open_memory(model, room_for(splits_of(job, model), job.context_tokens), "compute", 0)
     return job.context_tokens
@@ -228,7 +227,7 @@ def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
     }
 
 
-def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], context: int | None) -> dict[str, Any]:
+def _provenance(job: ProfileJob, model: Network, points: Sequence[Point], context: int | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"device_name": cpu_name()}
     if model.device.type == "cuda":
         import torch

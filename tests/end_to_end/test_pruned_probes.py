@@ -21,8 +21,8 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.boundary import Answer
-from earlyexit.network.chain_network import ChainNetwork, load_network
-from earlyexit.network.store import read_card
+from earlyexit.network.model import ChainNetwork
+from earlyexit.network.store import load_network, read_card
 from earlyexit.training.ramps import exit_outputs, importance_of
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan

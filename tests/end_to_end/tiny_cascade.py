@@ -12,8 +12,8 @@ from deployments.settings import ServeSettings
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.boundary import Answer, Split
-from earlyexit.network.chain_network import ChainNetwork, load_network
-from earlyexit.network.store import read_card, save_model
+from earlyexit.network.model import ChainNetwork
+from earlyexit.network.store import load_network, read_card, save_model
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from offramp.commands.chain import chain_models

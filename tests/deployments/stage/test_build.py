@@ -22,11 +22,18 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import MemoryUse
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import Encoded, Split, entry_piece
-from earlyexit.network.chain_network import open_memory, tokens_that_fit
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import CARD_FILE, ModelFolder, chain_card, read_card, save_model
+from earlyexit.network.store import (
+    CARD_FILE,
+    ModelFolder,
+    chain_card,
+    open_memory,
+    read_card,
+    save_model,
+    tokens_that_fit,
+)
 from earlyexit.sequences.sequence import PAGE_TOKENS, run_of
 from earlyexit.tasks.token import TokenTask
 from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan

@@ -13,8 +13,7 @@ from earlyexit.backends import computed_by
 from earlyexit.backends.fastest import FastestSegments
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Segment
-from earlyexit.network.chain_network import ChainNetwork
-from earlyexit.network.model import EarlyExitModel, SegmentRunner
+from earlyexit.network.model import ChainNetwork, EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask

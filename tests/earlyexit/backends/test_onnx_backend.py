@@ -29,10 +29,9 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Attention, Member
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split
-from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import Cut, TorchRunner
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import ChainNetwork, EarlyExitModel
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask

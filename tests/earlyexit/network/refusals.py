@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from earlyexit.network.boundary import Encoded
-from earlyexit.network.chain_network import ChainNetwork
-from earlyexit.network.model import check_inputs
+from earlyexit.network.model import ChainNetwork, check_inputs
 from earlyexit.network.store import check_prunable, load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.network.chains import renamed

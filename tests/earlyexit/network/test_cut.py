@@ -17,9 +17,8 @@ from earlyexit.engine.device import Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Encoded, ExitResult, Segment, Split
-from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.cut import Cut, TorchRunner
-from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.model import ChainNetwork, EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy

@@ -16,8 +16,16 @@ from torch import Tensor
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.network.chain_network import ChainNetwork, load_network, open_network
-from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
+from earlyexit.network.model import ChainNetwork
+from earlyexit.network.store import (
+    CARD_FILE,
+    WEIGHTS_FILE,
+    load_model,
+    load_network,
+    open_network,
+    read_card,
+    save_model,
+)
 from earlyexit.tasks.base import Task
 from earlyexit.training.ramps import exit_outputs
 from offramp.cli.app import main

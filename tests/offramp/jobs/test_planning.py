@@ -14,7 +14,7 @@ from torch import Tensor
 
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain_network import ChainNetwork
+from earlyexit.network.model import ChainNetwork
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs

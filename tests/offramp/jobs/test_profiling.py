@@ -10,9 +10,8 @@ import torch
 from earlyexit.backends.captured import CapturedSegments, shape_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError
-from earlyexit.network.chain_network import load_network, open_network
 from earlyexit.network.checkpoint import RampOptions, random_model
-from earlyexit.network.store import save_model
+from earlyexit.network.store import load_network, open_network, save_model
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import noise_text, profile_figures, profile_model, splits_of
 from profiles.latency import LatencyProfile

@@ -15,9 +15,8 @@ import numpy as np
 import yaml
 
 from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.network.chain_network import load_network
 from earlyexit.network.checkpoint import load_pretrained
-from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.network.store import load_model, load_network, read_card, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.augmentation import Augmentation
