@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.errors import DataError
+from offramp.load.sustained import Search
 from simulator.outcome import Figures
 from simulator.scenario import Scenario
 from simulator.simulate import booted, play
@@ -19,6 +20,7 @@ SHARE = 0.99
 """Share of inputs that must be answered within the SLO."""
 PRECISION = 0.01
 """Relative distance of the ends of the last bracket."""
+GROWTH, MOST_TRIALS = 1.05, 1000
 HIGHEST = 2.0**6
 """Largest multiple of the expected rate; a service that sustains it has no limit."""
 LOWEST = 2.0**-10
@@ -37,71 +39,52 @@ class Capacity:
 def highest_rate(
     scenario_at: ScenarioAt, expected_per_s: float, *, share: float = SHARE, precision: float = PRECISION
 ) -> Capacity:
-    """Bisects between a sustained rate and one that is not sustained, starting at the expected rate.
+    """Searches from the expected rate. Raises DataError if the service has no limit.
 
     A scenario should send the same arrivals at every rate, only faster, so that trials differ only by the rate.
     """
     if not 0 < expected_per_s < float("inf"):
         raise DataError(f"the expected rate must be a finite number above 0, not {expected_per_s}")
-    search = _Search(scenario_at, share)
-    low_per_s, high_per_s = search.bracket(expected_per_s)
-    while low_per_s and high_per_s / low_per_s > 1 + precision:
-        middle_per_s = (low_per_s * high_per_s) ** 0.5
-        if search.sustains(middle_per_s):
-            low_per_s = middle_per_s
-        else:
-            high_per_s = middle_per_s
-    return Capacity(rate_per_s=low_per_s, figures=search.best)
+    search = Search(
+        start_per_s=expected_per_s,
+        low_per_s=LOWEST * expected_per_s,
+        high_per_s=HIGHEST * expected_per_s,
+        resolution=precision,
+        most_probes=MOST_TRIALS,
+        growth=GROWTH,
+    )
+    sustained: dict[float, Figures] = {}
+    while (rate_per_s := search.next_rate()) is not None:
+        figures = _figures(scenario_at(rate_per_s), share)
+        if figures is not None:
+            sustained[rate_per_s] = figures
+            search = search.with_probe(rate_per_s, "passed")
+        else:  # a search wants two failures, and a simulation fails again
+            search = search.with_probe(rate_per_s, "failed").with_probe(rate_per_s, "failed")
+    if search.ending == "highest":
+        raise DataError(f"{search.best_per_s:g} inputs/s are answered in time; does the scenario have an SLO?")
+    return Capacity(rate_per_s=search.best_per_s, figures=sustained.get(search.best_per_s))
 
 
 class _TooLateError(Exception):
     """More inputs are late than the share allows."""
 
 
-class _Search:
-    def __init__(self, scenario_at: ScenarioAt, share: float) -> None:
-        self._scenario_at = scenario_at
-        self._share = share
-        self.best: Figures | None = None
-        """Figures at the highest sustained rate."""
+def _figures(scenario: Scenario, share: float) -> Figures | None:
+    """Returns the figures if the rate is sustained. Ends a simulation as soon as it cannot be any more."""
+    service = booted(scenario)
+    first = int(np.searchsorted(scenario.arrivals_s, scenario.warm_up_s)) * scenario.inputs_per_request
+    allowed = (1 - share) * (len(service.ledger.latency_s) - first)
 
-    def sustains(self, rate_per_s: float) -> bool:
-        try:
-            figures = self._figures(self._scenario_at(rate_per_s))
-        except _TooLateError:
-            return False
-        if figures.interrupted:
-            raise KeyboardInterrupt
-        if not figures.inputs or figures.in_slo_share < self._share:
-            return False
-        if self.best is None or figures.offered_per_s > self.best.offered_per_s:
-            self.best = figures
-        return True
+    def watch(_: float) -> None:
+        latency_s_N = np.frombuffer(service.ledger.latency_s)[first:]
+        if np.count_nonzero(latency_s_N > scenario.slo_s) > allowed:
+            raise _TooLateError
 
-    def _figures(self, scenario: Scenario) -> Figures:
-        """Raises _TooLateError as soon as the share cannot be reached any more, to save the rest of the run."""
-        service = booted(scenario)
-        first = int(np.searchsorted(scenario.arrivals_s, scenario.warm_up_s)) * scenario.inputs_per_request
-        allowed = (1 - self._share) * (len(service.ledger.latency_s) - first)
-
-        def watch(_: float) -> None:
-            latency_s_N = np.frombuffer(service.ledger.latency_s)[first:]
-            if np.count_nonzero(latency_s_N > scenario.slo_s) > allowed:
-                raise _TooLateError
-
-        return play(service, progress=watch).figures()
-
-    def bracket(self, expected_per_s: float) -> tuple[float, float]:
-        """Returns a sustained rate, or 0, and a rate that is not sustained."""
-        rate_per_s, step = expected_per_s, 1.05
-        if self.sustains(rate_per_s):
-            while self.sustains(rate_per_s * step):
-                rate_per_s, step = rate_per_s * step, step**2
-                if rate_per_s > HIGHEST * expected_per_s:
-                    raise DataError(f"{rate_per_s:g} inputs/s are answered in time; does the scenario have an SLO?")
-            return rate_per_s, rate_per_s * step
-        while rate_per_s > LOWEST * expected_per_s:
-            if self.sustains(rate_per_s / step):
-                return rate_per_s / step, rate_per_s
-            rate_per_s, step = rate_per_s / step, step**2
-        return 0.0, rate_per_s
+    try:
+        figures = play(service, progress=watch).figures()
+    except _TooLateError:
+        return None
+    if figures.interrupted:
+        raise KeyboardInterrupt
+    return figures if figures.inputs and figures.in_slo_share >= share else None

@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,11 +42,12 @@ from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.data import RUNS, data_folder
-from experiments.engine.side import Plan, Side, cut_at, early_exit, members_of, stock
+from experiments.engine.side import Side, members_of
 from experiments.kit import print_table, write_json
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2, drawn_exits
 from experiments.turns import in_turns
 from offramp.commands.progress import provenance
+from optimizer.plan import Plan, PolicySpec, early_exit_plan, serial_plan, stock_plan
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -61,6 +62,9 @@ DRY = {"hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "vocab_size":
 DTYPE = torch.bfloat16
 THRESHOLD, NEVER = 0.4, -1.0
 """Entropies in nats: the default of E3 (section 5), and a threshold that no prediction reaches."""
+POLICY = PolicySpec(name="entropy", thresholds=THRESHOLD)
+SHOWN_SPLITS = 6
+"""Largest number of splits that a table's last column shows."""
 SURVIVAL = (1.0, 0.75, 0.60, 0.45, 0.38, 0.375, 0.33, 0.31, 0.29, 0.27, 0.25, 0.24)
 """Share of inputs that reach each block, for drawn exits: close to that of the recorded exits at the threshold."""
 NUM_DRAWN = 1000
@@ -95,7 +99,7 @@ class Row:
     batch: int
     side: str
     splits: str
-    """The splits in the form of `Plan.__str__`."""
+    """Each split's blocks and the number of its active ramps, or the number of splits if there are many."""
     rounds_per_s: list[float]
     """Samples per second with all inputs queued."""
     predicted_per_s: float
@@ -222,7 +226,7 @@ class Workbench:
     clock: Clock
     rng: np.random.Generator
 
-    def prepare(self, plans: Sequence[Plan]) -> None:
+    def prepare(self, plans: Iterable[Plan]) -> None:
         """Captures the segments that these plans need, if segments are captured."""
         splits = [split for plan in plans for split in plan.splits]
         self.segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
@@ -230,7 +234,7 @@ class Workbench:
     def side(self, plan: Plan, *, leaving: bool = True) -> Side:
         """Returns a live device under the plan. Without `leaving`, every ramp is evaluated but no input leaves."""
         runner = TorchRunner(self.model, self.policy(THRESHOLD if leaving else NEVER), self.segments)
-        return Side(plan, runner, self.clock, self.expected(plan.ramps if leaving else ()))
+        return Side(plan.splits, runner, self.clock, self.expected(plan.ramps if leaving else ()))
 
     def members(self, number: int) -> list[Member[Piece]]:
         """Returns inputs of random tokens, all of one length, with the exits of the records in random order."""
@@ -284,13 +288,14 @@ def measure_costs(bench: Workbench) -> LatencyTable:
     With R ramps and N blocks, a block takes stock / N and a ramp (all ramps on - stock) / R. Embedding and head are
     spread over the blocks. The costs of selecting survivors and of another split are in neither.
     """
-    sizes = measured_sizes(bench.options.batches)
+    powers = [1 << k for k in range(max(bench.options.batches).bit_length())]
+    sizes = tuple(sorted({*powers, *bench.options.batches}))
     blocks, ramps = bench.records.num_blocks, bench.records.ramps
     found = []
     for size in sizes:
-        plans = (stock(blocks, size), early_exit(blocks, ramps, size))
-        bench.prepare(plans)
-        sides = {plan.name: bench.side(plan, leaving=False) for plan in plans}
+        plans = baselines(blocks, ramps, size)
+        bench.prepare(plans.values())
+        sides = {name: bench.side(plan, leaving=False) for name, plan in plans.items()}
         rates = saturated_rates(bench, sides, size, COST_SHARE * bench.options.seconds, COST_ROUNDS)
         stock_s, ramps_s = (size / median(each) for each in rates.values())
         found.append((stock_s / blocks, max((ramps_s - stock_s) / len(ramps), 0.0)))
@@ -298,12 +303,6 @@ def measure_costs(bench: Workbench) -> LatencyTable:
     return LatencyTable(
         batches=sizes, block_s_NB=np.tile(block_s, (blocks, 1)), ramp_s_EB=np.tile(ramp_s, (len(ramps), 1))
     )
-
-
-def measured_sizes(batches: Sequence[int]) -> tuple[int, ...]:
-    """Returns the batch limits, and every power of two below the largest; batches shrink through these sizes."""
-    powers = [1 << k for k in range(max(batches).bit_length())]
-    return tuple(sorted({*powers, *batches}))
 
 
 def compare(bench: Workbench, costs: LatencyTable, batch: int) -> list[Row]:
@@ -314,20 +313,30 @@ def compare(bench: Workbench, costs: LatencyTable, batch: int) -> list[Row]:
         batches=costs.batches[:known], block_s_NB=costs.block_s_NB[:, :known], ramp_s_EB=costs.ramp_s_EB[:, :known]
     )
     survival = bench.records.outcome(dict.fromkeys(ramps, THRESHOLD)).survival
-    plans = (
-        stock(blocks, batch),
-        early_exit(blocks, ramps, batch),
-        *(planned(limited, ramps, survival) if can_plan() else ()),
-        cut_at("serial, every ramp", [0, *(ramp + 1 for ramp in ramps), blocks], ramps, batch),
-    )
-    bench.prepare(plans)
-    sides = {plan.name: bench.side(plan) for plan in plans}
+    plans = baselines(blocks, ramps, batch)
+    if can_plan():
+        plans |= planned(limited, ramps, survival)
+    plans["serial, every ramp"] = serial_plan(blocks, ramps, POLICY, batch=batch, device="gpu")
+    bench.prepare(plans.values())
+    sides = {name: bench.side(plan) for name, plan in plans.items()}
     rates = saturated_rates(bench, sides, batch, bench.options.seconds, bench.options.rounds)
-    return [_row(bench, side, batch, rates[name], limited, survival) for name, side in sides.items()]
+    return [_row(bench, name, side, plans[name], rates[name], limited, survival) for name, side in sides.items()]
+
+
+def baselines(num_blocks: int, ramps: tuple[int, ...], batch: int) -> dict[str, Plan]:
+    """Returns the plans of one split: without ramps, and with all of them."""
+    early_exit = early_exit_plan(num_blocks, ramps, POLICY, batch=batch, device="gpu")
+    return {"stock": stock_plan(num_blocks, batch=batch, device="gpu"), "early-exit": early_exit}
 
 
 def _row(
-    bench: Workbench, side: Side, batch: int, rates: list[float], costs: LatencyTable, survival: Sequence[float]
+    bench: Workbench,
+    name: str,
+    side: Side,
+    plan: Plan,
+    rates: list[float],
+    costs: LatencyTable,
+    survival: Sequence[float],
 ) -> Row:
     mean_batch, offered_per_s = float(np.mean(side.log.sizes)), LOAD * median(rates)
     number = max(int(offered_per_s * bench.options.seconds), FEWEST_ARRIVALS)
@@ -336,11 +345,11 @@ def _row(
         p50_s, p99_s = np.percentile(side.serve(members, arrivals_s), (50, 99)).tolist()
     return Row(
         model=bench.name,
-        batch=batch,
-        side=side.plan.name,
-        splits=str(side.plan),
+        batch=costs.batches[-1],
+        side=name,
+        splits=shown(plan),
         rounds_per_s=rates,
-        predicted_per_s=predicted_per_s(costs, bench.records.ramps, survival, side.plan),
+        predicted_per_s=predicted_per_s(costs, bench.records.ramps, survival, plan),
         p50_s=p50_s,
         p99_s=p99_s,
         mean_batch=mean_batch,
@@ -389,29 +398,33 @@ def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[f
     )
 
 
-def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> tuple[Plan, ...]:
+def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> dict[str, Plan]:
     """Returns the planner's plans for this device: the best ramps of one split, and the best cuts."""
     from optimizer.decision import Planned
     from optimizer.planner import solve
     from optimizer.space import SPACES, Space
 
     one_split = Space(strategy="early-exit", splits_per_stage=False, several_stages=False)
-    plans = []
+    plans = {}
     for name, space in (("early-exit, best ramps", one_split), ("serial", SPACES["serial"])):
         decision = solve(problem_of(table, ramps, survival), space)
         assert isinstance(decision, Planned), "any latency will do"
-        [stage] = decision.stages
-        plans.append(Plan(name=name, splits=stage.splits))
-    return tuple(plans)
+        plans[name] = Plan(stages=decision.stages, policy=POLICY)
+    return plans
 
 
 def predicted_per_s(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float], plan: Plan) -> float:
     """Returns the rate by the product's cost model, which ignores the overhead of a split."""
     from optimizer.evaluate import evaluate
-    from optimizer.plan import Stage
 
-    stages = (Stage(device="gpu", replicas=1, splits=plan.splits),)
-    return evaluate(problem_of(table, ramps, survival), stages).rate_per_s
+    return evaluate(problem_of(table, ramps, survival), plan.stages).rate_per_s
+
+
+def shown(plan: Plan) -> str:
+    """Returns a plan in the form of `Row.splits`."""
+    if len(plan.splits) > SHOWN_SPLITS:
+        return f"{len(plan.splits)} splits ({len(plan.ramps)})"
+    return " | ".join(f"{split.first}-{split.end - 1} ({len(split.ramps)})" for split in plan.splits)
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""Runs a plan on a live device, with all inputs queued or as they arrive, and builds the plans of benches."""
+"""Runs the splits of a plan on a live device, with all inputs queued or as they arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,46 +16,6 @@ from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.piece import Piece
 
 FloatArray = npt.NDArray[np.float64]
-SHOWN_SPLITS = 6
-"""Largest number of splits that a table's last column shows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A named plan. Its splits hold the whole model."""
-
-    name: str
-    splits: tuple[Split, ...]
-
-    @property
-    def ramps(self) -> tuple[int, ...]:
-        """The active ramps."""
-        return tuple(ramp for split in self.splits for ramp in split.ramps)
-
-    def __str__(self) -> str:
-        """Returns each split's blocks and the number of its active ramps, or the number of splits if there are many."""
-        if len(self.splits) > SHOWN_SPLITS:
-            return f"{len(self.splits)} splits ({len(self.ramps)})"
-        return " | ".join(f"{split.first}-{split.end - 1} ({len(split.ramps)})" for split in self.splits)
-
-
-def stock(num_blocks: int, batch: int) -> Plan:
-    """Returns the plan of the full model without active ramps."""
-    return Plan(name="stock", splits=(Split(first=0, end=num_blocks, batch=batch),))
-
-
-def early_exit(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
-    """Returns E3's early-exit baseline: every ramp is active, and batches shrink."""
-    return Plan(name="early-exit", splits=(Split(first=0, end=num_blocks, batch=batch, ramps=ramps),))
-
-
-def cut_at(name: str, bounds: Sequence[int], ramps: Sequence[int], batch: int) -> Plan:
-    """Returns a plan with a cut at every inner bound and all ramps active. Bounds run from 0 to the model's end."""
-    splits = (
-        Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
-        for first, end in pairwise(bounds)
-    )
-    return Plan(name=name, splits=tuple(splits))
 
 
 @dataclass(slots=True)
@@ -75,18 +34,17 @@ class Side:
 
     def __init__(
         self,
-        plan: Plan,
+        splits: Sequence[Split],
         runner: Runner[Piece],
         clock: Clock,
         expected: Mapping[str, tuple[int, int]] | None = None,
         times: ObservedTimes | None = None,
     ) -> None:
         """Builds the device; `expected` is every known input's exit and label, or None to skip this check."""
-        self.plan = plan
         self.log = Log()
         self._clock = clock
         self._expected = expected
-        engine: BatchEngine[Piece] = BatchEngine(plan.splits, ObservedTimes() if times is None else times)
+        engine: BatchEngine[Piece] = BatchEngine(splits, ObservedTimes() if times is None else times)
         self._device = Device(engine, runner, clock, self._deliver, self._count)
 
     def saturate(self, members: Sequence[Member[Piece]]) -> float:
@@ -136,7 +94,7 @@ class Side:
             return
         for answer in self.log.answers:
             known = self._expected[answer.sample_id.rpartition("#")[0]]
-            assert (answer.exit, answer.value) == known, (self.plan.name, answer, known)
+            assert (answer.exit, answer.value) == known, (answer, known)
 
 
 def members_of(piece: Piece) -> list[Member[Piece]]:

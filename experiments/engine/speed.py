@@ -27,16 +27,17 @@ from earlyexit.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import read_labelled
-from earlyexit.network.boundary import Encoded, FloatName, entry_piece
+from earlyexit.network.boundary import Encoded, FloatName, Split, entry_piece
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.store import load_model, read_card
 from earlyexit.training.ramps import pack
-from experiments.engine.side import Plan, cut_at, early_exit, members_of, stock
 from experiments.engine.side import Side as OneDevice
+from experiments.engine.side import members_of
 from experiments.turns import Figures, in_turns, print_figures
 from offramp.commands.calibration_files import read_calibration
 from optimizer.calibration_file import CalibrationCard
+from optimizer.plan import early_exit_plan, serial_plan, stock_plan
 
 Side = Callable[[Sequence[Encoded]], None]
 BY_ALL_BACKENDS = ("engine, stock", "engine, split after block 0")
@@ -56,11 +57,13 @@ def plain_loop(model: EarlyExitModel, batch: int) -> Side:
     return run
 
 
-def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: SegmentRunner | None = None) -> Side:
+def engine(
+    model: EarlyExitModel, splits: Sequence[Split], card: CalibrationCard, segments: SegmentRunner | None = None
+) -> Side:
     """Returns a run of a device with all inputs queued, which checks that every answer comes out."""
     runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
-    runner.prepare(plan.splits)
-    device = OneDevice(plan, runner, clock, times=warm_up(runner, (plan.splits,), clock=clock))
+    runner.prepare(splits)
+    device = OneDevice(splits, runner, clock, times=warm_up(runner, (splits,), clock=clock))
 
     def run(encoded: Sequence[Encoded]) -> None:
         wire = entry_piece([str(k) for k in range(len(encoded))], encoded)
@@ -71,15 +74,16 @@ def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: S
 
 def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str, partial[Side]]:
     """Returns the compared variants by name; each is built when it is called."""
-    last = model.num_blocks
-    ramps = tuple(sorted(card.thresholds))
-    every = [0, *(ramp + 1 for ramp in ramps), last]
+    last, ramps, policy = model.num_blocks, tuple(sorted(card.thresholds)), card.policy_spec()
+    at_0, later = (0,) * (0 in ramps), tuple(ramp for ramp in ramps if ramp)
+    halves = (Split(first=0, end=1, batch=batch, ramps=at_0), Split(first=1, end=last, batch=batch, ramps=later))
+    early_exit, serial = (make(last, ramps, policy, batch=batch) for make in (early_exit_plan, serial_plan))
     return {
         "plain loop": partial(plain_loop, model, batch),
-        "engine, stock": partial(engine, model, stock(last, batch), card),
-        "engine, early-exit (shrinking batches)": partial(engine, model, early_exit(last, ramps, batch), card),
-        "engine, split after block 0": partial(engine, model, cut_at("", [0, 1, last], ramps, batch), card),
-        "engine, split after every ramp": partial(engine, model, cut_at("", every, ramps, batch), card),
+        "engine, stock": partial(engine, model, stock_plan(last, batch=batch).splits, card),
+        "engine, early-exit (shrinking batches)": partial(engine, model, early_exit.splits, card),
+        "engine, split after block 0": partial(engine, model, halves, card),
+        "engine, split after every ramp": partial(engine, model, serial.splits, card),
     }
 
 

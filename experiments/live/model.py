@@ -73,10 +73,5 @@ def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int, ma
     return folder
 
 
-def costless_model(folder: Path) -> Path:
-    """Returns the folder of a model with one tiny block, so that measured costs are those of the service."""
-    return tiny_model(folder, name="costless", num_blocks=1, hidden_size=16)
-
-
 if __name__ == "__main__":
     make_model(*map(Path, sys.argv[1:2]))

@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
 from statistics import mean
@@ -74,13 +74,12 @@ class ClientOptions(BaseModel):
         return self
 
 
-class LoadResult(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult(ProbeResult):
     """Figures of the counted requests, which were due after the warm-up.
 
     Latency starts at a request's due time. Mean and percentiles (linear interpolation) are None without answers.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     duration_s: float
     num_sent: int
@@ -91,25 +90,10 @@ class LoadResult(BaseModel):
     """Refused and failed requests, by the kinds of `LoadReport.errors`."""
     goodput_per_s: float
     """Answers within the SLO, per second of `duration_s`."""
-    mean_s: float | None = None
+    mean_s: float | None
     p50_s: float | None
-    p99_s: float | None
-    from_sent_p99_s: float | None
-    """Latency of answers from the time at which the client sent the request, not from its due time."""
-    lateness_p99_s: float | None
-    """Delay between due time and sending. It is caused by the client, never by the server."""
     cpu_s: float
     """Processor time of the client from the first request to the last outcome, including the warm-up."""
-
-    @property
-    def measured(self) -> ProbeResult:
-        """The figures that a search for the sustained rate uses."""
-        return ProbeResult(
-            lost_share=sum(self.errors.values()) / self.num_counted if self.num_counted else 0.0,
-            p99_s=self.p99_s,
-            from_sent_p99_s=self.from_sent_p99_s,
-            lateness_p99_s=self.lateness_p99_s,
-        )
 
     @property
     def answered_per_s(self) -> float:
@@ -133,7 +117,7 @@ def run_client(options: ClientOptions) -> LoadResult:
         raise OfframpError(f"the client did not end within {patience_s:g} s") from error
     if done.returncode:
         raise OfframpError(f"the client failed: {done.stderr.strip() or f'exit status {done.returncode}'}")
-    return LoadResult.model_validate_json(done.stdout)
+    return LoadResult(**json.loads(done.stdout))
 
 
 async def send_load(options: ClientOptions) -> LoadResult:
@@ -160,8 +144,9 @@ async def send_load(options: ClientOptions) -> LoadResult:
 def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_sent: int, cpu_s: float) -> LoadResult:
     """Returns the figures of the counted requests."""
     answered = [record for record in counted if record.error is None]
-    latency_s, found = [record.latency_s for record in answered], ProbeResult.of(counted)
+    latency_s = [record.latency_s for record in answered]
     return LoadResult(
+        **asdict(ProbeResult.of(counted)),
         duration_s=options.duration_s,
         num_sent=num_sent,
         num_counted=len(counted),
@@ -170,9 +155,6 @@ def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_s
         goodput_per_s=sum(each_s <= options.slo_s for each_s in latency_s) / options.duration_s,
         mean_s=mean(latency_s) if latency_s else None,
         p50_s=percentile(latency_s, 50),
-        p99_s=found.p99_s,
-        from_sent_p99_s=found.from_sent_p99_s,
-        lateness_p99_s=found.lateness_p99_s,
         cpu_s=cpu_s,
     )
 
@@ -192,7 +174,7 @@ def main() -> None:
             result = runner.run(send_load(options))
     except (ValidationError, OfframpError) as error:
         sys.exit(str(error))
-    print(result.model_dump_json())
+    print(json.dumps(asdict(result)))
 
 
 def _config(options: ClientOptions) -> LoadConfig:

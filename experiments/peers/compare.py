@@ -25,7 +25,6 @@ from experiments.peers.sides import (
     PROBE_HEADER,
     STRATEGIES,
     Prepared,
-    Rates,
     ServedSide,
     Swept,
     Turn,
@@ -101,10 +100,11 @@ class Comparison:
     """The load, without address, rate and seed."""
 
 
-@contextmanager
-def comparison_of(options: ComparisonOptions, workload: Workload, prepared: Prepared) -> Iterator[Comparison]:
-    """Writes the texts to a file that exists until the end of the block."""
-    drawn = workload.draw(NUM_REQUESTS * options.inputs_per_request, options.seed)
+def compare(options: ComparisonOptions, num_rounds: int) -> dict[str, Any]:
+    """Measures, plans and sweeps, then runs the rounds; writes every result to disk at once."""
+    workload = WORKLOADS[options.workload]()
+    prepared = prepare(workload, options.dtype, options.machine, options.backend)
+    result, drawn = _document(options, prepared), workload.draw(NUM_REQUESTS * options.inputs_per_request, options.seed)
     with tempfile.TemporaryDirectory() as folder:
         load = ClientOptions(
             url="",
@@ -116,15 +116,7 @@ def comparison_of(options: ComparisonOptions, workload: Workload, prepared: Prep
             slo_s=prepared.slo_s,
             timeout_s=max(2.0, 4 * prepared.slo_s),
         )
-        yield Comparison(options=options, workload=workload, prepared=prepared, drawn=drawn, load=load)
-
-
-def compare(options: ComparisonOptions, num_rounds: int) -> dict[str, Any]:
-    """Measures, plans and sweeps, then runs the rounds; writes every result to disk at once."""
-    workload = WORKLOADS[options.workload]()
-    prepared = prepare(workload, options.dtype, options.machine, options.backend)
-    result = _document(options, prepared)
-    with comparison_of(options, workload, prepared) as bench:
+        bench = Comparison(options=options, workload=workload, prepared=prepared, drawn=drawn, load=load)
         swept = _sweeps(bench)
         result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
         write_json(result, options.result)
@@ -221,25 +213,22 @@ def _idle_cores(server: Server) -> float:
 
 
 def _take_turn(bench: Comparison, result: Mapping[str, Any], side: ServedSide, index: int) -> dict[str, Any]:
-    peer_per_s = best_closed_per_s(result)
+    # The best closed loop of all peers with all settings, in requests/s.
+    peer_per_s = max(float(tried["in_slo_per_s"]) for of_peer in result["sweeps"].values() for tried in of_peer)
     turns = [each["sides"][side.name] for each in result["rounds"] if side.name in each["sides"]]
     before = [sustained(each) or 0.0 for each in turns]
     closed = side.saturate(_workers(bench), SATURATED_S)  # also warms it up
     turn = Turn(
         workload=bench.workload,
         drawn=bench.drawn,
-        rates=Rates(light_per_s=LIGHT_LOAD * peer_per_s, heavy_per_s=HEAVY_LOAD * peer_per_s),
+        light_per_s=LIGHT_LOAD * peer_per_s,
+        heavy_per_s=HEAVY_LOAD * peer_per_s,
         start_per_s=max([*before[-1:], 1.0]) if before else max(1.0, START_SHARE * closed.answered_per_s),
         is_known=bool(before),
         slo_s=bench.prepared.slo_s,
         index=index,
     )
     return take_turn(side, turn)
-
-
-def best_closed_per_s(result: Mapping[str, Any]) -> float:
-    """Returns the highest rate within the SLO among all closed loops of the peers, in requests/s."""
-    return max(float(tried["in_slo_per_s"]) for of_peer in result["sweeps"].values() for tried in of_peer)
 
 
 def _print_setting(name: str, one: Swept) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -214,20 +214,14 @@ COLD_GROWTH, WARM_GROWTH = 1.15, 1.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Rates of Poisson requests per second."""
-
-    light_per_s: float
-    heavy_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """The task of a side in its turn."""
 
     workload: Workload
     drawn: Sequence[int]
-    rates: Rates
+    light_per_s: float
+    """Rate of Poisson requests per second, and so is the next."""
+    heavy_per_s: float
     start_per_s: float
     is_known: bool
     """Whether the start is the result of an earlier round."""
@@ -241,8 +235,8 @@ def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
     seed = turn.index * SEEDS_PER_ROUND
     answers = side.load.inputs.with_name(f"{side.name}.answers")
     keeping = replace(side, load=side.load.model_copy(update={"answers": answers}))
-    light = costed(side, turn.rates.light_per_s, seed, turn)
-    heavy = costed(keeping, turn.rates.heavy_per_s, seed + 1, turn)
+    light = costed(side, turn.light_per_s, seed, turn)
+    heavy = costed(keeping, turn.heavy_per_s, seed + 1, turn)
     search = Search(
         start_per_s=turn.start_per_s,
         low_per_s=turn.start_per_s / SPAN,
@@ -273,9 +267,9 @@ def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[
         except OfframpError as error:
             print(f"{_head(side.name, rate_per_s, turn)}  {error}", flush=True)
             return search, [*probes, probe | {"result": None, "verdict": None, "error": str(error)}]
-        verdict = result.measured.verdict(turn.slo_s)
+        verdict = result.verdict(turn.slo_s)
         print(probe_line(side.name, rate_per_s, result, turn), flush=True)
-        probes.append(probe | {"result": result.model_dump(mode="json"), "verdict": verdict, "error": None})
+        probes.append(probe | {"result": asdict(result), "verdict": verdict, "error": None})
         search = search.with_probe(rate_per_s, verdict)
     return search, probes
 
@@ -287,8 +281,8 @@ def _head(name: str, rate_per_s: float, turn: Turn) -> str:
 def probe_line(name: str, rate_per_s: float, result: LoadResult, turn: Turn) -> str:
     """Returns the line of a client's run for the table of `PROBE_HEADER`."""
     p50, p99 = ("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in (result.p50_s, result.p99_s))
-    verdict = result.measured.verdict(turn.slo_s)
-    return f"{_head(name, rate_per_s, turn)} {p50:>8} {p99:>8} {result.measured.lost_share:>8.1%}  {verdict}"
+    verdict = result.verdict(turn.slo_s)
+    return f"{_head(name, rate_per_s, turn)} {p50:>8} {p99:>8} {result.lost_share:>8.1%}  {verdict}"
 
 
 def sustained(turn: Mapping[str, Any]) -> float | None:
@@ -301,18 +295,12 @@ def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[s
     side.begin()
     before = side.server.cpu_s_by_part()
     result = side.measure(rate_per_s, seed)
-    parts = per_answer(before, side.server.cpu_s_by_part(), result, side.load.inputs_per_request)
+    answered_share = result.num_answered / max(1, result.num_counted)  # the warm-up is not counted
+    num_answered = max(1.0, result.num_sent * answered_share * side.load.inputs_per_request)
+    parts = per_input(before, side.server.cpu_s_by_part(), num_answered)
     cost_text = f"{1e3 * sum(parts.values()):.2f} ms of processor time per answer"
     print(f"{probe_line(side.name, rate_per_s, result, turn)}  {cost_text}", flush=True)
-    return result.model_dump(mode="json") | {"cpu_s": parts if side.is_ours else {"server": sum(parts.values())}}
-
-
-def per_answer(
-    before: Mapping[str, float], after: Mapping[str, float], result: LoadResult, inputs_per_request: int = 1
-) -> dict[str, float]:
-    """Returns processor seconds per answered input between two readings, by part, including the warm-up."""
-    answered_share = result.num_answered / max(1, result.num_counted)
-    return per_input(before, after, max(1.0, result.num_sent * answered_share * inputs_per_request))
+    return asdict(result) | {"cpu_s": parts if side.is_ours else {"server": sum(parts.values())}}
 
 
 def per_input(before: Mapping[str, float], after: Mapping[str, float], num_inputs: float) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.kit import Spread, spread
@@ -46,14 +47,9 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join([*_head(result), "", *_sides(result), "", *_parts(result)])
 
 
-def heavy_s(turn: Mapping[str, Any]) -> float | None:
-    """Returns processor seconds per answer at the heavy rate."""
-    return sum(turn["heavy"]["cpu_s"].values()) if turn["heavy"]["num_answered"] else None
-
-
-def light_s(turn: Mapping[str, Any]) -> float | None:
-    """Returns processor seconds per answer at the light rate."""
-    return sum(turn["light"]["cpu_s"].values()) if turn["light"]["num_answered"] else None
+def spent_s(turn: Mapping[str, Any], load: str = "heavy") -> float | None:
+    """Returns processor seconds per answer at the heavy or the light rate."""
+    return sum(turn[load]["cpu_s"].values()) if turn[load]["num_answered"] else None
 
 
 def best_peer(result: Mapping[str, Any], of: Of, *, least: bool = False) -> str | None:
@@ -96,7 +92,7 @@ def _head(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sides(result: Mapping[str, Any]) -> Iterator[str]:
-    cheapest, fastest = best_peer(result, heavy_s, least=True), best_peer(result, sustained)
+    cheapest, fastest = best_peer(result, spent_s, least=True), best_peer(result, sustained)
     yield _row(COLUMNS)
     yield f"|{'---|' * len(COLUMNS)}"
     for side in _names(result):
@@ -107,9 +103,9 @@ def _sides(result: Mapping[str, Any]) -> Iterator[str]:
         yield _row(
             (
                 f"**{side}**" if side == SERVICE else side,
-                _range(spread(_each(result, side, heavy_s).values()), 1e3, ".2f"),
-                _range(ratio(result, side, cheapest, heavy_s), 1, ".2f"),
-                _range(spread(_each(result, side, light_s).values()), 1e3, ".2f"),
+                _range(spread(_each(result, side, spent_s).values()), 1e3, ".2f"),
+                _range(ratio(result, side, cheapest, spent_s), 1, ".2f"),
+                _range(spread(_each(result, side, partial(spent_s, load="light")).values()), 1e3, ".2f"),
                 _range(own, 1, ".0f"),
                 _range(ratio(result, side, fastest, sustained), 1, ".2f"),
                 _range(ratio(result, side, "early-exit", sustained), 1, ".2f"),

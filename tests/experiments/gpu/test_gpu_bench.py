@@ -13,8 +13,9 @@ from earlyexit.engine.queue import Member
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
-from experiments.engine.gpu import NEVER, Workbench, find_exits, main, parse, workbench
-from experiments.engine.side import Plan, Side, cut_at, early_exit, stock
+from experiments.engine.gpu import NEVER, POLICY, Workbench, baselines, find_exits, main, parse, workbench
+from experiments.engine.side import Side
+from optimizer.plan import Plan, serial_plan
 from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]
@@ -24,8 +25,8 @@ RAMPS = tuple(range(11))
 DRY = ("--dry-run", "--records", "synthetic", "--models", "bert-base", "--rounds", "1", "--seconds", "0.01")
 PLANNED = ["early-exit, best ramps", "serial"]
 SIDES = ["stock", "early-exit", "early-exit, best ramps", "serial", "serial, every ramp"]
-PLANS = [stock(12, 4), early_exit(12, RAMPS, 4), cut_at("serial, every ramp", range(13), RAMPS, 4)]
-each_plan = pytest.mark.parametrize("plan", [pytest.param(plan, id=plan.name) for plan in PLANS])
+PLANS = {**baselines(12, RAMPS, 4), "serial, every ramp": serial_plan(12, RAMPS, POLICY, batch=4)}
+each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
 
 def bench_of(*arguments: str) -> Workbench:
@@ -87,8 +88,10 @@ def test_every_side_answers_every_input_once_as_the_records_have_it(plan: Plan, 
 
 def test_an_answer_that_differs_from_the_records_is_detected() -> None:
     bench = bench_of()
-    wrong = Side(PLANS[0], TorchRunner(bench.model, EntropyPolicy(NEVER)), bench.clock, bench.expected(RAMPS))
-    with pytest.raises(AssertionError, match="stock"):
+    wrong = Side(
+        PLANS["stock"].splits, TorchRunner(bench.model, EntropyPolicy(NEVER)), bench.clock, bench.expected(RAMPS)
+    )
+    with pytest.raises(AssertionError, match="Answer"):
         wrong.saturate(bench.members(30))
 
 
@@ -97,9 +100,9 @@ def test_a_gpu_gives_every_answer_with_graphs() -> None:
     options = parse(["--models", "bert-base", "--batches", "4", "--records", "synthetic"])
     records, _ = find_exits("synthetic", np.random.default_rng(0))
     bench = workbench("bert-base", options, records, MonotonicClock(), np.random.default_rng(1))
-    bench.prepare(PLANS)
+    bench.prepare(PLANS.values())
     members = bench.members(30)
-    for plan in PLANS:
+    for plan in PLANS.values():
         side = bench.side(plan)
         side.saturate(members)
         assert answers_of(side) == expected_of(bench, members, plan)
