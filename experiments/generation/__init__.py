@@ -1,1 +1,0 @@
-"""Experiments on models that generate: the engine of a decoder alone."""
