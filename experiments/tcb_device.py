@@ -19,7 +19,6 @@ from earlyexit.network.boundary import Split
 from experiments.studies.picture import Lines, Values
 from experiments.studies.study import Effort, Table, largest, ratio
 from profiles.catalogue import published_profile
-from profiles.latency import LatencyProfile
 from simulator.inputs import BoolArray, IntArray, truncated_normal
 from simulator.scenario import FloatArray
 
@@ -69,18 +68,18 @@ def fit(seconds: Mapping[Work, float]) -> Cost:
     return Cost(fixed_s=fixed_s, token_s=token_s, cell_s=cell_s, worst=float(np.abs(parts @ by_side - 1).max()))
 
 
-def uniform_runs(profile: LatencyProfile) -> dict[Work, float]:
-    """Returns every measured batch of a profile. All inputs of a batch have one length, so there is no padding."""
-    return {
-        Work(size * length, size * length * length): float(seconds)
-        for length, table in profile.tables.items()
-        for size, seconds in zip(table.batches, table.block_s_NB.sum(0), strict=True)
-    }
-
-
 def published_v100() -> Cost:
-    """Returns BERT-base on a V100 in TensorRT, from its published batches of 1 to 128 inputs of 128 and 384 tokens."""
-    return fit(uniform_runs(published_profile("bert-base", "V100")))
+    """Returns BERT-base on a V100 in TensorRT, from its published batches of 1 to 128 inputs of 128 and 384 tokens.
+
+    All inputs of a batch have one length, so there is no padding.
+    """
+    return fit(
+        {
+            Work(size * length, size * length * length): float(seconds)
+            for length, table in published_profile("bert-base", "V100").tables.items()
+            for size, seconds in zip(table.batches, table.block_s_NB.sum(0), strict=True)
+        }
+    )
 
 
 # Layouts of a batch: TCB's baselines, its own two schemes, and Offramp's.

@@ -15,7 +15,7 @@ from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from optimizer.decision import Planned
+from optimizer.decision import Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.networks import Subproblem, network_sets, subproblem_of
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -441,31 +441,25 @@ def v100_run(effort: Effort) -> StudyResult:
     del effort  # takes no time
     comparisons, rows = [], []
     for task in RETURNED:
-        alone, whole, pruned = (
-            _planned(problem(task), "stock"),
-            _planned(problem(task, pruned=False)),
-            _planned(problem(task)),
-        )
-        rates = [each.figures.rate_per_s for each in (alone, whole, pruned)]
-        comparisons.append(Comparison(f"{task}: cascade / BERT-large alone, batch {V100_BATCH}", rates[2] / rates[0]))
-        rows += [
-            (task, name, rate, rate / rates[0], each.figures.latency_s * 1000, str(list(_used(task, each))))
-            for name, rate, each in zip(
-                ("BERT-large alone", "cascade", "cascade, words pruned"), rates, (alone, whole, pruned), strict=True
-            )
-        ]
+        plans = {
+            "BERT-large alone": _planned(problem(task), "stock"),
+            "cascade": _planned(problem(task, pruned=False), "best"),
+            "cascade, words pruned": _planned(problem(task), "best"),
+        }
+        alone_per_s = plans["BERT-large alone"].figures.rate_per_s
+        for name, each in plans.items():
+            figures, used = each.figures, subproblem_of(problem(task), each.stages).used
+            times = figures.rate_per_s / alone_per_s
+            rows.append((task, name, figures.rate_per_s, times, figures.latency_s * 1000, str(list(used))))
+        comparisons.append(Comparison(f"{task}: cascade / BERT-large alone, batch {V100_BATCH}", times))
     columns = ("task", "plan", "inputs/s", "times alone", "worst case (ms)", "networks")
     return StudyResult(comparisons=tuple(comparisons), tables=(Table("One V100", columns, tuple(rows)),))
 
 
-def _planned(asked: PlanProblem, strategy: str = "best") -> Planned:
-    decision = solve(asked, "stock" if strategy == "stock" else "best")
+def _planned(asked: PlanProblem, strategy: Strategy) -> Planned:
+    decision = solve(asked, strategy)
     assert isinstance(decision, Planned), "an SLO of a second has plans"
     return decision
-
-
-def _used(task: str, planned: Planned) -> tuple[int, ...]:
-    return subproblem_of(problem(task), planned.stages).used
 
 
 V100_STUDY = declare("tabi_v100", v100_run)

@@ -6,7 +6,7 @@ within 100 ms. The paper's own workload, prompts of Llama 3.1 8B, runs on as man
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from experiments.recorded_exits import BERT12_SST2
@@ -43,17 +43,11 @@ Simulate = Callable[[Planned], float]
 """A function from a plan to its goodput on the true exits, in inputs per second."""
 
 
-def too_few_leave(share: float, error: float) -> float:
-    """Returns the predicted survival if the forecast expects too few exits."""
-    return share + error * (1 - share)
-
-
-def too_many_leave(share: float, error: float) -> float:
-    """Returns the predicted survival if the forecast expects too many exits."""
-    return share * (1 - error) if share < 1 else share
-
-
-DIRECTIONS = {"sees too few leave": too_few_leave, "sees too many leave": too_many_leave}
+DIRECTIONS: Mapping[str, Callable[[float, float], float]] = {
+    "sees too few leave": lambda share, error: share + error * (1 - share),
+    "sees too many leave": lambda share, error: share * (1 - error) if share < 1 else share,
+}
+"""The predicted survival of a block by its true survival and the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

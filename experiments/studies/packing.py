@@ -83,16 +83,6 @@ def padded_rows(lengths: Sequence[int]) -> Rows:
     return Rows(np.array(lengths), [[index] for index in range(len(lengths))], max(lengths))
 
 
-def concatenated_rows(lengths: Sequence[int], row: int, slots_per_row: int = 1) -> Rows:
-    """Returns rows of `row` tokens with several inputs each (TCB's pure ConcatBatching), attention by slots.
-
-    Rows are divided evenly. The rest of a row, and empty slots of the last row, are not computed. Raises ValueError for
-    an input longer than a slot.
-    """
-    slot_length = row // slots_per_row
-    return Rows(np.array(lengths), first_fit_decreasing(lengths, slot_length), slot_length)
-
-
 @torch.inference_mode()
 def outputs_of(model: EarlyExitModel, tokens_N: Tensor, layout: Layout) -> Tensor:
     """Returns the full model's outputs for inputs in this layout."""
@@ -181,8 +171,13 @@ def grouped_rows(cost: Cost, lengths: Sequence[int]) -> Runs:
 
 
 def concatenated(row: int, slots: int, lengths: Sequence[int]) -> Runs:
-    """Returns TCB's layout, which is pure ConcatBatching if a row is one slot."""
-    return [(range(len(lengths)), concatenated_rows(lengths, row, slots))]
+    """Returns TCB's layout: rows of `row` tokens with several inputs each, pure ConcatBatching if a row is one slot.
+
+    The rest of a row, and empty slots of the last row, are not computed. Raises ValueError for an input longer than a
+    slot.
+    """
+    rows = Rows(np.array(lengths), first_fit_decreasing(lengths, row // slots), row // slots)
+    return [(range(len(lengths)), rows)]
 
 
 def schemes_of(cost: Cost) -> Mapping[str, Callable[[Sequence[int]], Runs]]:
@@ -264,7 +259,10 @@ def fcfs_study(variance: float, effort: Effort) -> StudyResult:
         "this CPU, MiniLM": computed.cost,
         slow: with_the_paper_s_ratio(device),
     }
-    full = {name: capacities(drawn, cost) for name, cost in devices.items()}
+    full = {
+        name: {side: tcb_device.capacity(its, drawn, cost) for side, its in ALL.items()}
+        for name, cost in devices.items()
+    }
     paper = {"TNB": PAPER_TNB if variance == 20.0 else None, "TTB": PAPER_TTB[variance]}
     measured = {f"{kind}, this CPU, 64 inputs": each for kind, each in computed.over_packed.items()}
     return StudyResult(
@@ -286,11 +284,6 @@ def fcfs_study(variance: float, effort: Effort) -> StudyResult:
         ),
         tables=(_full_table(full), _readings_table(variance), found.table()),
     )
-
-
-def capacities(drawn: IntArray, cost: Cost) -> dict[str, float]:
-    """Returns requests per second of every side with full batches."""
-    return {name: tcb_device.capacity(side, drawn, cost) for name, side in ALL.items()}
 
 
 def with_the_paper_s_ratio(device: Cost) -> Cost:

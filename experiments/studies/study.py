@@ -242,9 +242,9 @@ class Record:
 
 def perform(study: Study, effort: Effort, clock_s: Callable[[], float] = time.perf_counter) -> Record:
     """Runs a study, or returns why it cannot run; its exceptions pass through."""
-    made_up = effort == "quick" and study.about.makes_up_quick
-    missing = () if made_up else missing_data(study.about.needs)
-    if missing:
+    made_up, folder = effort == "quick" and study.about.makes_up_quick, data_folder()
+    needs = () if made_up else study.about.needs
+    if missing := [name for name in needs if folder is None or not (folder / name).exists()]:
         reason = f"{', '.join(missing)} not in OFFRAMP_DATA"
         return record_of(study.about, effort, Outcome(state="skipped", reason=reason))
     started_s = clock_s()
@@ -255,12 +255,6 @@ def perform(study: Study, effort: Effort, clock_s: Callable[[], float] = time.pe
 def record_of(about: About, effort: Effort, outcome: Outcome) -> Record:
     """Returns the outcome with the current provenance."""
     return Record(about=about, effort=effort, outcome=outcome, provenance=provenance())
-
-
-def missing_data(needs: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the files that OFFRAMP_DATA lacks."""
-    folder = data_folder()
-    return tuple(name for name in needs if folder is None or not (folder / name).exists())
 
 
 def record_path(folder: Path, name: str) -> Path:
