@@ -158,7 +158,14 @@ def truncated_normal(num: int, *, mean: float, variance: float, low: int, high: 
     truncation. A variance of 0 gives the rounded mean. Equal seeds give equal lengths. Raises DataError for invalid
     arguments.
     """
-    _check(num, mean, variance, low, high)
+    if num < 1:
+        raise DataError(f"at least one length is needed, not {num}")
+    if not math.isfinite(mean):
+        raise DataError(f"the mean length must be a finite number, not {mean}")
+    if not 0 <= variance < math.inf:
+        raise DataError(f"the variance of lengths must be a finite number from 0 on, not {variance}")
+    if not 1 <= low <= high:
+        raise DataError(f"lengths must lie between 1 and more, not between {low} and {high}")
     rng, deviation = np.random.default_rng(seed), math.sqrt(variance)
     kept, total = np.zeros(0, dtype=np.int64), 0
     while len(kept) < num:
@@ -168,17 +175,6 @@ def truncated_normal(num: int, *, mean: float, variance: float, low: int, high: 
         if len(kept) < LEAST_KEPT * total:
             raise DataError(f"mean {mean:g} and variance {variance:g} give hardly any lengths within {low} to {high}")
     return kept[:num]
-
-
-def _check(num: int, mean: float, variance: float, low: int, high: int) -> None:
-    if num < 1:
-        raise DataError(f"at least one length is needed, not {num}")
-    if not math.isfinite(mean):
-        raise DataError(f"the mean length must be a finite number, not {mean}")
-    if not 0 <= variance < math.inf:
-        raise DataError(f"the variance of lengths must be a finite number from 0 on, not {variance}")
-    if not 1 <= low <= high:
-        raise DataError(f"lengths must lie between 1 and more, not between {low} and {high}")
 
 
 class NetworkTokens:

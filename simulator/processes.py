@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, call_weight
@@ -118,10 +119,6 @@ class SimulatedReplica:
         self._sends_until_s = 0.0
         self.works = works
         """The work of its batches, with their times."""
-
-    def held_s(self, ended_s: float) -> float:
-        """Returns how long the replica accepted calls, until `ended_s` at the latest."""
-        return min(self.until_s, ended_s) - self.since_s
 
     def prepare(self, assignments: Iterable[Assignment]) -> None:
         """Passes the profile's times of the splits of some stages to the engine, as a warm-up does."""
@@ -297,10 +294,6 @@ class HostingPeriod:
     until_s: float = math.inf
     busy_after_s: float | None = None
     """The replica's busy seconds at the end of the period; None before the end."""
-
-    def held_s(self, ended_s: float) -> float:
-        """Returns the length of the period, until `ended_s` at the latest."""
-        return min(self.until_s, ended_s) - self.since_s
 
     @property
     def busy_s(self) -> float:
@@ -481,7 +474,7 @@ class SimulatedIngress(Driver):
         call.hosting, replica = load, load.replica
         replica.calls.add(call)
         if delay_s:
-            self._events.at(self._events.time_s + delay_s, COMES, _arrives, (call, block))
+            self._events.at(self._events.time_s + delay_s, COMES, partial(replica.submit, call), block)
         else:
             replica.submit(call, block)
 
@@ -563,9 +556,3 @@ def _options(scenario: Scenario, probing: Probing | None) -> IngressOptions:
 
 def _inputs_of(members: Sequence[Input]) -> list[PendingInput]:
     return [member.payload for member in members]
-
-
-def _arrives(arriving: tuple[SimulatedCall, int]) -> None:
-    call, block = arriving
-    assert call.hosting is not None
-    call.hosting.replica.submit(call, block)

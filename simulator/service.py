@@ -79,12 +79,6 @@ class SimulatedService:
             yield from replicas.values()
         yield from self.retired
 
-    @property
-    def door(self) -> Callable[[int], None]:
-        """Returns the function that submits a request by its number."""
-        is_simple = len(self.ingresses) == 1 and self._per_request == 1
-        return self.ingresses[0].arrive if is_simple else self.arrive
-
     def arrive(self, number: int) -> None:
         """Submits a request to the next ingress."""
         ingresses = self.ingresses
@@ -188,7 +182,11 @@ class SimulatedService:
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
     def _work(self, device: str, slowness: float, split: Split, pace: Pace) -> Work:
-        leaves, counts = self._leaves_of(split), self.counts.setdefault(split, SplitCounts(split.budget))
+        leaves = self._leaves.get(split.ramps)
+        if leaves is None:
+            leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
+            leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
+        counts = self.counts.setdefault(split, SplitCounts(split.budget))
         took_s = None if pace.length is None else self.took_s.setdefault(split, array("d"))
         if self.scenario.sequences is None:
             return Work(split, leaves, pace, counts, took_s)
@@ -206,10 +204,3 @@ class SimulatedService:
             fill=1.0 if generation is None or generation.fill == "compute" else generation.copy_share,
             policy=self.placed.plan.policy,
         )
-
-    def _leaves_of(self, split: Split) -> array[int]:
-        leaves = self._leaves.get(split.ramps)
-        if leaves is None:
-            leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
-            leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
-        return leaves
