@@ -1,1 +1,1 @@
-"""The service on a clock of its own: live engine, admission, routing and controller, accelerators that only count."""
+"""The service on a clock of its own: live engine, admission and routing, and accelerators that only count."""

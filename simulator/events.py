@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -63,3 +66,52 @@ class Events:
                 action(argument)
             self.time_s = at_s
             arrive(number)
+
+
+class SimulatedTime(asyncio.BaseEventLoop):
+    """An event loop on virtual time. The simulation runs it when something is due, so it never waits.
+
+    It has no threads and no sockets, so coroutines may only wait for `asyncio.sleep` and for each other.
+    """
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self._events = events
+        self._soon: deque[asyncio.Handle] = deque()
+        self._has_turn = False
+
+    def time(self) -> float:
+        return self._events.time_s
+
+    def call_soon(  # type: ignore[override] # typeshed's is generic in the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due(handle)
+        return handle
+
+    def call_at(  # type: ignore[override] # typeshed's is generic in the arguments
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._events.at(when, CONTROLS, self._due, handle)
+        return handle
+
+    def _due(self, handle: asyncio.Handle) -> None:
+        self._soon.append(handle)
+        if not self._has_turn:
+            self._has_turn = True
+            self._events.at(self._events.time_s, CONTROLS, self._run_turn)
+
+    def _run_turn(self, _: None) -> None:
+        """Runs everything that is due, including callbacks that are added meanwhile."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            while self._soon:
+                handle = self._soon.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            asyncio._set_running_loop(outer)
+            self._has_turn = False

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from experiments.controlled import Control, Controlled, simulate_controlled
 from experiments.data import RUNS, require_data
 from experiments.kit import print_table, write_json
 from experiments.problems import ENTROPY, PROBLEMS, stretched
@@ -29,7 +30,6 @@ from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeCost, PlanProblem
 from optimizer.problem_file import read_problem
-from simulator.controlled import Control, Controlled, simulate_controlled
 from simulator.inputs import recorded
 from simulator.scenario import Scenario
 

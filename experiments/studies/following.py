@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from experiments.controlled import Closed, Control, Controlled, Mix, Order, rows_in_turn, simulate_controlled
 from experiments.problems import ENTROPY
 from experiments.recorded_exits import BERT12_SST2, EASY_SHARES, bert12_sst2, mixed_records
 from experiments.studies.picture import Bars, Lines
@@ -22,7 +23,6 @@ from optimizer.problem import PlanProblem, Reach
 from optimizer.rescore import apply_rescoring, joint_reach, rescore
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords
-from simulator.controlled import Closed, Control, Controlled, Mix, Order, rows_in_turn, simulate_controlled
 from simulator.scenario import FloatArray, Scenario, poisson_arrivals
 
 # A simulated service whose inputs become harder, and sides with constant or new plans: E3 section 5.4.

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.events import COMES, Events
-from simulator.fleet import SimulatedTime
+from simulator.events import COMES, Events, SimulatedTime
 
 HOST: contextvars.ContextVar[str] = contextvars.ContextVar("host")
 """The process to which a coroutine belongs, by name."""

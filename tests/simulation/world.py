@@ -35,11 +35,11 @@ from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
 from tests.deployments.control.control_fakes import ToldTuner
+from tests.experiments.controlled.troubles import LosablePool
 from tests.optimizer.plain_problem import plain_problem
 from tests.simulation.model import NETWORKS, NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
 from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriver, Watcher, ask, generate
-from tests.simulator.troubles import LosablePool
 
 FAULTS_S = 6.0
 """Seconds in which faults happen."""
@@ -505,7 +505,7 @@ class World(Fleet):
         replica.is_alive = False
         self.replicas.pop(replica.name, None)
         self.network.vanish(replica.name)
-        self.pools[replica.device].release(replica.name)
+        self.pools[replica.device].hand_over(replica.name, None)
         self._at(0.2, partial(self._announce, replica.device, replica.name, None))
 
     def _cut(self) -> None:
@@ -595,7 +595,7 @@ class World(Fleet):
         too_many = len(there) + len(starting) - self.told[device]
         for name in starting[: max(0, too_many)]:
             del self.starting[name]
-            self.pools[device].release(name)
+            self.pools[device].hand_over(name, None)
         for replica in self.rng.sample(there, max(0, too_many - len(starting))):
             self.draining.add(replica.name)
             self.loop.create_task(self._drain_replica(replica))

@@ -22,7 +22,7 @@ from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
-from tests.simulator.troubles import kill
+from tests.simulator.tiny_cases import kill
 
 POLICY = PolicySpec(name="entropy", thresholds=0.4)
 SLO_S, BATCH = 0.4, 16

@@ -14,8 +14,7 @@ from optimizer.plan import Plan
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
 from simulator.simulate import PlayedSequences, booted, generate
-from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, problem, scenario, split, stage
-from tests.simulator.troubles import kill
+from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, kill, plan, problem, scenario, split, stage
 
 ALONE = plan(stage(1, split(0, 4)))
 TWO_STAGES = plan(stage(2, split(0, 2)), stage(2, split(2, 4)))

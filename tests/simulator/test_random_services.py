@@ -23,8 +23,7 @@ from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
-from tests.simulator.tiny_cases import DECISIONS, NUM_BLOCKS, RAMPS, plan, scenario
-from tests.simulator.troubles import kill
+from tests.simulator.tiny_cases import DECISIONS, NUM_BLOCKS, RAMPS, kill, plan, scenario
 
 AFTER_ANSWERS: tuple[AfterAnswer, ...] = ("stop", "stay")
 DISPATCHES: tuple[Dispatch, ...] = ("work-conserving", "deferred")

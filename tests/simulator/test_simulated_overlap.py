@@ -12,8 +12,7 @@ import pytest
 from optimizer.plan import Plan
 from simulator.simulate import booted, play, simulate
 from tests.simulator.test_simulated_replica import EVERY_RAMP, at
-from tests.simulator.tiny_cases import AT_0, AT_2, TO_END, plan, scenario, split, stage
-from tests.simulator.troubles import kill
+from tests.simulator.tiny_cases import AT_0, AT_2, TO_END, kill, plan, scenario, split, stage
 
 RAMP_0 = plan(stage(1, split(0, 4, ramps=(0,))))
 TWO: dict[str, Any] = {"inputs_per_request": 2}

@@ -21,13 +21,13 @@ from tests.simulator.tiny_cases import (
     AT_1,
     AT_2,
     TO_END,
+    kill,
     plan,
     problem,
     scenario,
     split,
     stage,
 )
-from tests.simulator.troubles import kill
 
 WHOLE = plan(stage(1, split(0, 4)))
 EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2))))

@@ -13,7 +13,9 @@ from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.inputs import ByRamp
+from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario
+from simulator.service import SimulatedService
 
 NUM_BLOCKS: Final = 4
 RAMPS: Final = (0, 1, 2)
@@ -63,3 +65,11 @@ def scenario(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int] =
         "admission": False,
     }
     return Scenario(**given | options)
+
+
+def kill(service: SimulatedService, replica: SimulatedReplica) -> None:
+    """Ends a replica at once; its inputs start again on other replicas."""
+    if replica.index in service.running[replica.device]:
+        service.stop(replica)
+    for call in replica.die():
+        service.ingresses[call.ingress.index].restart(call)

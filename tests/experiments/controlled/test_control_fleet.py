@@ -12,11 +12,10 @@ import pytest
 
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
-from simulator.events import Events
-from simulator.fleet import SimulatedTime
+from simulator.events import Events, SimulatedTime
 from simulator.service import SimulatedService
-from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
-from tests.simulator.troubles import TroubledFleet
+from tests.experiments.controlled.controlled_cases import halves, rows, scenario, seconds, whole
+from tests.experiments.controlled.troubles import TroubledFleet
 
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
@@ -24,7 +23,7 @@ FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 def fleet_of(plan: Plan) -> tuple[TroubledFleet, SimulatedService]:
     """Returns a fleet of four accelerators without work."""
     service = SimulatedService(scenario(plan, np.zeros(0), rows(0.6), duration_s=1.0), Events(), PlacedPlan(plan=plan))
-    fleet = TroubledFleet(service, {"cpu": 4}, DELAYS)
+    fleet = TroubledFleet(service)
     fleet.boot()
     return fleet, service
 

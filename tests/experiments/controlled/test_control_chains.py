@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
+from experiments.controlled import Control, Controlled, Order, simulate_controlled
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
-from simulator.controlled import Control, Controlled, Order, simulate_controlled
 from simulator.scenario import Scenario
-from tests.simulator import controlled_cases
-from tests.simulator.controlled_cases import EASY, HARD, POLICY, control, evenly
-from tests.simulator.test_control_run import check_outcomes
-from tests.simulator.troubles import Fault, with_faults
+from tests.experiments.controlled import controlled_cases
+from tests.experiments.controlled.controlled_cases import EASY, HARD, POLICY, control, evenly
+from tests.experiments.controlled.test_control_run import check_outcomes
+from tests.experiments.controlled.troubles import Fault, with_faults
 
 NETWORKS = (2, 4)
 """Two small blocks of 5 ms before two large ones of 20 ms, for one to four inputs."""

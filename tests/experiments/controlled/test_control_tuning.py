@@ -7,9 +7,9 @@ import pytest
 
 from deployments.controller.remember import PlanRow
 from deployments.settings import Tuning
+from experiments.controlled import Controlled, Mix, rows_in_turn
 from profiles.records import ExitRecords
-from simulator.controlled import Controlled, Mix, rows_in_turn
-from tests.simulator.controlled_cases import RAMPS, halves, problem, simulated
+from tests.experiments.controlled.controlled_cases import RAMPS, halves, problem, simulated
 
 BEFORE, AFTER = np.arange(2000), np.arange(2000, 4000)
 """Rows of the records before and after the drift."""

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from simulator.controlled import Closed, Mix, rows_in_turn, simulate_controlled
-from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
-from tests.simulator.troubles import Fault, with_faults
+from experiments.controlled import Closed, Mix, rows_in_turn, simulate_controlled
+from tests.experiments.controlled.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
+from tests.experiments.controlled.troubles import Fault, with_faults
 
 
 def test_the_number_of_inputs_in_flight_is_the_loads_for_the_current_mix() -> None:

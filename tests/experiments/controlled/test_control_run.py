@@ -8,7 +8,7 @@ from operator import methodcaller
 import numpy as np
 import pytest
 
-from simulator.controlled import (
+from experiments.controlled import (
     Control,
     Controlled,
     Mix,
@@ -18,7 +18,7 @@ from simulator.controlled import (
 )
 from simulator.outcome import DROPS, UNANSWERED
 from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import (
+from tests.experiments.controlled.controlled_cases import (
     control,
     evenly,
     halves,
@@ -28,7 +28,7 @@ from tests.simulator.controlled_cases import (
     seconds,
     whole,
 )
-from tests.simulator.troubles import Fault, with_faults
+from tests.experiments.controlled.troubles import Fault, with_faults
 
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 

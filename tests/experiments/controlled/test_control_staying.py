@@ -10,11 +10,11 @@ import pytest
 
 from deployments.settings import Tuning
 from earlyexit.network.boundary import Split
+from experiments.controlled import Controlled, Mix, Order
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
-from simulator.controlled import Controlled, Mix, Order
-from tests.simulator.controlled_cases import POLICY, problem, simulated, whole
-from tests.simulator.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs
+from tests.experiments.controlled.controlled_cases import POLICY, problem, simulated, whole
+from tests.experiments.controlled.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs
 
 DRIFTS_S, ENDS_S = 90.0, 180.0
 

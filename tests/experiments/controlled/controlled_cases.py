@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 
 from deployments.settings import Tuning
+from experiments.controlled import Control, Controlled, Mix, rows_in_turn, simulate_controlled
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
-from simulator.controlled import Control, Controlled, Mix, rows_in_turn, simulate_controlled
-from simulator.fleet import Delays
 from simulator.inputs import IntArray, recorded
 from simulator.scenario import FloatArray, Scenario
 from tests.deployments.control import control_fakes
 from tests.deployments.control.control_fakes import POLICY as POLICY
 from tests.deployments.control.control_fakes import RAMPS as RAMPS
+from tests.experiments.controlled.troubles import TroubledFleet
 
-DELAYS = Delays(start_s=4.0, drain_s=1.0)
 SETTINGS = {"period_s": 60.0, "watch_s": 2.5, "start_s": 4.0}
 EASY, HARD = 0, 1
 """Rows of the records: inputs that leave after block 1, and inputs that stay to the end."""
@@ -88,7 +87,7 @@ def control(expected: PlanProblem, **options: Any) -> Control:
         settings=SETTINGS,
         records=records(),
         probe_share=0.1,
-        delays=DELAYS,
+        make_fleet=TroubledFleet,
         plan_s=0.0,
     )
     return replace(made, **options)
@@ -118,7 +117,7 @@ def simulated(
         slo_s=1.0,
     )
     settings = {**SETTINGS, "tuning": tuning, "accuracy_budget": budget}
-    fields: dict[str, Any] = {"probe_share": 0.1, "delays": DELAYS} | options
+    fields: dict[str, Any] = {"probe_share": 0.1, "make_fleet": TroubledFleet} | options
     return simulate_controlled(made, Control(problem=expected, settings=settings, records=of, **fields))
 
 

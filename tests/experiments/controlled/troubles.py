@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from simulator.controlled import MakeFleet
+from experiments.controlled import AcceleratorPool, SimulatedFleet
 from simulator.events import CONTROLS
-from simulator.fleet import AcceleratorPool, Delays, SimulatedFleet, Start
 from simulator.processes import SimulatedReplica
 from simulator.service import SimulatedService
+from tests.simulator.tiny_cases import kill
 
 NOTICE_S = 1.0
 """Seconds until a dead replica is replaced: the live service's `health_check_period_s`."""
@@ -18,53 +18,43 @@ LOST_S = 8.0
 """Seconds until Ray no longer counts lost accelerators."""
 
 
-def kill(service: SimulatedService, replica: SimulatedReplica) -> None:
-    """Ends a replica at once; its inputs start again on other replicas."""
-    if replica.index in service.running[replica.device]:
-        service.stop(replica)
-    for call in replica.die():
-        service.ingresses[call.ingress.index].restart(call)
+class Lost(NamedTuple):
+    """What holds a lost accelerator."""
+
+    at_s: float
 
 
 class LosablePool(AcceleratorPool):
     """A pool that can lose accelerators and get them back."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self._lost_s: dict[int, float] = {}
-        """When each lost accelerator was lost."""
-
-    def is_free(self, number: int) -> bool:
-        return super().is_free(number) and number not in self._lost_s
-
     def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
         """Removes accelerators; returns their holders."""
-        lost = [number for number in numbers if number not in self._lost_s]
-        self._lost_s |= dict.fromkeys(lost, now_s)
-        holders = [self.holders[number] for number in lost]
+        found = [(number, self.holders[number]) for number in numbers]
+        lost = {number: holder for number, holder in found if not isinstance(holder, Lost)}
         for number in lost:
-            self.holders[number] = None
-        return [holder for holder in holders if holder is not None]
+            self.holders[number] = Lost(now_s)
+        return [holder for holder in lost.values() if holder is not None]
 
     def bring_back(self, numbers: Iterable[int]) -> None:
         """Returns lost accelerators to the pool."""
         for number in numbers:
-            self._lost_s.pop(number, None)
+            if isinstance(self.holders[number], Lost):
+                self.holders[number] = None
 
     def counted(self, noticed_s: float) -> int:
         """Returns the number of accelerators, including those lost after `noticed_s`."""
-        return len(self.holders) - sum(lost_s <= noticed_s for lost_s in self._lost_s.values())
+        return sum(not isinstance(holder, Lost) or holder.at_s > noticed_s for holder in self.holders)
 
 
 class TroubledFleet(SimulatedFleet):
     """A fleet to which faults happen."""
 
-    def __init__(
-        self, service: SimulatedService, counts: Mapping[str, int], delays: Delays, faults: tuple[Fault, ...] = ()
-    ) -> None:
-        super().__init__(service, counts, delays)
-        self._losable = {device: LosablePool(count) for device, count in counts.items()}
-        self._accelerators = {**self._losable}
+    start_s, drain_s = 4.0, 1.0
+
+    def __init__(self, service: SimulatedService, faults: tuple[Fault, ...] = ()) -> None:
+        super().__init__(service)
+        self._losable = {device: LosablePool(len(pool.holders)) for device, pool in self._pools.items()}
+        self._pools = {**self._losable}
         self._faults = faults
 
     def boot(self) -> None:
@@ -92,15 +82,15 @@ class TroubledFleet(SimulatedFleet):
         for holder in self._losable[device].lose(numbers, self._events.time_s):
             if isinstance(holder, SimulatedReplica):
                 self._die(holder)
-            elif isinstance(holder, Start):
-                self._starts.remove(holder)
-                self._call_later(NOTICE_S, self._reconcile, holder.device)
+            else:
+                self._starts[device].remove(holder)
+                self._call_later(NOTICE_S, self._reconcile, device)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
         """Returns lost accelerators, without replicas."""
         self.say(f"{device} {', '.join(map(str, numbers))} back")
         self._losable[device].bring_back(numbers)
-        self._place()
+        self._place(device)
 
     def slow(self, slot: str, rank: int, slowness: float) -> None:
         """Slows a stage's replica by this factor; 1 makes it healthy again."""
@@ -114,7 +104,7 @@ class TroubledFleet(SimulatedFleet):
 
     def _die(self, replica: SimulatedReplica) -> None:
         self.say(f"{replica.name} dies")
-        self._accelerators[replica.device].release(replica)
+        self._pools[replica.device].hand_over(replica, None)
         kill(self._service, replica)
         self._call_later(NOTICE_S, self._reconcile, replica.device)
 
@@ -127,6 +117,6 @@ class Fault(NamedTuple):
     """A call of the fleet, such as `fleet.die("split-cpu-0")`."""
 
 
-def with_faults(*faults: Fault) -> MakeFleet:
+def with_faults(*faults: Fault) -> Callable[[SimulatedService], SimulatedFleet]:
     """Returns a fleet to which these faults happen."""
     return partial(TroubledFleet, faults=faults)

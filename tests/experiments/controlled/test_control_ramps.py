@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from deployments.settings import Tuning
+from experiments.controlled import Controlled, Mix
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.controlled import Controlled, Mix
-from tests.simulator.controlled_cases import RAMPS, problem, simulated, whole
+from tests.experiments.controlled.controlled_cases import RAMPS, problem, simulated, whole
 
 CHANGES_S, ENDS_S, PERIOD_S = 70.0, 185.0, 60.0
 

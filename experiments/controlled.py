@@ -1,4 +1,4 @@
-"""Simulates a service with the live controller."""
+"""Simulates a service with the live controller, and the fleet of accelerators and replicas that it controls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import random
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from deployments.controller.act import ControlLoop
+from deployments.controller.observe import Fleet
 from deployments.controller.remember import History, PlanRow
 from deployments.settings import ControlSettings
-from deployments.wire.messages import IngressReport
+from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from earlyexit.errors import OfframpError
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import PlacedPlan
@@ -25,10 +26,10 @@ from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
-from simulator.events import CONTROLS, Events
-from simulator.fleet import Delays, SimulatedFleet, SimulatedTime
+from simulator.events import CONTROLS, Events, SimulatedTime
 from simulator.inputs import Decisions, IntArray, Probing, recorded
 from simulator.outcome import Outcome
+from simulator.processes import NOTHING, SimulatedReplica
 from simulator.scenario import FloatArray, Scenario
 from simulator.service import SimulatedService
 from simulator.simulate import gather, play
@@ -142,14 +143,154 @@ class ClosedSender:
         return (rounds * len(mixes) + index) * len(mixes[index].rows_N) + place
 
 
+class AcceleratorPool:
+    """The accelerators of one type, numbered from 0. The lowest free one is taken first."""
+
+    def __init__(self, count: int) -> None:
+        self.holders: list[object] = [None] * count
+        """By number, what has the accelerator; None if it is free."""
+
+    def take(self, holder: object) -> bool:
+        """Takes the lowest free accelerator; returns False if none is free."""
+        return self.hand_over(None, holder)
+
+    def hand_over(self, holder: object, other: object) -> bool:
+        """Passes a holder's accelerator to another holder, or frees it (None); returns False if it has none."""
+        has_one = holder in self.holders
+        if has_one:
+            self.holders[self.holders.index(holder)] = other
+        return has_one
+
+
+class SimulatedFleet(Fleet):
+    """Starts and stops replicas as Serve does: each type gets its number of replicas as accelerators become free.
+
+    Broadcasts and reports take no time.
+    """
+
+    start_s = 10.0
+    """The time from a free accelerator to a warm replica."""
+    drain_s = 2.0
+    """The interval at which Serve checks whether a stopped replica has finished its calls."""
+
+    def __init__(self, service: SimulatedService) -> None:
+        self.log: list[tuple[float, str]] = []
+        """The actions on the service: time and text."""
+        self._service = service
+        self._events = service.events
+        devices = service.scenario.problem.devices
+        self._pools = {device: AcceleratorPool(supply.count) for device, supply in devices.items()}
+        self._targets = dict.fromkeys(devices, 0)
+        self._starts: dict[str, list[object]] = {device: [] for device in devices}
+        """The replicas that were requested but do not run yet."""
+
+    def boot(self) -> None:
+        """Starts the replicas of the service's plan, which are ready immediately."""
+        self._service.boot()
+        for device, replicas in self._service.running.items():
+            self._targets[device] = len(replicas)
+            for replica in replicas.values():
+                has_accelerator = self._pools[device].take(replica)
+                assert has_accelerator, f"the plan needs more {device} than there are"
+
+    async def scale(self, device: str, replicas: int) -> None:
+        self.say(f"scale {device} to {replicas}")
+        self._targets[device] = replicas
+        self._reconcile(device)
+
+    async def running(self) -> dict[str, int]:
+        return {device: len(replicas) for device, replicas in self._service.running.items()}
+
+    async def prepare(self, placed: PlacedPlan) -> None:
+        """Prepares replicas that follow no plan yet. Others have nothing to compile or load in the simulation."""
+        self.say(f"prepare {placed.epoch}")
+        for assignment in assignments_of(placed).values():
+            for replica in self._service.running[assignment.stage.device].values():
+                if replica.epoch == NOTHING:
+                    replica.prepare([assignment])
+
+    async def follow(self, placed: PlacedPlan) -> None:
+        self.say(f"follow {placed.epoch}")
+        self._service.follow(placed)
+
+    async def suspend(self, reason: str) -> None:
+        self.say("suspend")
+        for ingress in self._service.ingresses:
+            ingress.suspend(reason)
+
+    async def ingress_reports(self) -> list[IngressReport]:
+        now_s = self._events.time_s
+        return [ingress.core.report(now_s, now_s) for ingress in self._service.ingresses]
+
+    async def replica_reports(self) -> list[ReplicaReport]:
+        return [
+            ReplicaReport(
+                slot=replica.slot,
+                replica=replica.name,
+                node="simulated",
+                pid=0,
+                device=replica.device,
+                epoch=replica.epoch,
+                waiting=replica.engine.num_waiting,
+                times=replica.engine.times_run,
+            )
+            for replicas in self._service.running.values()
+            for replica in replicas.values()
+        ]
+
+    async def capacity(self) -> dict[str, int]:
+        return {device: len(each.holders) for device, each in self._pools.items()}
+
+    def _reconcile(self, device: str) -> None:
+        """Starts missing replicas of a type. Of surplus ones, it cancels those not started, then stops the newest."""
+        starts, replicas = self._starts[device], list(self._service.running[device].values())
+        change = self._targets[device] - len(replicas) - len(starts)
+        if change >= 0:
+            starts += [object() for _ in range(change)]
+        else:
+            for replica in replicas[len(replicas) + min(0, change + len(starts)) :]:
+                self._service.stop(replica)
+                self._call_later(self.drain_s, self._drained, replica)
+            for start in starts[change:]:
+                starts.remove(start)
+                self._pools[device].hand_over(start, None)
+        self._place(device)
+
+    def _place(self, device: str) -> None:
+        pool = self._pools[device]
+        for start in self._starts[device]:
+            if start not in pool.holders and pool.take(start):
+                self._call_later(self.start_s, self._started, (device, start))
+
+    def _started(self, started: tuple[str, object]) -> None:
+        device, start = started
+        if start in self._starts[device]:
+            self._starts[device].remove(start)
+            replica = self._service.start(device)
+            self._pools[device].hand_over(start, replica)
+            self.say(f"{replica.name} runs")
+
+    def _drained(self, replica: SimulatedReplica) -> None:
+        if replica.calls:
+            self._call_later(self.drain_s, self._drained, replica)
+        elif replica.is_up:
+            self.say(f"{replica.name} ends")
+            replica.die()
+            self._pools[replica.device].hand_over(replica, None)
+            self._place(replica.device)
+
+    def _call_later(self, delay_s: float, action: Callable[[Any], None], argument: object) -> None:
+        self._events.at(self._events.time_s + delay_s, CONTROLS, action, argument)
+
+    def say(self, words: str) -> None:
+        """Appends an entry to the log."""
+        self.log.append((self._events.time_s, words))
+
+
 EVENTS = 100_000
 """The largest number of controller events that are read; more than any simulation has."""
 LINGER_S = 1.0
 """The interval of checks after the end of the load whether every input has its outcome."""
-
-
-MakeFleet = Callable[[SimulatedService, Mapping[str, int], Delays], SimulatedFleet]
-"""Creates the fleet of a service with a number of accelerators per type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +307,7 @@ class Control:
     hold: bool = False
     """Whether the first plan is held, so that only `orders` change it."""
     orders: tuple[Order, ...] = ()
-    delays: Delays = field(default_factory=Delays)
-    make_fleet: MakeFleet = SimulatedFleet
+    make_fleet: Callable[[SimulatedService], SimulatedFleet] = SimulatedFleet
     plan_s: float = 0.3
     """The seconds of forecasts and solver together."""
     linger_s: float = 60.0
@@ -202,34 +342,31 @@ def simulate_controlled(
     when every input has its outcome, or `linger_s` after the load. Equal arguments give equal results.
     """
     assert len(control.records) == scenario.decisions.num_rows, "records and decisions must have the same rows"
-    events, history = Events(), History.open(Path(":memory:"), "simulated")
-    with closing(SimulatedTime(events)) as time, closing(history):
-        return _Run(scenario, control, events, time, history, seed).run(closed)
+    run = _Run(scenario, control, seed)
+    with closing(run.time), closing(run.history):
+        return run.play(closed)
 
 
 class _Run:
     """One simulation with its service, fleet and control loop."""
 
-    def __init__(
-        self, scenario: Scenario, control: Control, events: Events, time: SimulatedTime, history: History, seed: int
-    ) -> None:
+    def __init__(self, scenario: Scenario, control: Control, seed: int) -> None:
         self._scenario = scenario
         self._control = control
-        self._events = events
-        self._time = time
-        self._history = history
         self._seed = seed
+        self._events = Events()
+        self.time = SimulatedTime(self._events)
+        self.history = History.open(Path(":memory:"), "simulated")
         placed = PlacedPlan(plan=scenario.plan)
-        self._service = SimulatedService(scenario, events, placed, self._probing, self._decide)
-        counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
-        self._fleet = control.make_fleet(self._service, counts, control.delays)
+        self._service = SimulatedService(scenario, self._events, placed, self._probing, self._decide)
+        self._fleet = control.make_fleet(self._service)
         settings = {"problem": control.problem, "policy": scenario.plan.policy, "state": ":memory:"}
         self._loop = ControlLoop(
             self._fleet,
-            history,
+            self.history,
             ControlSettings.model_validate({**settings, **control.settings}),
             first=placed,
-            clock=events,
+            clock=self._events,
             sleep=asyncio.sleep,
             solve=_solve,
             off_loop=self._off_loop,
@@ -237,12 +374,12 @@ class _Run:
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended_s: float | None = None
 
-    def run(self, closed: Closed | None) -> Controlled:
+    def play(self, closed: Closed | None) -> Controlled:
         self._fleet.boot()
-        self._tasks = [self._time.create_task(self._loop.run())]
-        self._tasks += [self._time.create_task(self._obey(order)) for order in self._control.orders]
+        self._tasks = [self.time.create_task(self._loop.run())]
+        self._tasks += [self.time.create_task(self._obey(order)) for order in self._control.orders]
         if self._control.hold:  # after the loop has started, because it restores the stored state
-            self._time.call_soon(lambda: self._loop.update_state(hold=True))
+            self.time.call_soon(lambda: self._loop.update_state(hold=True))
         sender = None if closed is None else ClosedSender(self._service, closed)
         if sender is not None:
             sender.begin()
@@ -255,8 +392,8 @@ class _Run:
         now_s = self._events.time_s
         return Controlled(
             outcome=outcome if sender is None else sender.compact(outcome),
-            plans=tuple(reversed(self._history.plans(EVENTS))),
-            said=tuple(reversed(self._history.events(EVENTS))),
+            plans=tuple(reversed(self.history.plans(EVENTS))),
+            said=tuple(reversed(self.history.events(EVENTS))),
             done=tuple(self._fleet.log),
             reports=tuple(ingress.core.report(now_s, now_s) for ingress in self._service.ingresses),
         )
