@@ -36,6 +36,8 @@ class Answered:
     """Losses against the full model's answers."""
     whole_s: float
     """Seconds of the model without ramps."""
+    settings: Sequence[Mapping[int, float]] = ()
+    """The thresholds of every batch, if a controller set them."""
 
     @property
     def agreement(self) -> float:
@@ -55,15 +57,6 @@ class Answered:
     def mean_saved(self) -> float:
         """Share of the whole model's seconds that the mean latency saves."""
         return 1 - float(self.answer_s_N.mean()) / self.whole_s
-
-    @staticmethod
-    def join(parts: Sequence[Answered]) -> Answered:
-        """Joins parts of a stream in order."""
-        return Answered(
-            answer_s_N=np.concatenate([part.answer_s_N for part in parts]),
-            losses_N=np.concatenate([part.losses_N for part in parts]),
-            whole_s=parts[0].whole_s,
-        )
 
     def since(self, first: int) -> Answered:
         """Returns the outcomes without the first inputs."""
@@ -346,34 +339,22 @@ def observed(
     )
 
 
-# Latencies of a replayed stream. Every input runs to the end of the model.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """The outcome of a stream."""
-
-    answered: Answered
-    settings: Sequence[Mapping[int, float]]
-    """The thresholds of every batch."""
-
-
-def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0) -> Replay:
-    """Serves a stream; the same batches are probes in every run."""
+def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0) -> Answered:
+    """Serves a stream. All inputs run to the end of the model, and the same batches are probes in every run."""
     records, batching = case.stream.served, case.batching
     num_batches = -(-len(records) // BATCH)
     probes_K = np.random.default_rng(SEED).random(num_batches) < probe_share
     replayed = tuned_replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
-    return Replay(answered=_timed(replayed, probes_K, records, batching), settings=replayed.settings)
-
-
-def _timed(replayed: Replayed, probes_K: BoolArray, records: ExitRecords, batching: Batching) -> Answered:
-    """Returns the latencies; for probes, all ramps take time."""
     answer_s = []
     for index, (setting, is_probe) in enumerate(zip(replayed.settings, probes_K.tolist(), strict=True)):
         exits_N = replayed.exits_N[index * BATCH : (index + 1) * BATCH]
         answer_s.append(batching.released_s_N(records.ramps if is_probe else setting)[exits_N])
-    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=replayed.losses_N, whole_s=batching.whole_s)
+    return Answered(
+        answer_s_N=np.concatenate(answer_s),
+        losses_N=replayed.losses_N,
+        whole_s=batching.whole_s,
+        settings=replayed.settings,
+    )
 
 
 # Strategies: the ramps, the tuner of their thresholds, and the changes while a stream is served.
@@ -464,18 +445,18 @@ def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
     return make_tuner(name, TunerSettings(score=score, guarantee=budgets.guarantee, batching=case.batching))
 
 
-def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Answered:
     """Serves with the ramps with which Apparate begins; a tuner sets their thresholds."""
     return with_ramps(case, evenly_spaced(case.batching, budgets.ramps), name, budgets)
 
 
-def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Answered:
     """Serves with these ramps; a tuner sets their thresholds."""
     controller = TunedThresholds(tuner_of(name, case, budgets), never(case.stream.records.score, ramps))
     return timed_replay(case, controller)
 
 
-def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Answered:
     """Serves with ramps that are planned on the beginning, and again every period from probes."""
     initial = case.stream.initial
     ramps = best_ramps(initial, case.batching, budgets.ramps, greedy_tuner(case.batching, budgets.loss)).ramps
@@ -485,7 +466,7 @@ def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()
     return timed_replay(case, controller, probe_share=PROBE_SHARE)
 
 
-def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Answered:
     """Serves with evenly spaced ramps that are moved every 128 inputs."""
     ramps = evenly_spaced(case.batching, budgets.ramps)
     thresholds = never(case.stream.records.score, ramps)

@@ -14,7 +14,7 @@ import numpy as np
 from earlyexit.network.boundary import Split
 from experiments.apparate.recording import NEEDS
 from experiments.data import require_data
-from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Case, Replay, cases, with_ramps
+from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Answered, Case, cases, with_ramps
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.load.arrivals import read_counts
@@ -89,7 +89,7 @@ def largest_batch(table: LatencyTable, slo_s: float) -> int:
     return max(batch for batch, seconds in zip(table.batches, whole_s_B, strict=True) if seconds <= ROOM * slo_s)
 
 
-def decisions_of(case: Case, ramps: tuple[int, ...], served: Replay) -> ByRamp:
+def decisions_of(case: Case, ramps: tuple[int, ...], served: Answered) -> ByRamp:
     """Returns the exits under the thresholds that were in force when each input arrived."""
     records = case.stream.served
     sure_NR = np.zeros(records.scores_NR.shape, dtype=bool)

@@ -107,22 +107,11 @@ def _study(name: str, compare: Callable[[Sequence[Case]], StudyResult]) -> Study
     return declare(name, lambda effort: compare(cases(effort)), needs=NEEDS, makes_up_quick=True)
 
 
-USUAL = Budgets()
-
-
-def by_mover(case: Case, budgets: Budgets = USUAL) -> Answered:
-    """Serves with Apparate's strategy."""
-    return with_moved_ramps(case, "apparate", budgets).answered
-
-
-def by_plan(case: Case, budgets: Budgets = USUAL) -> Answered:
-    """Serves with Offramp's strategy."""
-    return with_planned_ramps(case, "guarantee", budgets).answered
-
-
-def plan_with_apparate(case: Case) -> Answered:
-    """Serves with planned ramps whose thresholds Apparate's tuner sets."""
-    return with_planned_ramps(case, "apparate").answered
+by_mover = partial(with_moved_ramps, name="apparate")
+by_plan = partial(with_planned_ramps, name="guarantee")
+"""Apparate's strategy, and Offramp's."""
+plan_with_apparate = partial(with_planned_ramps, name="apparate")
+"""Planned ramps, whose thresholds Apparate's tuner sets."""
 
 
 # Apparate, section 5.4 and figure 12: the gain from adjusting ramps; planned ramps compared with moved ones.
@@ -131,7 +120,7 @@ EVEN, MOVED, PLANNED = "no adjustment", "mover", "planned"
 PAPER_LEAST = 20.8
 """Lowest median saving without adjustment (%); the highest is 33.4."""
 FIG12_SIDES: Sides = {
-    EVEN: lambda case: with_even_ramps(case, "apparate").answered,
+    EVEN: partial(with_even_ramps, name="apparate"),
     MOVED: by_mover,
     PLANNED: plan_with_apparate,
 }
@@ -307,8 +296,8 @@ def all_ramps(case: Case, thresholds: Mapping[int, float]) -> Answered:
 TABLE1_SIDES: Sides = {
     INITIAL: lambda case: tuned_once(case, case.stream.initial),
     SAMPLED: lambda case: tuned_once(case, sample(case)),
-    CONTINUAL: lambda case: with_even_ramps(case, "apparate").answered,
-    "continual, guarantee": lambda case: with_even_ramps(case, "guarantee").answered,
+    CONTINUAL: partial(with_even_ramps, name="apparate"),
+    "continual, guarantee": partial(with_even_ramps, name="guarantee"),
     "planned ramps, guarantee": by_plan,
 }
 
@@ -366,7 +355,7 @@ def tuned_on_the_stream(case: Case) -> Answered:
 
 
 TABLE2_SIDES: Sides = {
-    APPARATE: lambda case: by_mover(case, EVERYWHERE),
+    APPARATE: partial(by_mover, budgets=EVERYWHERE),
     SAME: lambda case: all_ramps(case, same_threshold(sample(case), BUDGET, case.batching, case.stream.records.ramps)),
     EACH: lambda case: all_ramps(
         case, greedy_thresholds(sample(case), BUDGET, case.batching, case.stream.records.ramps)
