@@ -55,7 +55,7 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from optimizer.placement import deployment_name, parse_placed
+from optimizer.placement import PlacedPlan, deployment_name
 
 if TYPE_CHECKING:
     from deployments.api.grpc.server import Rpcs
@@ -290,9 +290,11 @@ class Ingress(RpcMethods):
             handle._init()  # type: ignore[no-untyped-call] # Serve announces replicas from now on
             self._links.connect(device, directory_of(deployment_name(device)))
         try:
-            document = None if self._controller is None else await self._controller.current()
-            if document is not None:
-                await self.follow(document)
+            current = None if self._controller is None else await self._controller.current()
+            if isinstance(current, str):
+                await self.suspend(current)
+            elif current is not None:
+                await self.follow(current)
         except PlanError as error:
             logger.warning("the controller's plan cannot be followed, so the plan of the settings is: %s", error)
         finally:
@@ -353,19 +355,15 @@ class Ingress(RpcMethods):
     def count_request(self, route: str, status: int) -> None:
         self._metrics.finished[route, status] += 1
 
-    async def follow(self, document: dict[str, Any]) -> int:
-        """Follows a placed plan, or suspends service if the document has only a `reason`; returns the epoch in force.
+    async def follow(self, placed: PlacedPlan) -> None:
+        """Follows a plan, unless it is older than the present one. Raises PlanError if it does not fit."""
+        self._dispatcher.follow(placed)
+        if self._generation is not None:
+            self._generation.follow(placed)
 
-        A plan older than the present one is ignored. Raises PlanError for a plan that does not fit this application.
-        """
-        if "plan" in document:
-            placed = parse_placed(document)
-            self._dispatcher.follow(placed)
-            if self._generation is not None:
-                self._generation.follow(placed)
-        else:
-            self._dispatcher.suspend(str(document.get("reason", "the controller has none")))
-        return self._core.placed.epoch
+    async def suspend(self, reason: str) -> None:
+        """Refuses all inputs, until a plan is to be followed again."""
+        self._dispatcher.suspend(reason)
 
     async def report(self) -> IngressReport:
         """Returns the counts so far, and removes the observations that it returns with them."""

@@ -211,12 +211,13 @@ class Plan:
                 check_split(split, end, self.networks)
         check_end(self.num_blocks, self.networks)
         check_shares(self.shares, len(chains))
-        check_prune(self.prune, self.networks)
-        if self.prune and self.after_answer == "stay":
-            raise PlanError(
-                "prune: with after_answer stay, every input must get the reference's answer to its whole text; with "
-                "after_answer stop, only probes do, and the texts of other inputs can be pruned"
-            )
+        if self.prune:
+            check_prune(self.prune, self.networks)
+            if self.after_answer == "stay":
+                raise PlanError(
+                    "prune: with after_answer stay, every input must get the reference's answer to its whole text; "
+                    "with after_answer stop, only probes do, and the texts of other inputs can be pruned"
+                )
         for before, after in pairwise(self.splits):
             if before.after_answer != after.after_answer:
                 raise PlanError(

@@ -28,7 +28,7 @@ from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.store import read_card
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import PlacedPlan, deployment_name, placed_document
+from optimizer.placement import PlacedPlan, deployment_name
 from optimizer.problem import PlanProblem
 
 NICENESS = 5
@@ -68,18 +68,16 @@ class Controller:
         self._background.start("control loop", self._loop.run())
         self._background.start("export metrics", self._export_metrics())
 
-    async def current(self) -> dict[str, Any]:
-        """Returns the placed plan that ingresses should follow now, or the reason why there is none."""
+    async def current(self) -> PlacedPlan | str:
+        """Returns the plan that ingresses should follow now, or the reason why there is none."""
         state = self._loop.state
-        if state.suspended is not None:
-            return {"reason": state.suspended}
-        return placed_document(state.followed or state.placed)
+        return state.followed or state.placed if state.suspended is None else state.suspended
 
-    async def coming(self) -> list[dict[str, Any]]:
+    async def coming(self) -> list[PlacedPlan]:
         """Returns the placed plans whose stages a new replica may have to host: the coming and the followed plan."""
         state = self._loop.state
         plans = () if state.suspended is not None else (state.placed, state.followed)
-        return [placed_document(each) for each in plans if each is not None]
+        return [each for each in plans if each is not None]
 
     async def describe(self) -> dict[str, Any]:
         """Returns the plan, the forecasts and the measurements; see `describe`."""
@@ -152,10 +150,10 @@ class RayFleet(Fleet):
         )
 
     async def follow(self, placed: PlacedPlan) -> None:
-        await self._handles.broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
+        await self._handles.broadcast("ingress", "follow", placed, timeout_s=FOLLOW_S)
 
     async def suspend(self, reason: str) -> None:
-        await self._handles.broadcast("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
+        await self._handles.broadcast("ingress", "suspend", reason, timeout_s=FOLLOW_S)
 
     async def ingress_reports(self) -> list[IngressReport]:
         return await self._reports("ingress")

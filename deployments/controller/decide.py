@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.controller.intake import Interval, ran_since, total
+from deployments.controller.intake import ran_since
 from deployments.controller.observe import (
     LEAST_PROBES,
     Forecast,
@@ -24,17 +24,16 @@ from deployments.controller.observe import (
 )
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
-from deployments.wire.messages import ReplicaReport
+from deployments.wire.messages import Interval, ReplicaReport, total
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import Evaluation, evaluate, objective_value, predictions, violations
-from optimizer.live.changeover import num_started
+from optimizer.live.changeover import Delivered, FailedPlan, Trial, has_failed, judge, num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, Straggler, avoided_replicas, find_stragglers
-from optimizer.live.trial import Delivered, FailedPlan, Trial, has_failed, judge
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.placement import PlacedPlan, divide_replicas
 from optimizer.plan import Plan, PolicySpec

@@ -6,10 +6,11 @@ from typing import Any
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.decide import View
-from deployments.controller.intake import batch_means, latency_s, network_figures, ran_since, total
+from deployments.controller.intake import batch_means, latency_s, network_figures, ran_since
 from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
+from deployments.wire.messages import total
 from earlyexit.network.chain import Chain
 from optimizer.live.stragglers import avoided_replicas
 from optimizer.placement import placed_document

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts, IngressReport, ReplicaReport
+from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts, IngressReport, Interval, ReplicaReport, total
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import Chain
 
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
 """The key of a `TimesRun`: first block, end and ramps of a split, `after_answer`, batch size, and `shared`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval(Counts):
-    """The counts of all ingresses from `since_s` to `at_s` (wall clock)."""
-
-    since_s: float
-    at_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.at_s - self.since_s
-
-
-def total(intervals: Sequence[Interval]) -> Interval | None:
-    """Returns the sum of intervals, from the first start to the last end; None without intervals."""
-    if not intervals:
-        return None
-    counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNT_FIELDS}
-    since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
-    return Interval(since_s=since_s, at_s=at_s, **counted)
 
 
 def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
@@ -120,16 +98,6 @@ def _less(now: Any, before: Any) -> Any:
     if isinstance(now, int):
         return now - before
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
-
-
-def _sum(counts: Sequence[Any]) -> Any:
-    """Returns the sum of numbers, or of counts by key."""
-    if isinstance(counts[0], int):
-        return sum(counts)
-    summed: Counter[Any] = Counter()
-    for each in counts:
-        summed.update(each)
-    return dict(summed)
 
 
 def network_figures(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:

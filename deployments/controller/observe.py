@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.inventory import accelerators_on_node
-from deployments.controller.intake import Interval, total
 from deployments.controller.remember import KEEP_S, State
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
-from deployments.wire.messages import IngressReport, ReplicaReport
+from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
 from earlyexit.errors import DataError, PlanError
 from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
@@ -403,6 +402,8 @@ class Tuning:
 
     def serve(self, first: Stage) -> None:
         """Sets the first stage of the followed plan. Exits shrink the batches of its first split."""
+        if not self.is_on:
+            return
         entry = first.device, full_inputs(self._problem.latency[first.device], first.splits[0])
         if entry != self._entry:
             self._entry, self._batching = entry, batching_of(self._problem, *entry)

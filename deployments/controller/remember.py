@@ -16,10 +16,10 @@ from zipfile import BadZipFile
 import numpy as np
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from deployments.controller.intake import Interval
+from deployments.wire.messages import Interval
 from earlyexit.errors import DataError
+from optimizer.live.changeover import FailedPlan, Trial
 from optimizer.live.stragglers import RestingReplica
-from optimizer.live.trial import FailedPlan, Trial
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, chains_of
 from optimizer.plan_file import parse_plan, plan_document

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from deployments.controller.intake import IngressIntake, Interval, batch_means, latency_s, network_figures, ran_since
+from deployments.controller.intake import IngressIntake, batch_means, latency_s, network_figures, ran_since
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.wire.controller_link import ControllerLink
-from deployments.wire.messages import IngressReport, ReplicaReport
+from deployments.wire.messages import IngressReport, Interval, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.engine import TimesRun

@@ -76,7 +76,7 @@ def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> Non
 def is_recorded(settings: ServeSettings, device: str) -> bool:
     """Whether the exits of a device follow exit records, without torch."""
     emulated = settings.emulated.get(device)
-    return find_device(device).emulated and emulated is not None and emulated.decisions == "recorded"
+    return emulated is not None and emulated.decisions == "recorded" and find_device(device).emulated
 
 
 def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, splits: Sequence[Split] = ()) -> Any:

@@ -25,7 +25,7 @@ from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import MemoryUse
 from earlyexit.network.store import read_card
-from optimizer.placement import PlacedPlan, parse_placed
+from optimizer.placement import PlacedPlan
 
 
 class StageReplica:
@@ -54,9 +54,8 @@ class StageReplica:
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
         # The controller's plans or, if it has none or does not reply, the plan of the settings.
-        documents = [] if self._settings.control is None else await ControllerLink(self._settings.app).coming()
-        plans = [parse_placed(each) for each in documents] or [PlacedPlan(plan=self._settings.plan)]
-        await self._host.prepare_first(plans)
+        coming = [] if self._settings.control is None else await ControllerLink(self._settings.app).coming()
+        await self._host.prepare_first(coming or [PlacedPlan(plan=self._settings.plan)])
         freeze_garbage_collection()
         self._host.threads.start()
         self._background = BackgroundTasks()

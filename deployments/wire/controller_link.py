@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from earlyexit.errors import ControllerUnavailableError
+from optimizer.placement import PlacedPlan
 
 CONTROLLER = "controller"
 """The deployment's name."""
@@ -64,12 +65,12 @@ class DeploymentHandles:
 class ControllerLink(DeploymentHandles):
     """Calls the controller of an application from its other processes."""
 
-    async def current(self) -> dict[str, Any] | None:
-        """Returns the placed plan in force as a document; None if there is none, or no controller."""
-        document: dict[str, Any] | None = await self._call_at_startup("current")
-        return document
+    async def current(self) -> PlacedPlan | str | None:
+        """Returns the plan in force, or the reason why there is none; None if the controller does not answer."""
+        current: PlacedPlan | str | None = await self._call_at_startup("current")
+        return current
 
-    async def coming(self) -> list[dict[str, Any]]:
+    async def coming(self) -> list[PlacedPlan]:
         """Returns the placed plans that a starting replica may serve, the upcoming one first; may be empty."""
         return await self._call_at_startup("coming") or []
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, cast, get_origin
@@ -226,6 +227,37 @@ class Counts:
 
 
 COUNT_FIELDS = tuple(each.name for each in fields(Counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval(Counts):
+    """The counts of all ingresses from `since_s` to `at_s` (wall clock)."""
+
+    since_s: float
+    at_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.at_s - self.since_s
+
+
+def total(intervals: Sequence[Interval]) -> Interval | None:
+    """Returns the sum of intervals, from the first start to the last end; None without intervals."""
+    if not intervals:
+        return None
+    counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNT_FIELDS}
+    since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
+    return Interval(since_s=since_s, at_s=at_s, **counted)
+
+
+def _sum(counts: Sequence[Any]) -> Any:
+    """Returns the sum of numbers, or of counts by key."""
+    if isinstance(counts[0], int):
+        return sum(counts)
+    summed: Counter[Any] = Counter()
+    for each in counts:
+        summed.update(each)
+    return dict(summed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,23 @@
-"""The steps of a change from one plan to the next.
+"""A change from one plan to the next: its steps, and the trial of the new plan.
 
 A replica can host any stage of its accelerator type, so a change only needs enough replicas of each type. Types that
 need more replicas grow before the switch. Types that need fewer shrink after the earlier plan has drained. So neither
 plan lacks replicas while it is in force.
+
+The trial decides whether the new plan keeps its promise. If not, the controller rolls back and avoids the plan for a
+while. E3 drops inputs that it cannot serve in time (section 3.1), and it trusts its plan. Here, dropped inputs and late
+answers count against the plan that caused them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from earlyexit.errors import PlanError
+from earlyexit.errors import DataError, PlanError
 from optimizer.placement import PlacedPlan
+from optimizer.plan import Stage
+from optimizer.problem import PlanProblem
 
 
 def num_started(before: PlacedPlan | None, after: PlacedPlan) -> int:
@@ -89,3 +95,145 @@ def steps(
         return (*shrinking, *before_switch, Prepare()) if missing else (*shrinking, *before_switch)
     after_switch: tuple[ChangeStep, ...] = (Drain(), *shrinking) if shrinking else ()
     return (*before_switch, Prepare(), Switch(), *after_switch)
+
+
+LEAST_INPUTS = 100
+"""With fewer inputs, the standard error of a share may exceed 5 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """What an application delivered over a period: differences of the ingresses' counters."""
+
+    seconds: float
+    arrived: int
+    """Inputs that arrived, including rejected ones."""
+    answered: int
+    in_slo: int
+    dropped: int
+    """Inputs that were rejected or abandoned."""
+
+    def __post_init__(self) -> None:
+        if min(self.seconds, self.arrived, self.in_slo, self.dropped) < 0 or self.in_slo > self.answered:
+            raise DataError(f"counts must be at least 0, and in_slo at most answered: {self}")
+
+    @property
+    def offered_rps(self) -> float:
+        return self.arrived / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def goodput_rps(self) -> float:
+        return self.in_slo / self.seconds if self.seconds > 0 else 0.0
+
+    def kept(self, predicted_rps: float) -> float:
+        """Returns the achieved share of the expected goodput, which is the lower of predicted rate and offered load.
+
+        Below the predicted rate, only dropped and late inputs count as missing, not those in flight.
+        """
+        if self.offered_rps > predicted_rps:
+            return self.goodput_rps / predicted_rps
+        settled = self.answered + self.dropped
+        return self.in_slo / settled if settled else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A new plan in force, and the one before it."""
+
+    epoch: int
+    predicted_rps: float
+    """The new plan's rate by its forecast."""
+    before: Delivered | None
+    """What the plan before delivered recently. None if there was none, or if nothing was measured."""
+    before_predicted_rps: float
+
+    def __post_init__(self) -> None:
+        if self.predicted_rps <= 0 or self.before_predicted_rps <= 0:
+            raise PlanError("predicted_rps and before_predicted_rps must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The result of a trial."""
+
+    rolls_back: bool
+    words: str
+
+
+def judge(
+    trial: Trial,
+    served: Delivered,
+    *,
+    margin: float,
+    settle_s: float,
+    patience_s: float,
+) -> Judgement | None:
+    """Judges a plan by what was `served` since the switch. Returns None while it is too early.
+
+    It is too early before `settle_s` and, with few inputs, before `patience_s`. Arrivals count, not answers, so that a
+    plan that answers nothing is judged too. The plan is rolled back if more than `margin` of the expected goodput is
+    missing, and if the plan before kept more of its own promise and would deliver more of the current load.
+    """
+    has_few = served.arrived < LEAST_INPUTS
+    if served.seconds < settle_s or (has_few and served.seconds < patience_s):
+        return None
+    if has_few:
+        words = f"only {served.arrived} inputs arrived in {served.seconds:.0f} s, too few to judge"
+        return Judgement(rolls_back=False, words=f"keeps plan {trial.epoch}: {words}")
+    kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
+    promise = (
+        f"plan {trial.epoch} gives {served.goodput_rps:.4g}/s in time, {kept:.1%} of what was expected "
+        f"({expected_rps:.4g}/s)"
+    )
+    if kept >= 1 - margin:
+        return Judgement(rolls_back=False, words=f"keeps the plan: {promise}")
+    if trial.before is None:
+        return Judgement(rolls_back=False, words=f"keeps the plan: {promise}; none was measured before it")
+    before_kept = trial.before.kept(trial.before_predicted_rps)
+    before_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
+    is_worse = before_kept > kept and before_rps > kept * expected_rps
+    before = f"the one before kept {before_kept:.1%} of its own and would give {before_rps:.4g}/s"
+    return Judgement(
+        rolls_back=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}"
+    )
+
+
+CLEAR_SHARE = 0.1
+"""Two problems differ clearly if the shares of inputs that reach a block differ by more than this."""
+CLEAR_FACTOR = 1.2
+"""Two problems differ clearly if their required rates differ by more than this factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedPlan:
+    """A plan that was rolled back, and the problem for which it was chosen."""
+
+    stages: tuple[Stage, ...]
+    problem: PlanProblem
+    until: int
+    """The first control period in which it may be chosen again."""
+
+
+def has_failed(failed: Sequence[FailedPlan], stages: Sequence[Stage], problem: PlanProblem) -> bool:
+    """Returns whether a plan failed under a problem that does not differ clearly from this one."""
+    return any(plan.stages == tuple(stages) and not differs_clearly(plan.problem, problem) for plan in failed)
+
+
+def differs_clearly(one: PlanProblem, other: PlanProblem) -> bool:
+    """Returns whether problems differ so much that a plan that failed under one may be tried under the other."""
+    if one.num_blocks != other.num_blocks or one.ramps != other.ramps or one.slo != other.slo:
+        return True
+    if {name: supply.count for name, supply in one.devices.items()} != {
+        name: supply.count for name, supply in other.devices.items()
+    }:
+        return True
+    pairs = zip(one.survival_N, other.survival_N, strict=True)
+    return max(abs(share - other_share) for share, other_share in pairs) > CLEAR_SHARE or _rates_differ(one, other)
+
+
+def _rates_differ(one: PlanProblem, other: PlanProblem) -> bool:
+    rate_per_s, other_per_s = one.required_per_s, other.required_per_s
+    if rate_per_s is not None and other_per_s is not None and type(one.objective) is type(other.objective):
+        low, high = sorted((rate_per_s, other_per_s))
+        return high > low * CLEAR_FACTOR
+    return type(one.objective) is not type(other.objective)

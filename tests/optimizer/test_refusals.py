@@ -14,9 +14,8 @@ import yaml
 from earlyexit.network.boundary import Split
 from optimizer.ensemble import gain
 from optimizer.evaluate import evaluate
-from optimizer.live.changeover import steps
+from optimizer.live.changeover import Delivered, steps
 from optimizer.live.reaction import expected_shares
-from optimizer.live.trial import Delivered
 from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm

@@ -665,7 +665,7 @@ class World(Fleet):
         self.watch.say(f"follow {placed.epoch}")
         same = self.stages_of.setdefault(placed.epoch, placed.plan.stages) == placed.plan.stages
         self.watch.expect(same, "an epoch is of one plan")
-        read = parse_placed(placed_document(placed))  # in the form in which it is sent
+        read = parse_placed(placed_document(placed))  # in the form in which it is stored
         await self._tell(lambda ingress: ingress.follow(read))
 
     async def suspend(self, reason: str) -> None:

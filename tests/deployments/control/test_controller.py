@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from deployments.controller.description import describe
-from deployments.controller.intake import Interval
 from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow, State, parse_state
 from deployments.controller.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
+from deployments.wire.messages import Interval
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.live.trial import FailedPlan
+from optimizer.live.changeover import FailedPlan
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import ModelShape, plan_document

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from deployments.controller.decide import Proposal, problems_to_solve, propose
-from deployments.controller.intake import IngressIntake, Interval, latency_s, ran_since, total
+from deployments.controller.intake import IngressIntake, latency_s, ran_since
 from deployments.controller.observe import BELIEVED_S, ObservedStream, effective_probes, window_rates
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
-from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
+from deployments.wire.messages import BUCKET, IngressReport, Interval, ReplicaReport, total
 from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, Strategy
-from optimizer.live.trial import FailedPlan
+from optimizer.live.changeover import FailedPlan
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem

@@ -12,9 +12,9 @@ import pytest
 from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
+from optimizer.live.changeover import Delivered, FailedPlan, Judgement, Trial, has_failed, judge
 from optimizer.live.hysteresis import Verdict, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
-from optimizer.live.trial import Delivered, FailedPlan, Judgement, Trial, has_failed, judge
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable

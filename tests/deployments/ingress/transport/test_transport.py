@@ -343,8 +343,8 @@ def link_to(reply: Any) -> ControllerLink:
 
 
 async def test_a_controller_is_asked_by_its_name() -> None:
-    assert await link_to({"plan": 1}).current() == {"plan": 1}
-    assert await link_to([{"plan": 2}, {"plan": 1}]).coming() == [{"plan": 2}, {"plan": 1}]
+    assert await link_to(placed()).current() == placed()
+    assert await link_to([placed("r1"), placed()]).coming() == [placed("r1"), placed()]
     assert await link_to({"epoch": 1}).describe() == {"epoch": 1}
     assert await link_to("row").history(3) == ["row", 3]
 
