@@ -31,8 +31,7 @@ from deployments.ingress.build import build_core, encode_of
 from deployments.ingress.core.calls import IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.ingress_core import own_plan
-from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics

@@ -1,19 +1,18 @@
-"""The live driver of an ingress: sends calls over connections to replicas, and passes outcomes to callers."""
+"""The live driver of an ingress: sends calls over connections to replicas, and passes outcomes to callers.
+
+`ReplicaLinks` holds the connections, and knows which replicas host a stage.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
-from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Protocol
 
 from deployments.ingress.core.calls import (
     AbortCall,
@@ -26,18 +25,311 @@ from deployments.ingress.core.calls import (
     placements_of,
 )
 from deployments.ingress.core.ingress_core import Driver, IngressCore
-from deployments.ingress.core.inputs import Inputs, PendingInput, Settle
-from deployments.ingress.core.routes import KVPlacement
-from deployments.ingress.link import ReplicaLinks
-from deployments.wire.messages import Chunk, StageCall, Timing
+from deployments.ingress.core.inputs import Inputs, PendingInput, Settle, sample_id_of
+from deployments.ingress.core.routes import KVPlacement, StageReplicas
+from deployments.ingress.entry import NetworkEntry
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import (
+    Address,
+    Assignment,
+    BeginCall,
+    CallRefused,
+    CancelCall,
+    Chunk,
+    EndSequences,
+    Frames,
+    HostStage,
+    MalformedError,
+    StageCall,
+    Timing,
+    assignments_of,
+    decode_from_replica,
+    encode,
+)
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
-from earlyexit.codecs.chain import ChainCodec, ChainEncoded, PrunedRow
-from earlyexit.errors import ExecutionError, OfframpError
+from earlyexit.codecs.chain import ChainCodec
+from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Encoded, WirePiece, entry_piece
-from earlyexit.words import num_words
 from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan
+
+# A child of the logger that Serve writes as JSON, with the request id if there is one.
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+CONNECT_S = 5.0
+"""The timeout of an attempt to connect."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+"""The pause between attempts to connect, which doubles each time."""
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call whose reply is not complete."""
+
+    unsettled: int
+    take: Callable[[Chunk], None]
+    done: asyncio.Future[None]
+
+
+class ReplicaLink:
+    """The connection to one replica, on one event loop. It reconnects until it is closed."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        on_change: Callable[[], None],
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`on_change`: called when the connection comes up or goes down."""
+        self.name = name
+        self._address = address
+        self._on_change = on_change
+        self._pause = pause
+        self._frames: Frames | None = None
+        self._disconnected = asyncio.Event()
+        self._calls: dict[int, _OpenCall] = {}
+        self._serial = 0
+        self._is_closing = False
+        self._task = asyncio.get_running_loop().create_task(self._keep_connected())
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls can be made."""
+        return self._frames is not None
+
+    async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
+        """Runs a call until all its inputs are settled. `take`: called with every part of the reply.
+
+        Raises ConnectionError if there is no connection or it breaks, and RuntimeError if the replica refuses the call.
+        """
+        if self._frames is None:
+            raise ConnectionError(f"no connection to {self.name}")
+        self._serial = serial = self._serial + 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls[serial] = _OpenCall(len(call.remaining_s), take, done)
+        self._frames.send(encode(BeginCall(serial, call)))
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._cancel(serial)
+            raise
+        finally:
+            del self._calls[serial]
+            self._close_if_idle()
+
+    def end(self, sequences: Collection[int]) -> None:
+        """Makes the replica free sequences. If the connection is broken, it has already freed them."""
+        if self._frames is not None and sequences:
+            self._frames.send(encode(EndSequences(tuple(sequences))))
+
+    def host(self, assignment: Assignment) -> None:
+        """Makes the replica host a stage, until another assignment or a call for another stage arrives."""
+        if self._frames is not None:
+            self._frames.send(encode(HostStage(assignment)))
+
+    def close_when_idle(self) -> None:
+        """Closes the connection as soon as all open calls are done."""
+        self._is_closing = True
+        self._close_if_idle()
+
+    def _cancel(self, serial: int) -> None:
+        if self._frames is not None:
+            self._frames.send(encode(CancelCall(serial)))
+
+    def _close_if_idle(self) -> None:
+        if self._is_closing and not self._calls:
+            self._task.cancel()
+            if self._frames is not None:
+                self._frames.close()
+
+    async def _keep_connected(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._connect()
+            except Exception as error:  # the next attempt may succeed, whatever the error is
+                logger.warning("no connection to %s: %r", self.name, error)
+            else:
+                pause_s = FIRST_PAUSE_S
+                await self._disconnected.wait()
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _connect(self) -> None:
+        frames = Frames(self._on_frame, self._on_disconnect)
+        self._disconnected.clear()
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().create_connection(lambda: frames, self._address.host, self._address.port)
+        if self._disconnected.is_set():
+            raise ConnectionError("the replica closed the new connection")
+        frames.send(self._address.token.encode())
+        self._frames = frames
+        self._on_change()
+
+    def _on_disconnect(self) -> None:
+        self._frames = None
+        self._disconnected.set()
+        for call in self._calls.values():
+            _fail(call, ConnectionError(f"{self.name} closed the connection"))
+        self._on_change()
+
+    def _on_frame(self, frame: memoryview) -> None:
+        try:
+            message = decode_from_replica(frame)
+        except MalformedError as error:  # from another version, for example: later frames cannot be trusted either
+            logger.warning("%s sent a malformed message: %s", self.name, error)
+            assert self._frames is not None
+            self._frames.abort()
+            return
+        call = self._calls.get(message.serial)
+        if call is None:  # cancelled in the meantime
+            return
+        if isinstance(message, CallRefused):
+            _fail(call, RuntimeError(message.reason))
+            return
+        try:
+            call.take(message.chunk)
+        except Exception as error:
+            logger.exception("a part of a reply from %s could not be processed", self.name)
+            _fail(call, error)
+            self._cancel(message.serial)
+            return
+        call.unsettled -= message.chunk.num_inputs
+        if not call.unsettled and not call.done.done():
+            call.done.set_result(None)
+
+
+def _fail(call: _OpenCall, error: Exception) -> None:
+    if not call.done.done():
+        call.done.set_exception(error)
+
+
+LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
+"""Connects to a replica. The arguments are its id, its address, and `on_change` of `ReplicaLink`."""
+
+
+class ReplicaLinks:
+    """The connections of an ingress to all replicas, and the assignment of the plan's stages to these replicas.
+
+    A stage's calls go to the replicas that host it, fill-first among those that are up. (Serve's handles are ten times
+    as expensive per part of a reply.) If a replica joins or dies, or the plan changes, other replicas may be assigned
+    other stages (`PlacedPlan.roles`). If an accelerator type has fewer replicas than stages, some stages have none.
+    Their calls wait for a replica until the deadlines of their inputs.
+    """
+
+    def __init__(self, placed: PlacedPlan, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
+        """`devices`: the accelerator types that have replicas. `phase`: see `StageReplicas`.
+
+        Raises PlanError for a plan on other types.
+        """
+        self._phase = phase
+        self._link = link
+        self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}
+        """The connections by accelerator type and replica."""
+        self._stages: dict[str, StageReplicas[ReplicaLink]] = {}
+        """By slot, including slots of earlier plans."""
+        self._changed = asyncio.Event()
+        """Set, and replaced by a new event, when the replicas of stages may have changed."""
+        self.follow(placed)
+
+    def check(self, placed: PlacedPlan) -> None:
+        """Raises PlanError for a plan on accelerator types that have no replicas."""
+        missing = sorted({stage.device for stage in placed.plan.stages} - self._links.keys())
+        if missing:
+            raise PlanError(f"the plan needs replicas on {missing}; the service has replicas on {sorted(self._links)}")
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Switches to a plan: assigns its stages to replicas. Calls that wait for a removed stage fail."""
+        self.check(placed)
+        self._placed = placed
+        self._assignments = assignments_of(placed)
+        for slot in self._assignments:
+            self._stages.setdefault(slot, StageReplicas(self._phase))
+        for device in self._links:
+            self._assign_stages(device)
+
+    def is_up(self, slot: str) -> bool:
+        """Whether any replica accepts calls for a stage."""
+        return self._stages[slot].is_up
+
+    def is_planned(self, slot: str) -> bool:
+        """Whether the current plan has a stage. A call for a stage of an earlier plan may be sent late."""
+        return slot in self._assignments
+
+    async def call(
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        take: Callable[[Chunk], None],
+        placements: Sequence[KVPlacement] = (),
+    ) -> None:
+        """Runs a call on a replica of its stage, until all its inputs are settled.
+
+        `weight` and `batch`: the weights of the call and of a full batch (`weight_of`). `take`: called with each part
+        of the reply. `placements`: the KV placements of inputs of sequences; new sequences get a replica here. Raises
+        SequenceLostError if the replica of the sequences is gone or hosts another stage, and the errors of the
+        connection. Inputs that are not settled after an error may be sent again.
+        """
+        slot, fills = call.assignment.slot, call.assignment.fills
+        stage = self._stages[slot]
+        while not stage.is_up and not (placements and slot in placements[0].replicas):
+            if not self.is_planned(slot):
+                raise ConnectionError("the stage has no replicas, and the current plan does not have the stage")
+            await self._changed.wait()
+        if placements:
+            keeper = stage.replica_for(slot, placements, call.assignment.stage.splits[0].batch, fills=fills)
+            await keeper.replica.call(call, take)
+            return
+        assigned = stage.assign(weight, batch, fills=fills)
+        try:
+            await assigned.replica.call(call, take)
+        finally:
+            stage.release(assigned, weight)
+
+    def end(self, slot: str, replica: str, sequence: int) -> None:
+        """Makes a replica, if it still exists, free a sequence that has ended."""
+        link = self._stages[slot].end_sequence(replica, sequence)
+        if link is not None:
+            link.end((sequence,))
+
+    async def ready(self) -> None:
+        """Returns once every stage of the plan has a replica."""
+        while not all(map(self.is_up, self._assignments)):
+            await self._changed.wait()
+
+    def connect(self, device: str, directory: ReplicaDirectory) -> None:
+        """Keeps connections to the directory's replicas. Must be called on the event loop of the calls."""
+        loop = asyncio.get_running_loop()
+        directory.follow(lambda addresses: loop.call_soon_threadsafe(self.set_addresses, device, addresses))
+
+    def set_addresses(self, device: str, addresses: Mapping[str, Address]) -> None:
+        """Connects to these replicas of an accelerator type, and closes the connections to all others."""
+        links = self._links[device]
+        for name in sorted(links.keys() - addresses.keys()):
+            links.pop(name).close_when_idle()
+        for name in sorted(addresses.keys() - links.keys()):
+            links[name] = self._link(name, addresses[name], partial(self._assign_stages, device))
+        self._assign_stages(device)
+
+    def _assign_stages(self, device: str) -> None:
+        """Assigns the stages of an accelerator type to its replicas."""
+        links, needed = self._links[device], self._placed.needed(device)
+        up = {name for name, link in links.items() if link.is_up}
+        hosts = self._placed.roles(device, links)
+        if len(up) >= len(needed) > len({slot for name, slot in hosts.items() if name in up}):
+            hosts = self._placed.roles(device, up)  # otherwise a stage would have only replicas that are down
+        for name, slot in hosts.items():
+            if name in up:  # a replica ignores an assignment that it already follows
+                links[name].host(self._assignments[slot])
+        for slot, stage in self._stages.items():
+            if slot in needed or slot not in self._assignments:
+                stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 class Alarm(Protocol):
@@ -58,9 +350,6 @@ def call_later(seconds: float, function: Callable[[], None]) -> Alarm:
 UNKNOWN = PendingInput(0, 0.0, 0.0)
 """Stands for inputs that a reply mentions but its call did not contain. No call and no chain holds it."""
 MISFIT = "the encoded inputs do not fit together"
-
-# A child of the logger that Serve writes as JSON, with the request id if there is one.
-logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MOST_HOPS = 100_000
 """The largest number of hop times that are kept for the metrics, which are exported once a second."""
@@ -353,168 +642,3 @@ def requests_of(inputs: Inputs) -> str:
     """Returns the ids of the inputs' first few requests, for the log."""
     ids = sorted({each.request_id for each in inputs})
     return ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
-
-
-def sample_id_of(ingress: str, pending: PendingInput) -> str:
-    """Returns the id that an input has on the wire: unique in the service and for each attempt."""
-    return f"{pending.key}#{ingress}.{pending.serial}.{pending.attempt}"
-
-
-def serial_and_attempt(sample_id: str) -> tuple[int, int]:
-    """Returns an input's serial number and attempt from its id on the wire."""
-    _, serial, attempt = sample_id.rpartition("#")[2].split(".")
-    return int(serial), int(attempt)
-
-
-THREAD_FACTOR = 10
-"""Rows are encoded in a thread if this many times as many rows would be slow at the API. On the event loop, encoding
-delays replies, so the bound is stricter than at the API (for texts 2,000 characters, one or two milliseconds)."""
-
-
-class NetworkEntry:
-    """Inputs that enter a network of a cascade: new inputs, or survivors of the previous network.
-
-    Words of survivors may be pruned. Every input is encoded once for each network that it reaches.
-    """
-
-    def __init__(
-        self,
-        ingress: str,
-        codec: ChainCodec,
-        call: Call,
-        block: int,
-        network: int,
-        going_on: WirePiece | None,
-        plan: Plan,
-    ) -> None:
-        """`block`: the network's first block. `going_on`: the output of the previous network; None for new inputs."""
-        self.inputs = call.inputs
-        """After `enter`, the inputs of the piece, in its order."""
-        self.refused: list[tuple[PendingInput, Exception]] = []
-        """Inputs that the network's codec cannot encode."""
-        self._ingress = ingress
-        self._codec = codec
-        self._block = block
-        self._network = network
-        self._going_on = going_on
-        self._alike = codec.alike(network)
-        self._is_unpruned = call.watch == "unpruned"
-        """Whether the inputs are unpruned copies of probes."""
-        self._before = 0 if going_on is None else bisect_right(plan.networks, going_on.next_block - 1)
-        """The network that the inputs come from."""
-        self._may_prune = going_on is not None and bool(plan.networks)
-        self._alpha: float | None = None
-        """The pruning rate; None: no words are pruned here, but words that were pruned earlier stay pruned."""
-        self._importance: Mapping[str, npt.NDArray[np.floating[Any]]] = {}
-        """By sample id, the importance of each token in the previous network. Empty if it was not measured."""
-        # Pruning needs the attention of the whole network, which inputs lack if the plan now skips their network.
-        if going_on is not None and going_on.next_block in plan.networks:
-            alpha = plan.prune.get(going_on.next_block - 1)
-            if alpha is not None and going_on.tensors:
-                by_input = np.split(going_on.tensors[-1].astype(np.float64), np.cumsum(going_on.lengths_B)[:-1])
-                self._alpha = alpha
-                self._importance = dict(zip(going_on.sample_ids, by_input, strict=True))
-
-    @property
-    def crosses(self) -> bool:
-        """Whether the inputs come from another network."""
-        return self._going_on is not None
-
-    def is_slow(self) -> bool:
-        """Whether `prepare` takes milliseconds, so that it must run in a thread."""
-        rows = [_encoded(each).row for each in (self.inputs if self._importance else self._missing())]
-        return bool(rows) and self._codec.of(self._network).is_slow(rows * THREAD_FACTOR)
-
-    def prepare(self) -> None:
-        """Prunes the inputs, and encodes those that have no encoding for the network yet.
-
-        It may run in a thread, and a second call does nothing. If the codec fails, no input is encoded, and `enter`
-        finds the input that causes the error. A text that cannot be pruned keeps its words.
-        """
-        for each in self.inputs if self._may_prune else ():
-            try:
-                self._prune(_encoded(each), sample_id_of(self._ingress, each))
-            except Exception as error:
-                logger.warning("a text of %s could not be pruned: %r", each.request_id, error)
-        if missing := self._missing():
-            with suppress(Exception):
-                self._encode(missing)
-
-    def enter(self, plan: Plan) -> WirePiece:
-        """Returns the inputs as a piece for the network's first block, and sets their `tokens` for the network.
-
-        If the plan prunes words after the network, the network is told to measure the attention that tokens receive.
-        """
-        if self._going_on is None and not self._is_unpruned:  # every attempt begins without pruned words
-            for each in self.inputs:
-                _encoded(each).cut.clear()
-        self.prepare()
-        entered, encodings = list[PendingInput](), list[Encoded]()
-        for each in self.inputs:
-            encoding = self._encoding(each)
-            if encoding is None:
-                try:
-                    [encoding] = self._encode([each])
-                except Exception as error:
-                    self.refused.append((each, error))
-                    continue
-            each.tokens = encoding.length
-            entered.append(each)
-            encodings.append(encoding)
-        self.inputs = entered
-        ids = [sample_id_of(self._ingress, each) for each in entered]
-        states_BS = None if self._going_on is None else _states_of(ids, self._going_on)
-        measured = bool(plan.networks) and plan.networks[self._network] - 1 in plan.prune
-        return entry_piece(ids, encodings, block=self._block, state_BS=states_BS, measured=measured)
-
-    def words(self) -> tuple[int, int]:
-        """Returns the words of the inputs whose attention is known, and how many of them were pruned."""
-        words = pruned = 0
-        for each in self.inputs if self._importance else ():
-            chain_encoded = _encoded(each)
-            earlier, pruned_row = chain_encoded.cut.get(self._before), chain_encoded.cut.get(self._network)
-            before = num_words(chain_encoded.row if earlier is None else earlier.row)
-            words += before
-            pruned += 0 if pruned_row is None else before - num_words(pruned_row.row)
-        return words, pruned
-
-    def _prune(self, chain_encoded: ChainEncoded, sample_id: str) -> None:
-        """Sets the pruned row of an input for the network, if it has lost words here or earlier."""
-        if self._network in chain_encoded.cut:
-            return
-        earlier = chain_encoded.cut.get(self._before)
-        row = chain_encoded.row if earlier is None else earlier.row
-        importance_N = self._importance.get(sample_id)
-        if self._alpha is not None and importance_N is not None:
-            pruned = self._codec.pruned_for(self._network, self._before, row, importance_N, self._alpha)
-            # A row that loses no words is stored too, so that it is not examined again.
-            chain_encoded.cut[self._network] = PrunedRow(row, pruned.encoded) if pruned.row == row else pruned
-        elif earlier is not None and earlier.row is not chain_encoded.row:
-            chain_encoded.cut[self._network] = self._codec.pruned_row(self._network, row)
-
-    def _encoding(self, each: PendingInput) -> Encoded | None:
-        """Returns an input's encoding for the network; None if it has none yet."""
-        pruned_row = None if self._is_unpruned else _encoded(each).cut.get(self._network)
-        return _encoded(each).of(self._alike) if pruned_row is None else pruned_row.encoded
-
-    def _missing(self) -> list[PendingInput]:
-        return [each for each in self.inputs if self._encoding(each) is None]
-
-    def _encode(self, inputs: Inputs) -> list[Encoded]:
-        chain_encoded = [_encoded(each) for each in inputs]
-        encodings = self._codec.encoded([each.row for each in chain_encoded], self._alike, truncate=True)
-        for each, encoding in zip(chain_encoded, encodings, strict=True):
-            each.others[self._alike] = encoding
-        return encodings
-
-
-def _encoded(each: PendingInput) -> ChainEncoded:
-    return cast("ChainEncoded", each.encoded)
-
-
-def _states_of(ids: Sequence[str], going_on: WirePiece) -> Any:
-    """Returns the exit policy's states of some of a piece's inputs."""
-    if going_on.state_BS is None or tuple(ids) == going_on.sample_ids:
-        return going_on.state_BS
-    row_of = {sample_id: row for row, sample_id in enumerate(going_on.sample_ids)}
-    return going_on.state_BS[np.array([row_of[each] for each in ids], dtype=np.int64)]

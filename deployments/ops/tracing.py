@@ -31,9 +31,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.choices import TracingSettings
-from deployments.ingress.core.inputs import UNPRUNED, PendingInput
-from deployments.ingress.dispatcher import serial_and_attempt
-from deployments.ingress.link import LinkTo, ReplicaLink
+from deployments.ingress.core.inputs import UNPRUNED, PendingInput, serial_and_attempt
+from deployments.ingress.dispatcher import LinkTo, ReplicaLink
 from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
-from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
 from deployments.replica.build import build_runner
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings

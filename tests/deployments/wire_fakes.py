@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from deployments.ingress.link import ReplicaLinks
+from deployments.ingress.dispatcher import ReplicaLinks
 from deployments.replica.host import OpenCall
 from deployments.wire.messages import (
     Address,

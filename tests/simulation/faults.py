@@ -15,7 +15,7 @@ from deployments.ingress.core.calls import AbortCall, Call, Calls, Pause
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
 from deployments.ingress.core.routes import build_route
-from deployments.ingress.link import ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
 from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import Device
 

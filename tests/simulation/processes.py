@@ -19,10 +19,9 @@ from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput, Settle
+from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput, Settle, sample_id_of
 from deployments.ingress.core.routes import KVPlacement
-from deployments.ingress.dispatcher import Dispatcher, sample_id_of
-from deployments.ingress.link import ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
 from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory

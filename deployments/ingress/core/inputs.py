@@ -109,6 +109,17 @@ class PendingInput:
         return copy
 
 
+def sample_id_of(ingress: str, pending: PendingInput) -> str:
+    """Returns the id that an input has on the wire: unique in the service and for each attempt."""
+    return f"{pending.key}#{ingress}.{pending.serial}.{pending.attempt}"
+
+
+def serial_and_attempt(sample_id: str) -> tuple[int, int]:
+    """Returns an input's serial number and attempt from its id on the wire."""
+    _, serial, attempt = sample_id.rpartition("#")[2].split(".")
+    return int(serial), int(attempt)
+
+
 Inputs = Sequence[PendingInput]
 
 MAX_SETTLED = 64

@@ -17,7 +17,7 @@ from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.inputs import IngressOptions
-from deployments.ingress.link import ReplicaLink
+from deployments.ingress.dispatcher import ReplicaLink
 from deployments.ops.tracing import Tracer, build_tracer
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory

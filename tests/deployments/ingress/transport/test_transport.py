@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.routes import KVPlacement
-from deployments.ingress.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
 from deployments.wire import controller_link
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import ReplicaDirectory
