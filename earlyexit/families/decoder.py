@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from math import prod
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,7 @@ from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps import RampStyle
-from earlyexit.sequences.kv import (
-    TRIAL,
-    KvIndex,
-    KvMemory,
-    KvShape,
-    KvStore,
-    PendingTokens,
-    Run,
-    SkippedTokens,
-    concatenate,
-)
+from earlyexit.sequences.kv import TRIAL, KvIndex, KvMemory, KvStore, PendingTokens, Run, SkippedTokens, concatenate
 from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 
 
@@ -186,9 +177,9 @@ class DecoderConfig:
             raise ModelFolderError(f"head_size must be even for rotary positions, not {self.head_size}")
 
     @property
-    def kv(self) -> KvShape:
-        """The shape of one token's keys and values."""
-        return KvShape(num_blocks=self.num_blocks, num_heads=self.num_kv_heads, head_size=self.head_size)
+    def kv(self) -> tuple[int, int, int]:
+        """The shape of one token's keys: blocks, heads, and size of a head. Its values have the same shape."""
+        return self.num_blocks, self.num_kv_heads, self.head_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +284,7 @@ class DecoderBackbone(Backbone):
 
     @property
     def kept_bytes(self) -> int:
-        return self.config.kv.bytes_per_token(self.word.weight.element_size())
+        return 2 * prod(self.config.kv) * self.word.weight.element_size()
 
     def open_store(self, num_pages: int, **options: int) -> KvMemory:
         """Allocates and returns a store of `num_pages` pages on the weights' device, in the weights' dtype."""

@@ -33,7 +33,7 @@ from earlyexit.network.piece import (
     when_computed,
 )
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
-from earlyexit.policies.foresight import Foreseen
+from earlyexit.policies.threshold import Foreseen
 from earlyexit.ramps.heads import NormedRamp
 
 
@@ -200,7 +200,8 @@ class Cut:
         if outputs_BC is None:
             assert self._model is not None
             assert segment.ramp is not None
-            return Foreseen(self._model, segment.ramp, before, after), to_host(before.state_BS)
+            foreseen = Foreseen(self._model, segment.ramp, before, after, self._policy.foresees)
+            return foreseen, to_host(before.state_BS)
         state_BS = before.state_BS
         stay_on_device = self._policy.ignores_outputs or self._network.task.large
         if not stay_on_device:

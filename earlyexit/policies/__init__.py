@@ -56,14 +56,14 @@ POLICIES = {
         mixes=True,
     ),
     "foreseen": _kind(
-        "foresight:ForeseenPolicy",
+        "threshold:ForeseenPolicy",
         "thresholds",
         leaves="the ramp's classifier, before the answer is computed, predicts agreement with the full model with at "
         "least this probability",
         decays=True,
     ),
     "similar": _kind(
-        "foresight:SimilarPolicy",
+        "threshold:SimilarPolicy",
         "thresholds",
         leaves="the cosine of the states before and after the ramp's block is at least the threshold",
         decays=True,

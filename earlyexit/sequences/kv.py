@@ -197,19 +197,6 @@ RETRY_S = 1.0
 """The `retry_after_s` if pages are missing: about the shortest duration of sequences."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvShape:
-    """The keys and values of one token in every block."""
-
-    num_blocks: int
-    num_heads: int
-    head_size: int
-
-    def bytes_per_token(self, float_bytes: int) -> int:
-        """Returns the bytes of one token's keys and values in all blocks."""
-        return 2 * self.num_blocks * self.num_heads * self.head_size * float_bytes
-
-
 class KvStore:
     """The pages of one replica, and the sequences to which they are assigned.
 
@@ -221,23 +208,23 @@ class KvStore:
 
     def __init__(
         self,
-        shape: KvShape,
+        shape: tuple[int, int, int],
         num_pages: int,
         *,
         page_tokens: int = PAGE_TOKENS,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Raises InputError for a store without pages."""
+        """`shape`: blocks, heads, and size of a head. Raises InputError for a store without pages."""
         if num_pages < 1 or page_tokens < 1:
             raise InputError(f"a store of {num_pages} pages of {page_tokens} tokens holds nothing")
-        size = ((num_pages + 1) * page_tokens, shape.num_heads, shape.head_size)
-        self.shape = shape
+        num_blocks, *rest = shape
+        size = ((num_pages + 1) * page_tokens, *rest)
         self.page_tokens = page_tokens
         self.num_pages = num_pages
         self.device = torch.device(device)
-        self._keys = [_zeros(size, self.device, dtype) for _ in range(shape.num_blocks)]
-        self._values = [_zeros(size, self.device, dtype) for _ in range(shape.num_blocks)]
+        self._keys = [_zeros(size, self.device, dtype) for _ in range(num_blocks)]
+        self._values = [_zeros(size, self.device, dtype) for _ in range(num_blocks)]
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._pages: dict[int, _Pages] = {}
         self._peak_pages = 0
@@ -345,14 +332,14 @@ class KvStore:
             for each in (keys_PKd, values_PKd)
         )
         # Query heads that share a key are rows of one product, so that each key is read once.
-        queries_SKGd = queries_SHd.reshape(len(queries_SHd), self.shape.num_heads, -1, self.shape.head_size)
+        queries_SKGd = queries_SHd.reshape(len(queries_SHd), keys_PKd.shape[1], -1, keys_PKd.shape[2])
         attended = F.scaled_dot_product_attention(queries_SKGd, keys_SKTd, values_SKTd, attn_mask=rows.mask_SH1T)
         return attended.flatten(1, 2)
 
     def _attend_alone(self, run: Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
         keys_1KTd, values_1KTd = (each[run.read_T].transpose(0, 1)[None] for each in (keys_PKd, values_PKd))
         if len(queries_THd) == 1:
-            queries_1KGd = queries_THd.reshape(1, self.shape.num_heads, -1, self.shape.head_size)
+            queries_1KGd = queries_THd.reshape(1, keys_PKd.shape[1], -1, keys_PKd.shape[2])
             attended = F.scaled_dot_product_attention(queries_1KGd, keys_1KTd, values_1KTd, attn_mask=run.mask)
             return attended.flatten(1, 2)
         attended = F.scaled_dot_product_attention(

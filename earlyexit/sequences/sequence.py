@@ -241,10 +241,6 @@ class TokenSequence:
         self._number = 0
 
     @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - self.num_prompt
-
-    @property
     def says(self) -> bool:
         """Whether the answer to the next step is a token. It is not for the parts of a prompt before the last."""
         return self._progress.says

@@ -111,10 +111,6 @@ class Task(Named, ABC):
     def check_coverage(self, targets_N: ValueArray) -> None:
         """Raise DataError if training data has no example of something that the model must learn, such as a class."""
 
-    def mirrored(self, targets_B: ValueArray) -> ValueArray:
-        """Returns the right answers of inputs that are mirrored left to right. By default, they do not change."""
-        return targets_B
-
     @abstractmethod
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         """Returns the training loss, a mean over the inputs, float32 ()."""

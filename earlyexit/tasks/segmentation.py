@@ -180,10 +180,6 @@ class SegmentationTask(Task):
             name = self.class_names[int(learned_C.argmin())]
             raise DataError(f"no row has a pixel of {name!r}, which cannot be learned: remove the class, or ignore it")
 
-    def mirrored(self, targets_B: ValueArray) -> ValueArray:
-        """Returns the mirrored maps."""
-        return np.ascontiguousarray(targets_B[:, :, ::-1])
-
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         """Returns cross-entropy over the map's pixels. The target of each is the class at the centre of its area."""
         import torch

@@ -43,9 +43,8 @@ from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
-from earlyexit.policies.foresight import SimilarPolicy
 from earlyexit.policies.reroute import reroute_probability
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, SharePolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, SharePolicy, SimilarPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.pooling import pooled_size

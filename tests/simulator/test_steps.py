@@ -14,7 +14,7 @@ from deployments.ingress.core.inputs import PendingInput
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
-from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
+from earlyexit.policies.threshold import ForeseenPolicy, SimilarPolicy
 from optimizer.generation.demand import Generation
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec

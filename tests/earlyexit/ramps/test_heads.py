@@ -19,8 +19,7 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.network.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.policies.base import ExitPolicy
-from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
-from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy, ForeseenPolicy, SimilarPolicy
 from earlyexit.ramps import RampStyle, build_ramp
 from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, VocabularyHead, of_inputs
 from earlyexit.ramps.pooling import Pooling, pool_maps, pooled_size

@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from earlyexit.errors import OverloadedError
 from earlyexit.network.boundary import entry_piece
-from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvShape, KvStore, Run, places_of
+from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvStore, Run, places_of
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence, choose
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import sequence
@@ -72,7 +72,7 @@ def test_a_restarted_sequence_has_its_tokens_as_prompt_and_generates_none_twice(
     assert step(one) == ([51], [0, 2, 3, 11, 2])
     said = say(one, 52)
     assert said is not None
-    assert (said.chosen.token, one.num_generated) == (52, 3)
+    assert (said.chosen.token, len(one.tokens) - one.num_prompt) == (52, 3)
 
 
 def test_the_place_of_the_requested_token_survives_chunks_and_restarts() -> None:
@@ -114,7 +114,7 @@ def test_a_source_is_never_divided_and_is_followed_by_the_start_token() -> None:
     assert say(one, 99) is None
     assert say(one, 99) is None
     assert [*found, step(one)] == [([1, 2, 3, 9], [0, 2, 0, 8, 4]), ([52], [0, 2, 6, 8, 4])]
-    assert one.num_generated == 3
+    assert len(one.tokens) - one.num_prompt == 3
 
 
 TOKENIZER = byte_tokenizer()
@@ -202,7 +202,7 @@ def test_only_the_most_probable_tokens_are_sampled(sampling: Sampling, left: set
     assert set(shares(sampling, 400)) == left
 
 
-SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
+SHAPE = (2, 1, 2)
 
 
 def store(num_pages: int = 6) -> KvStore:
@@ -232,7 +232,7 @@ def test_pages_for_a_whole_sequence_are_reserved_when_it_enters() -> None:
 @pytest.mark.parametrize("scattered", [False, True])
 def test_attention_does_not_depend_on_pages_or_other_rows(scattered: bool) -> None:
     torch.manual_seed(0)
-    kv = KvStore(KvShape(num_blocks=1, num_heads=2, head_size=4), 64, page_tokens=16)
+    kv = KvStore((1, 2, 4), 64, page_tokens=16)
     for number in range(100, 164 if scattered else 100):
         kv.enter(number, 1)
     for number in range(100, 164, 2):

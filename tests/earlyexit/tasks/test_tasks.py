@@ -337,12 +337,6 @@ def test_targets_are_arrays_or_index_images(label: Any) -> None:
     assert targets.tolist() == [MASK.tolist()] * 2
 
 
-def test_mirroring_flips_maps() -> None:
-    assert STREET.mirrored(MASK[None])[0, 2].tolist() == [ROAD, CAR, CAR, CAR, CAR, ROAD]
-    one = ids([[ROAD, CAR, SKY, SKY, SKY, SKY]] * 4)
-    assert STREET.mirrored(one[None])[0, 0].tolist() == [SKY, SKY, SKY, SKY, CAR, ROAD]
-
-
 def test_the_training_loss_leaves_out_ignored_pixels() -> None:
     # A pixel of the map learns the class of the image's pixel in the middle of its four: right and below.
     right = ids([[9] * 6, [9, SKY, 9, UNKNOWN, 9, CAR], [9] * 6, [9, ROAD, 9, ROAD, 9, UNKNOWN]])

@@ -18,8 +18,7 @@ from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.base import ExitOutput
-from earlyexit.policies.foresight import ForeseenPolicy
-from earlyexit.policies.threshold import SharePolicy
+from earlyexit.policies.threshold import ForeseenPolicy, SharePolicy
 from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
