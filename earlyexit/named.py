@@ -87,6 +87,7 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
     return function
 
 
+@cache
 def import_attribute(name: str) -> Any:
     """Imports the module of `module:attribute` and returns the attribute. Raises the errors of the import."""
     module, _, attribute = name.partition(":")

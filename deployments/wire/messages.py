@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, cast, get_origin
 
@@ -426,6 +427,15 @@ class BeginCall(msgspec.Struct, frozen=True, tag="begin"):
     call: StageCall
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReceivedCall(StageCall):
+    assignment: msgspec.Raw  # type: ignore[assignment] # the same bytes come with every call, and are decoded once
+
+
+class _ReceivedBegin(BeginCall, frozen=True, tag="begin"):
+    call: _ReceivedCall
+
+
 class CancelCall(msgspec.Struct, frozen=True, tag="forget"):
     """Cancels a call."""
 
@@ -504,7 +514,15 @@ decode_from_replica: Callable[[bytes | memoryview], FromReplica] = msgspec.msgpa
     FromReplica, dec_hook=_decode_other, ext_hook=_decode_raw
 ).decode
 """Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
-_INGRESS_DECODER = msgspec.msgpack.Decoder(FromIngress, dec_hook=_decode_other, ext_hook=_decode_raw)
+_INGRESS_DECODER: msgspec.msgpack.Decoder[FromIngress] = msgspec.msgpack.Decoder(
+    _ReceivedBegin | CancelCall | EndSequences | HostStage, dec_hook=_decode_other, ext_hook=_decode_raw
+)
+
+
+@lru_cache(maxsize=64)
+def _decode_assignment(raw: bytes) -> Assignment:
+    """Decodes and checks an assignment, which takes longer than the rest of a small call."""
+    return msgspec.msgpack.decode(raw, type=Assignment)
 
 
 def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
@@ -530,7 +548,19 @@ def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
 def decode_from_ingress(frame: bytes | memoryview) -> FromIngress:
     """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
     try:
-        message: FromIngress = _INGRESS_DECODER.decode(frame)
+        message = _INGRESS_DECODER.decode(frame)
+        if not isinstance(message, _ReceivedBegin):
+            return message
+        received = message.call
+        call = StageCall(
+            piece=received.piece,
+            remaining_s=received.remaining_s,
+            reserve_s=received.reserve_s,
+            assignment=_decode_assignment(bytes(received.assignment)),
+            probe=received.probe,
+            traced=received.traced,
+            sequences=received.sequences,
+        )
     except PlanError as error:  # a stage or a split contradicts itself
         raise MalformedError(str(error)) from error
-    return message
+    return BeginCall(message.serial, call)
