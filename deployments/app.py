@@ -15,7 +15,7 @@ from deployments.controller.controller import Controller
 from deployments.controller.settings import check_control
 from deployments.ingress.build import check_staying
 from deployments.ingress_deployment import Ingress
-from deployments.replica.build import check_emulated
+from deployments.replica.host import check_emulated
 from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.router import AnnouncingRouter

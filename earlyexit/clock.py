@@ -11,7 +11,6 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds since an arbitrary start."""
-        ...
 
 
 class MonotonicClock:

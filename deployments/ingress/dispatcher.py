@@ -250,14 +250,6 @@ class ReplicaLinks:
         for device in self._links:
             self._assign_stages(device)
 
-    def is_up(self, slot: str) -> bool:
-        """Whether any replica accepts calls for a stage."""
-        return self._stages[slot].is_up
-
-    def is_planned(self, slot: str) -> bool:
-        """Whether the current plan has a stage. A call for a stage of an earlier plan may be sent late."""
-        return slot in self._assignments
-
     async def call(
         self,
         call: StageCall,
@@ -277,7 +269,7 @@ class ReplicaLinks:
         slot, fills = call.assignment.slot, call.assignment.fills
         stage = self._stages[slot]
         while not stage.is_up and not (placements and slot in placements[0].replicas):
-            if not self.is_planned(slot):
+            if slot not in self._assignments:  # a call for a stage of an earlier plan, which was sent late
                 raise ConnectionError("the stage has no replicas, and the current plan does not have the stage")
             await self._changed.wait()
         if placements:
@@ -298,7 +290,7 @@ class ReplicaLinks:
 
     async def ready(self) -> None:
         """Returns once every stage of the plan has a replica."""
-        while not all(map(self.is_up, self._assignments)):
+        while not all(self._stages[slot].is_up for slot in self._assignments):
             await self._changed.wait()
 
     def connect(self, device: str, directory: ReplicaDirectory) -> None:

@@ -44,6 +44,8 @@ class NetworkEntry:
         """`block`: the network's first block. `going_on`: the output of the previous network; None for new inputs."""
         self.inputs = call.inputs
         """After `enter`, the inputs of the piece, in its order."""
+        self.crosses = going_on is not None
+        """Whether the inputs come from another network."""
         self.refused: list[tuple[PendingInput, Exception]] = []
         """Inputs that the network's codec cannot encode."""
         self._ingress = ingress
@@ -68,11 +70,6 @@ class NetworkEntry:
                 by_input = np.split(going_on.tensors[-1].astype(np.float64), np.cumsum(going_on.lengths_B)[:-1])
                 self._alpha = alpha
                 self._importance = dict(zip(going_on.sample_ids, by_input, strict=True))
-
-    @property
-    def crosses(self) -> bool:
-        """Whether the inputs come from another network."""
-        return self._going_on is not None
 
     def is_slow(self) -> bool:
         """Whether `prepare` takes milliseconds, so that it must run in a thread."""

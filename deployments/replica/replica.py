@@ -17,8 +17,7 @@ from ray import serve
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
-from deployments.replica.build import build_runner
-from deployments.replica.host import CallServer, StageHost, WorkTimes
+from deployments.replica.host import CallServer, StageHost, WorkTimes, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import Assignment, ReplicaReport
@@ -108,7 +107,6 @@ class StageMetrics:
     """
 
     def __init__(self, device: str, times: WorkTimes) -> None:
-        """`times`: filled by the device thread, and emptied by each export."""
         self._labels = {"slot": "", "device": device}
         self.metrics = LazyMetrics()
         self._times = times

@@ -76,13 +76,11 @@ class ControllerLink(DeploymentHandles):
 
     async def describe(self) -> dict[str, Any]:
         """Returns the description of the plan in force; raises ControllerUnavailableError."""
-        described: dict[str, Any] = await self._call("describe")
-        return described
+        return dict(await self._call("describe"))
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last plans; raises ControllerUnavailableError."""
-        plans: list[dict[str, Any]] = await self._call("history", limit)
-        return plans
+        return list(await self._call("history", limit))
 
     async def _call_at_startup(self, method: str) -> Any:
         """Returns the controller's answer, or None if it does not answer a starting process in time."""

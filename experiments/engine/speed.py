@@ -22,7 +22,7 @@ from typing import get_args
 import numpy as np
 import torch
 
-from deployments.replica.build import build_policy, warm_up
+from deployments.replica.host import build_policy, warm_up
 from earlyexit.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec

@@ -11,8 +11,7 @@ from typing import Any
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
-from deployments.replica.build import build_runner
-from deployments.replica.host import CallServer, StageHost
+from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, assignments_of

@@ -15,7 +15,7 @@ import yaml
 from cluster.inventory_file import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
 from deployments.api.parsing import parse_predict
-from deployments.replica.build import build_policy
+from deployments.replica.host import build_policy
 from deployments.settings import ServeSettings
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled

@@ -263,7 +263,7 @@ class Ingress:
             self.checked = core.placed
             self.needed = {device: core.placed.needed(device) for device in core.placed.occupied}
         for device, needed in self.needed.items():
-            if not all(map(self.links.is_up, needed)):
+            if not all(self.links._stages[slot].is_up for slot in needed):
                 up = sum(link.is_up for link in self.links._links[device].values())
                 expect(up < len(needed), "no stage is left without a replica that its type has")
         epoch = core.placed.epoch

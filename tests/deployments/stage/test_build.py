@@ -15,8 +15,15 @@ import numpy as np
 import pytest
 
 from cluster.emulated import PacedRunner
-from deployments.replica.build import build_policy, build_runner, check_emulated, policy_for, raise_failures, warm_up
-from deployments.replica.host import StageHost
+from deployments.replica.host import (
+    StageHost,
+    build_policy,
+    build_runner,
+    check_emulated,
+    policy_for,
+    raise_failures,
+    warm_up,
+)
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import MemoryUse
@@ -212,7 +219,7 @@ def test_a_recorded_replica_loads_no_torch(folder: Path) -> None:
     code = f"""
 import sys
 import deployments.replica.replica
-from deployments.replica.build import build_runner, policy_for, warm_up
+from deployments.replica.host import build_runner, policy_for, warm_up
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.network.boundary import Split

@@ -15,8 +15,7 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from deployments.choices import TracingSettings
-from deployments.replica.build import build_runner
-from deployments.replica.host import BROKEN_AFTER, NOTHING, OpenCall, StageHost, chunks_by_call
+from deployments.replica.host import BROKEN_AFTER, NOTHING, OpenCall, StageHost, build_runner, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
 from earlyexit.clock import MonotonicClock
