@@ -78,7 +78,7 @@ class SimulatedTime(asyncio.BaseEventLoop):
         super().__init__()
         self._events = events
         self._soon: deque[asyncio.Handle] = deque()
-        self._has_turn = False
+        """What is due, including the callback that runs now."""
 
     def time(self) -> float:
         return self._events.time_s
@@ -99,8 +99,7 @@ class SimulatedTime(asyncio.BaseEventLoop):
 
     def _due(self, handle: asyncio.Handle) -> None:
         self._soon.append(handle)
-        if not self._has_turn:
-            self._has_turn = True
+        if len(self._soon) == 1:
             self._events.at(self._events.time_s, CONTROLS, self._run_turn)
 
     def _run_turn(self, _: None) -> None:
@@ -109,9 +108,8 @@ class SimulatedTime(asyncio.BaseEventLoop):
         asyncio._set_running_loop(self)
         try:
             while self._soon:
-                handle = self._soon.popleft()
-                if not handle.cancelled():
-                    handle._run()
+                if not self._soon[0].cancelled():
+                    self._soon[0]._run()
+                self._soon.popleft()
         finally:
             asyncio._set_running_loop(outer)
-            self._has_turn = False
