@@ -26,8 +26,6 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from urllib.request import Request, urlopen
 
-FOLDER = "OFFRAMP_FILES_RUN"
-"""The environment variable that names the folder for windows and for the files that ran."""
 ROOT = Path(__file__).parents[1]
 OURS = ("deployments", "earlyexit", "offramp", "optimizer", "profiles", "cluster")
 NUM_WINDOWS, NUM_WARM = 10, 5
@@ -82,7 +80,7 @@ def main() -> None:
         paths = os.pathsep.join((name, str(ROOT), os.environ.get("PYTHONPATH", "")))
         command = [str(Path(sys.executable).parent / "offramp"), "serve", options.model, "--plan", options.plan]
         command += ["--port", str(options.port)]
-        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths, FOLDER: name})
+        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
         try:
             with Client(url) as client:
                 client.wait_until_ready(timeout_s=START_S)

@@ -21,7 +21,7 @@ from experiments.data import RUNS, require_data
 from offramp.commands.jobs import TrainJob
 from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars, provenance
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, IntArray
 
 if TYPE_CHECKING:
     from earlyexit.network.boundary import Encoded
@@ -86,7 +86,7 @@ def recorded(name: str, ramps: RampKind = "light", folder: Path = FOLDER) -> Pat
         folder.mkdir(parents=True, exist_ok=True)
         material = MAKERS[KINDS[name]](name, folder)
         half = path.with_name(f"{os.getpid()}-{path.name}")  # another study may record the same stream at the same time
-        record(material, name, ramps).save(half)
+        record(material, ramps, stream=name, learnt_from=len(material.learn)).save(half)
         half.replace(path)
     return path
 
@@ -102,23 +102,29 @@ class Material:
     """The inputs that train the ramps."""
 
 
-def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
-    """Trains ramps and returns the outputs of all ramps for the whole stream."""
+def record(
+    material: Material, ramps: RampKind, truth_N: IntArray | None = None, epochs: int | None = None, **facts: Any
+) -> ExitRecords:
+    """Trains ramps and returns the outputs of all ramps for all inputs.
+
+    `truth_N`: the labels of the inputs; without them, the full model counts as right. `facts`: the provenance.
+    """
     from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
     from offramp.commands.recording import records_from_outputs
 
     ramped = with_ramps(material.model, ramps)
     unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)
     with progress_bars() as progress:
-        batches = math.ceil(len(material.learn) / TrainOptions().batch)
-        epochs = max(TrainOptions().epochs, LEAST_STEPS // batches)
+        if epochs is None:
+            batches = math.ceil(len(material.learn) / TrainOptions().batch)
+            epochs = max(TrainOptions().epochs, LEAST_STEPS // batches)
         options = TrainOptions(epochs=epochs, imitate=True, seed=SEED, progress=progress)
         train_ramps(ramped, material.learn, unknown_N[: len(material.learn)], options)
         outputs = exit_outputs(ramped, material.inputs, progress=progress)
-    facts: dict[str, Any] = provenance(stream=name, ramps=ramps, learnt_from=len(material.learn), seed=SEED)
-    truth_N = unknown_N[: len(material.inputs)]
-    records = records_from_outputs(outputs, "confidence", ramped.task, truth_N, provenance=facts)
-    return replace(records, true_losses_NE=None)  # the inputs have no labels: the full model counts as right
+    given_N = unknown_N[: len(material.inputs)] if truth_N is None else truth_N
+    made = provenance(ramps=ramps, seed=SEED, **facts)
+    records = records_from_outputs(outputs, "confidence", ramped.task, given_N, provenance=made)
+    return replace(records, true_losses_NE=None) if truth_N is None else records
 
 
 def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:

@@ -63,7 +63,6 @@ inputs. There is no ramp after the last block, because an input there has run ev
 class ImdbRun:
     """One run of Apparate's simulator, as recorded by a public fork."""
 
-    requests_per_s: int
     is_plain: bool
     """Whether Apparate's own controller decides alone; otherwise the fork's control layer decides too."""
     num_inputs: int
@@ -82,7 +81,6 @@ class ImdbRun:
 
 
 class _RunDocument(BaseModel):
-    qps: int
     config: str
     overall_accuracy_pct: float
     latency_improvement_pct: float
@@ -104,7 +102,6 @@ def imdb_runs() -> tuple[ImdbRun, ...]:
         raise DataError(f"{path} holds other runs of Apparate than the transcribed ones")
     return tuple(
         ImdbRun(
-            requests_per_s=each.qps,
             is_plain=each.config.startswith("baseline"),
             num_inputs=num_inputs,
             exits=exits,

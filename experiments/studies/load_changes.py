@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from earlyexit.data.rows import read_labelled
-from experiments.apparate import images
+from experiments.apparate import images, recording
 from experiments.apparate.images import TEST, TRAIN, Images, darker, noisy
 from experiments.data import RUNS, require_data
 from experiments.served_streams import (
@@ -25,7 +25,6 @@ from experiments.served_streams import (
 )
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from offramp.commands.progress import progress_bars, provenance
 from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, TunerSettings, never
 from optimizer.live.tuning.pame import ExitPlacement, best_placement, relative_precision
@@ -74,24 +73,17 @@ def recorded(effort: Effort) -> ExitRecords:
 def record(effort: Effort) -> ExitRecords:
     """Trains ramps and records their outputs; exits the process with a message if the data is missing."""
     from earlyexit.codecs.image import ImageCodec
-    from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
-    from experiments.apparate.recording import cifar_network, with_ramps
-    from offramp.commands.recording import records_from_outputs
 
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
     rng = np.random.default_rng(SEED)
     test = images.cifar_images(TEST)[:: SHOWN[effort]]
     learn = codec.encode(list(images.known_images(rng)[: LEARNT[effort]]))
-    model = with_ramps(cifar_network(), "mlp")
     labels = read_labelled(require_data(TEST)).labels[:: SHOWN[effort]]
     truth_N = np.unique(np.array(labels), return_inverse=True)[1]  # classes in alphabetical order, as in the network
-    with progress_bars() as progress:
-        options = TrainOptions(epochs=EPOCHS[effort], imitate=True, seed=SEED, progress=progress)
-        train_ramps(model, learn, np.zeros(len(learn), dtype=np.int64), options)
-        shown = [change(image, rng) for change in KINDS.values() for image in test]
-        outputs = exit_outputs(model, codec.encode(shown), progress=progress)
-    facts = provenance(kinds=list(KINDS), darkness=DARKNESS, noise=NOISE, seed=SEED)
-    return records_from_outputs(outputs, "confidence", model.task, np.tile(truth_N, len(KINDS)), provenance=facts)
+    shown = [change(image, rng) for change in KINDS.values() for image in test]
+    material = recording.Material(model=recording.cifar_network(), inputs=codec.encode(shown), learn=learn)
+    facts = {"kinds": list(KINDS), "darkness": DARKNESS, "noise": NOISE}
+    return recording.record(material, "mlp", np.tile(truth_N, len(KINDS)), EPOCHS[effort], **facts)
 
 
 def of_kind(records: ExitRecords, kind: str) -> ExitRecords:
