@@ -6,16 +6,15 @@ thresholds, which is tested on the other sequences. `optimizer/thresholds.py` do
 Exit records are of the full model's generations, with all ramps evaluated. If skipped keys and values are computed by
 the full model (fill `compute`), an early-exit generation equals the full one up to the first token that leaves at a
 ramp with another answer. All later tokens may differ. The *bounded* loss counts them as different: it needs no new
-generation per threshold, never falls along the path, and is valid for every subset of the ramps. For the fill `copy`,
-callers must provide the losses of real generations.
+generation per threshold, never falls along the path, and is valid for every subset of the ramps. It is not
+valid for the fill `copy`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -81,41 +80,24 @@ def path_of(design: ExitRecords, steps: int = STEPS) -> list[dict[int, float]]:
     return [path.thresholds(log_price) for log_price in np.linspace(LEAST_LOG_PRICE, 0.0, steps)]
 
 
-def tried_in_order(
-    candidates: Sequence[dict[int, float]],
-    losses_of: Callable[[Thresholds], FloatArray],
-    guarantee: Guarantee,
-    num_sequences: int,
-) -> SequenceCalibration:
-    """Tests candidates in order (fixed-sequence testing), and returns the last one before the first failure.
-
-    Candidates are ordered from the strictest on, and must not depend on the tested sequences. `losses_of` returns a
-    loss in [0, 1] for each tested sequence. Raises DataError for too few sequences.
-    """
+def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> SequenceCalibration:
+    """Returns the last thresholds on the path whose bounded loss the test accepts; raises DataError for too few."""
+    num_sequences = len(_starts(tested))
     if num_sequences < guarantee.least_inputs:
         raise DataError(
             f"{num_sequences} sequences cannot show a mean loss of {guarantee.budget:.1%} with confidence "
             f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
         )
-    accepted = SequenceCalibration(thresholds={}, mean_loss=0.0, num_sequences=num_sequences)
-    for thresholds in candidates:
-        losses_S = losses_of(thresholds)
-        if not guarantee.holds(float(losses_S.sum()), len(losses_S), zero_one=False):
-            return accepted
-        accepted = SequenceCalibration(
-            thresholds=dict(thresholds), mean_loss=float(losses_S.mean()), num_sequences=len(losses_S)
-        )
-    return accepted
 
-
-def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> SequenceCalibration:
-    """Returns the last thresholds on the path whose bounded loss the test accepts; raises as `tried_in_order`."""
-    candidates, num_sequences, losses_of = path_of(design), len(_starts(tested)), partial(bounded_losses, tested)
-
-    def fails(place: int) -> bool:
-        total = float(losses_of(candidates[place]).sum())
+    def fails(thresholds: Thresholds) -> bool:
+        total = float(bounded_losses(tested, thresholds).sum())
         return not guarantee.holds(total, num_sequences, zero_one=False)
 
+    candidates = path_of(design)
     # Losses never fall along the path, so bisection finds the first failure of the tests in order.
-    passed = bisect_left(range(len(candidates)), True, key=fails)
-    return tried_in_order(candidates[max(passed - 1, 0) : passed], losses_of, guarantee, num_sequences)
+    passed = bisect_left(candidates, True, key=fails)
+    if not passed:
+        return SequenceCalibration(thresholds={}, mean_loss=0.0, num_sequences=num_sequences)
+    accepted = candidates[passed - 1]
+    mean_loss = float(bounded_losses(tested, accepted).mean())
+    return SequenceCalibration(thresholds=accepted, mean_loss=mean_loss, num_sequences=num_sequences)

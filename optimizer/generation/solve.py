@@ -19,6 +19,7 @@ from optimizer.generation.steps import generation_of, num_chunks, step_table
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import SPACES, Space
+from optimizer.what_if import with_batch_limit
 
 ExactPlanner = Callable[[PlanProblem, Space], Decision]
 PARTS: Mapping[Strategy, tuple[Strategy, ...]] = {
@@ -41,7 +42,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return first
     parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
-    decisions = [solve_exactly(_with_batch_limit(relaxed, limit), part) for limit in limits for part in parts]
+    decisions = [solve_exactly(with_batch_limit(relaxed, limit), part) for limit in limits for part in parts]
     plans = dict.fromkeys(
         variant
         for decision in (first, *decisions)
@@ -83,12 +84,6 @@ def _without_promises(problem: PlanProblem) -> PlanProblem | None:
         return None
     tighter = replace(slo, latency_s=min(slo.latency_s, step_s / (1 - slo.slack)))
     return replace(problem, generation=relaxed, slo=tighter)
-
-
-def _with_batch_limit(problem: PlanProblem, limit: int) -> PlanProblem:
-    """Returns the problem with smaller batches. Larger measured ones stay, because skipped tokens enlarge a batch."""
-    generation = generation_of(problem)
-    return replace(problem, generation=replace(generation, batch_limit=min(limit, generation.batch_limit)))
 
 
 def _with_fewer_replicas(problem: PlanProblem, stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:

@@ -28,7 +28,7 @@ from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency,
 from optimizer.problem_file import parse_problem, read_problem
 from optimizer.rescore import joint_reach
 from optimizer.risk import Guarantee
-from optimizer.sequences import sequences_of, tried_in_order
+from optimizer.sequences import learn_then_test_sequences, sequences_of
 from optimizer.thresholds import lay_path, learn_then_test
 from optimizer.what_if import Axis, variants, with_batch_limit
 from profiles.lengths import Lengths
@@ -220,7 +220,7 @@ CASES: dict[str, Case] = {
         f"thresholds: costs {costs}": partial(lay_path, synthetic(50, np.random.default_rng(13)), costs)
         for costs in ((1.0, 1.0, 1.0), (1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, NAN))
     },
-    "sequences: few": lambda: tried_in_order([], lambda _: np.zeros(10), Guarantee(budget=0.1), 10),
+    "sequences: few": lambda: learn_then_test_sequences(GENERATIONS, GENERATIONS, Guarantee(budget=0.1)),
     "sequences: none recorded": lambda: sequences_of(replace(GENERATIONS, sequences_N=None)),
     "sequences: torn apart": lambda: sequences_of(replace(GENERATIONS, sequences_N=np.array([1, 1, 2, 2, 1, 1, 1]))),
     "ensemble: a gain of nothing": lambda: gain(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),

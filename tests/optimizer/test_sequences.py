@@ -12,7 +12,6 @@ from optimizer.sequences import (
     of_sequences,
     path_of,
     sequences_of,
-    tried_in_order,
 )
 from profiles.records import ExitRecords
 from tests.exit_records import exit_records
@@ -76,17 +75,3 @@ def test_the_share_that_differs_is_within_the_budget_and_grows_along_the_path() 
     totals = [bounded_losses(design, thresholds).sum() for thresholds in path_of(design, steps=30)]
     assert totals == sorted(totals)
     assert totals[0] < totals[-1]
-
-
-def test_candidates_are_tried_until_one_fails() -> None:
-    losses = {0.9: 0.0, 0.8: 0.02, 0.7: 0.5, 0.6: 0.0}
-    asked: list[float] = []
-
-    def losses_of(thresholds: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        assert isinstance(thresholds, dict)
-        asked.append(thresholds[0])
-        return np.full(100, losses[thresholds[0]])
-
-    found = tried_in_order([{0: each} for each in losses], losses_of, Guarantee(budget=0.1, confidence=0.9), 100)
-    assert found.mean_loss == pytest.approx(0.02)
-    assert (found.thresholds, asked) == ({0: 0.8}, [0.9, 0.8, 0.7])
