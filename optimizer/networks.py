@@ -81,7 +81,7 @@ class Subproblem:
             whole,
             num_blocks=len(blocks),
             ramps=tuple(new[ramp] for ramp in ramps),
-            survival_N=self._survival_N(ramps),
+            survival_N=tuple(survival_with(whole, self.used)[block] for block in blocks),
             latency={device: self._table(table, ramps) for device, table in whole.latency.items()},
             bytes_per_sample_N=tuple(whole.bytes_per_sample_N[block] for block in blocks),
             batches=None if whole.batches is None else _batches(whole.batches, ramps, new),
@@ -119,15 +119,6 @@ class Subproblem:
             return function(outer, outer.splits[0])
 
         return inner
-
-    def _survival_N(self, ramps: Sequence[int]) -> tuple[float, ...]:
-        """Returns the survival that is known for these networks, or else the nested survival."""
-        known = (self.whole.survival_of or {}).get(self.used)
-        if known is not None:
-            return tuple(known[block] for block in self.blocks)
-        survival_N = self._nested(self.whole.survival_N, ramps)
-        assert survival_N is not None
-        return survival_N
 
     def _nested(self, value_N: Sequence[float] | None, ramps: Sequence[int]) -> tuple[float, ...] | None:
         """Returns, per block, the value after the last of these ramps before the block; 1 before the first ramp."""

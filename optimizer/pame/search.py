@@ -13,7 +13,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from optimizer.batching import ROUNDING, Batching
-from profiles.records import IntArray, RecordedBatches, batch_counts
+from profiles.records import RecordedBatches, batch_counts
 from profiles.scores import BoolArray, FloatArray
 
 SLOWER = 0.02
@@ -51,26 +51,24 @@ def fixed_checks(batches: RecordedBatches) -> Checks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """An exit in one step of the search, behind the exits found so far, with the setting of its check."""
+    """An exit in one step of the search, behind the exits found so far. By default, the state before the first exit."""
 
-    ramp: int
-    threshold: float | None
-    """None if no setting of the check keeps the precision, so that no input leaves, or if thresholds are fixed."""
-    leaving: float
-    """r_e: share of the inputs that reach the exit and leave there."""
     inside_N: BoolArray
     """The inputs that move on."""
     lost_N: FloatArray
     """Loss of every input's answer. One minus their mean is the precision of all inputs: Q of equation 1."""
-    remaining_K: IntArray
-    """Inputs of each batch that move on."""
     slow_K: BoolArray
     """Batches that this exit or an earlier one makes slower than without exits."""
     allowed: int
     """n_i: largest number of inputs that may move on; -1 if even 0 is too slow."""
-    mean_s: float
+    ramp: int = -1
+    threshold: float | None = None
+    """None if no setting of the check keeps the precision, so that no input leaves, or if thresholds are fixed."""
+    leaving: float = 0.0
+    """r_e: share of the inputs that reach the exit and leave there."""
+    mean_s: float = np.inf
     """Equation 2: the mean answer time with this exit behind those found so far."""
-    tail_s: float
+    tail_s: float = np.inf
     """Equation 3's T_tail: the time with the largest number of inputs that move on, without the slow batches."""
 
     @property
@@ -112,43 +110,32 @@ class ExitSearchResult:
         return {each.ramp: each.threshold for each in self.chosen if each.threshold is not None}
 
 
-def find_exits(
-    batching: Batching, checks: Checks, *, kept: float | None = KEPT, slower: float = SLOWER
-) -> ExitSearchResult:
+def find_exits(batching: Batching, checks: Checks, *, kept: float | None = KEPT) -> ExitSearchResult:
     """Returns the exits for these batches. Raises PlanError if fewer inputs are recorded than a batch holds.
 
-    `kept` and `slower` are the promises KEPT and SLOWER. Precision has no limit if `kept` is None, because thresholds
-    are fixed and keep a promise of their own.
+    Precision has no limit if `kept` is None, because thresholds are fixed and keep a promise of their own.
     """
     num_inputs, size = len(checks.end_losses_N), batching.size
     if not 1 <= size <= num_inputs:
         raise PlanError(f"the batch must have from 1 to {num_inputs} inputs, which are recorded, not {size}")
     least_precision = None if kept is None else kept * (1 - float(checks.end_losses_N.mean()))
-    behind: Candidate | None = Candidate(
-        ramp=-1,
-        threshold=None,
-        leaving=0.0,
-        inside_N=np.ones(num_inputs, dtype=bool),
-        lost_N=checks.end_losses_N,
-        remaining_K=np.full(num_inputs // size, size),
-        slow_K=np.zeros(num_inputs // size, dtype=bool),
-        allowed=size,
-        mean_s=batching.whole_s,
-        tail_s=batching.whole_s,
+    none_slow_K = np.zeros(num_inputs // size, dtype=bool)
+    behind = Candidate(
+        inside_N=np.ones(num_inputs, dtype=bool), lost_N=checks.end_losses_N, slow_K=none_slow_K, allowed=size
     )
     steps: list[SearchStep] = []
-    while behind is not None:
+    while True:
         stage = replace(batching, first=behind.ramp + 1, size=behind.allowed)
         candidates = tuple(
             _candidate(checks, column, behind, stage, size, least_precision)
             for column, ramp in enumerate(checks.ramps)
             if ramp > behind.ramp
         )
-        chosen = _chosen(candidates, stage, slower)
+        chosen = _chosen(candidates, stage)
         steps.append(SearchStep(batching=stage, candidates=candidates, chosen=chosen))
-        goes_on = chosen is not None and chosen.allowed >= 1 and chosen.inside_N.any() and chosen is not candidates[-1]
-        behind = chosen if goes_on else None
-    return ExitSearchResult(batching=batching, steps=tuple(steps))
+        if chosen is None or chosen.allowed < 1 or not chosen.inside_N.any() or chosen is candidates[-1]:
+            return ExitSearchResult(batching=batching, steps=tuple(steps))
+        behind = chosen
 
 
 def _candidate(
@@ -167,30 +154,28 @@ def _candidate(
     best = max(settings, key=lambda t: (leaving_T[t], precision_T[t]), default=None)
     inside_N = behind.inside_N if best is None else behind.inside_N & ~leaves_TN[best]
     remaining_K, seconds_J = batch_counts(inside_N, size), stage.exit_seconds_J(checks.ramps[column])
-    fits_J = np.logical_and.accumulate(seconds_J <= stage.whole_s * (1 + ROUNDING))
-    allowed = int(fits_J.sum()) - 1
+    allowed = int(np.logical_and.accumulate(seconds_J <= stage.whole_s * (1 + ROUNDING)).sum()) - 1
     slow_K, within_K = behind.slow_K | (remaining_K > allowed), np.minimum(remaining_K, stage.size)
     moving_K = within_K / stage.size
     return Candidate(
+        inside_N=inside_N,
+        lost_N=behind.lost_N if best is None else lost_TN[best],
+        slow_K=slow_K,
+        allowed=allowed,
         ramp=checks.ramps[column],
         threshold=None if best is None else checks.thresholds[best],
         leaving=0.0 if best is None else float(leaving_T[best]),
-        inside_N=inside_N,
-        lost_N=behind.lost_N if best is None else lost_TN[best],
-        remaining_K=remaining_K,
-        slow_K=slow_K,
-        allowed=allowed,
         mean_s=float(((1 - moving_K) * seconds_J[0] + moving_K * seconds_J[within_K]).mean()),
         tail_s=float(seconds_J[remaining_K[~slow_K].max()]) if not slow_K.all() else np.inf,
     )
 
 
-def _chosen(candidates: tuple[Candidate, ...], stage: Batching, slower: float) -> Candidate | None:
+def _chosen(candidates: tuple[Candidate, ...], stage: Batching) -> Candidate | None:
     """Returns the candidate that saves most time, if inputs leave there and it slows down few enough batches."""
 
     def seconds(each: Candidate) -> float:
         return each.tail_s if stage.first else each.mean_s
 
     sooner_s = stage.whole_s * (1 - ROUNDING)
-    helping = [each for each in candidates if each.leaving and each.slower <= slower and seconds(each) < sooner_s]
+    helping = [each for each in candidates if each.leaving and each.slower <= SLOWER and seconds(each) < sooner_s]
     return min(helping, key=seconds, default=None)

@@ -254,12 +254,25 @@ class ScaleSearch:
         """Returns the plan with the replicas that the rate needs, or with more if the remaining devices allow it."""
         if not stages:
             return None
-        chain = _with_replicas_for(self.problem, stages, rate_per_s)
+        limits = evaluate(self.problem, stages).stages
+        needed = [
+            stage.replicas / min(each.rate_per_s, each.hop_rate_per_s)
+            for stage, each in zip(stages, limits, strict=True)
+        ]
+
+        def with_replicas_for(rate_per_s: float) -> tuple[Stage, ...]:
+            counts = [max(1, math.ceil(rate_per_s * each * (1 - 1e-9))) for each in needed]
+            return tuple(replace(stage, replicas=count) for stage, count in zip(stages, counts, strict=True))
+
+        low, high = rate_per_s, 2 * rate_per_s
         if self._rate_per_s is None:
-            faster = if_feasible(self.problem, _fastest(self.problem, chain, rate_per_s))
+            for _ in range(40):  # bisects for the highest rate that the devices and the budget allow
+                middle = (low + high) / 2
+                low, high = (middle, high) if _fits(self.problem, with_replicas_for(middle)) else (low, middle)
+            faster = if_feasible(self.problem, with_replicas_for(low))
             if faster is not None:
                 return faster
-        return if_feasible(self.problem, chain)
+        return if_feasible(self.problem, with_replicas_for(rate_per_s))
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
@@ -273,32 +286,6 @@ def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
     if patient is None:
         return None
     return nearest_slo_s(problem, patient, lambda other: _any_plan(other, space), SLO_RESOLUTION)
-
-
-def _replicas_per_rate(problem: PlanProblem, stages: Sequence[Stage]) -> list[float]:
-    """Returns the replicas that each stage needs for a rate of one input per second."""
-    figures = evaluate(problem, stages)
-    return [
-        stage.replicas / min(scored.rate_per_s, scored.hop_rate_per_s)
-        for stage, scored in zip(stages, figures.stages, strict=True)
-    ]
-
-
-def _with_replicas_for(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
-    """Returns the same stages with the replicas that a rate needs, for their work and their hops."""
-    return tuple(
-        replace(stage, replicas=max(1, math.ceil(rate_per_s * needed * (1 - 1e-9))))
-        for stage, needed in zip(stages, _replicas_per_rate(problem, stages), strict=True)
-    )
-
-
-def _fastest(problem: PlanProblem, chain: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
-    """Returns the same stages at the highest rate that the devices and the budget allow, by bisection."""
-    low, high = rate_per_s, 2 * rate_per_s
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _fits(problem, _with_replicas_for(problem, chain, middle)) else (low, middle)
-    return _with_replicas_for(problem, chain, low)
 
 
 def _fits(problem: PlanProblem, chain: Sequence[Stage]) -> bool:
