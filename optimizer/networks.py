@@ -37,20 +37,11 @@ def crossings(problem: PlanProblem) -> frozenset[int]:
     return frozenset(problem.networks[:-1])
 
 
-def is_whole(problem: PlanProblem) -> bool:
-    """Returns whether the problem does not depend on which networks are used: it has one, or is a subproblem."""
-    return problem.survival_of is None and not problem.crossing_tokens
-
-
-def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
-    """Returns the ramps in these networks."""
-    return tuple(ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used)
-
-
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
     """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the chain."""
     known = (problem.survival_of or {}).get(used)
-    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if known is None else known
+    ramps = [ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used]
+    return tuple(nested_shares(problem.survival_N, ramps)) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +62,8 @@ class Subproblem:
     def problem(self) -> PlanProblem:
         """The problem of these networks alone, with blocks numbered from 0."""
         whole, blocks = self.whole, self.blocks
-        if len(blocks) == whole.num_blocks and is_whole(whole):
-            return whole
+        if len(blocks) == whole.num_blocks and whole.survival_of is None and not whole.crossing_tokens:
+            return whole  # it does not depend on which networks are used
         new = {block: number for number, block in enumerate(blocks)}
         ramps = tuple(ramp for ramp in whole.ramps if ramp in new)
         ends = tuple(new[whole.networks[network] - 1] + 1 for network in self.used) if whole.networks else ()
