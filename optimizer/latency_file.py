@@ -29,7 +29,10 @@ def latency_table(
     if isinstance(entry, TableDocument):
         return _written_out(at, entry, num_blocks, len(ramps), source)
     with read_at(source, (*at, "published" if isinstance(entry, PublishedDocument) else "profile"), called=at):
-        profile = _profile_of(entry, str(at[-1]).removeprefix(EMULATED), folder)
+        if isinstance(entry, PublishedDocument):
+            profile = published_profile(entry.published, str(at[-1]).removeprefix(EMULATED))
+        else:
+            profile = LatencyProfile.load(folder / entry.profile)
         profile.check_fits(num_blocks, ramps)
         table = with_rows(profile.at(entry.length), profile.ramps, ramps)
         if table.batches[-1] > MAX_BATCH:
@@ -41,13 +44,6 @@ def with_rows(table: LatencyTable, ramps: Sequence[int], wanted: Sequence[int]) 
     """Returns the table with only the rows of the wanted ramps. `ramps` are all ramps of the table."""
     rows = [ramps.index(ramp) for ramp in wanted]
     return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
-
-
-def _profile_of(entry: PublishedDocument | ProfileFileDocument, device: str, folder: Path) -> LatencyProfile:
-    """Returns the profile that an entry names; raises DataError if it is unknown or malformed."""
-    if isinstance(entry, PublishedDocument):
-        return published_profile(entry.published, device)
-    return LatencyProfile.load(folder / entry.profile)
 
 
 def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: int, source: Source) -> LatencyTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -80,7 +80,10 @@ def as_chain(source: Source, folder: Path) -> Source:
     parsed = replace(source, document={"models": document["models"]}).parse(ModelsDocument, called="the problem")
     models = [_model(source, index, each, folder) for index, each in enumerate(parsed.models)]
     with source.errors_at(("models",)):
-        _check_names(models)
+        names = [each.name for each in models]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(f"models: {name!r} is there twice")
     with source.errors_at(("models", 0, "kept")):
         if models[0].document.kept != 1:
             raise PlanError("models.0.kept: no input crosses into the first model; `kept` belongs to a later model")
@@ -113,13 +116,6 @@ def _of_folder(folder: Path) -> tuple[str, int, tuple[int, ...]]:
     if not card.chain.is_one:
         raise PlanError(f"{folder} is a chain itself; list its models instead")
     return card.name, card.num_blocks, tuple(card.ramps)
-
-
-def _check_names(models: Sequence[_Model]) -> None:
-    names = [each.name for each in models]
-    for name in names:
-        if names.count(name) > 1:
-            raise PlanError(f"models: {name!r} is there twice")
 
 
 def _chain(source: Source, models: Sequence[_Model], folder: Path) -> dict[str, Any]:
@@ -176,22 +172,19 @@ def _latencies(source: Source, models: Sequence[_Model], folder: Path) -> dict[s
             if not common:
                 raise PlanError(f"models: no batch size was measured on {device} with all of them")
             lengths = {table.length for table in of_models}
-            if len(lengths - {None}) > 1:
+            known = sorted(length for length in lengths if length is not None)
+            if len(known) > 1:
                 raise PlanError(
-                    f"models: latencies on {device} were measured at {_listed(lengths)} tokens; use one length, and "
-                    "state with each model's `tokens` how many more tokens it makes of a text"
+                    f"models: latencies on {device} were measured at {' and '.join(map(str, known))} tokens; use one "
+                    "length, and state with each model's `tokens` how many more tokens it makes of a text"
                 )
         entries[device] = {
             "batch": common,
             "block_s": [row for table in of_models for row in table.blocks_at(np.array(common, dtype=float)).tolist()],
             "ramp_s": _ramp_rows(of_models, common),
-            **({"length": lengths.pop()} if len(lengths) == 1 and None not in lengths else {}),
+            **({"length": known[0]} if len(lengths) == len(known) == 1 else {}),
         }
     return entries
-
-
-def _listed(lengths: Collection[int | None]) -> str:
-    return " and ".join(map(str, sorted(length for length in lengths if length is not None)))
 
 
 def _ramp_rows(tables: Sequence[LatencyTable], batches: Sequence[int]) -> list[list[float]]:

@@ -37,11 +37,15 @@ def crossings(problem: PlanProblem) -> frozenset[int]:
     return frozenset(problem.networks[:-1])
 
 
+def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
+    """Returns the ramps in these networks."""
+    return tuple(ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used)
+
+
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
     """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the chain."""
     known = (problem.survival_of or {}).get(used)
-    ramps = [ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used]
-    return tuple(nested_shares(problem.survival_N, ramps)) if known is None else known
+    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,9 @@ class Subproblem:
         ramps = tuple(ramp for ramp in whole.ramps if ramp in new)
         ends = tuple(new[whole.networks[network] - 1] + 1 for network in self.used) if whole.networks else ()
         tokens = self._tokens() if whole.networks else whole.network_tokens
+        stayers: Sequence[float] | None = whole.stayers_length_N
+        if stayers is not None and len(blocks) < whole.num_blocks:
+            stayers = nested_shares(stayers, ramps)
         return replace(
             whole,
             num_blocks=len(blocks),
@@ -76,7 +83,7 @@ class Subproblem:
             latency={device: self._table(table, ramps) for device, table in whole.latency.items()},
             bytes_per_sample_N=tuple(whole.bytes_per_sample_N[block] for block in blocks),
             batches=None if whole.batches is None else _batches(whole.batches, ramps, new),
-            stayers_length_N=self._nested(whole.stayers_length_N, ramps),
+            stayers_length_N=None if stayers is None else tuple(stayers[block] for block in blocks),
             networks=ends if len(ends) > 1 else (),
             survival_of=None,
             network_tokens=tokens if whole.lengths is not None else (),
@@ -110,14 +117,6 @@ class Subproblem:
             return function(outer, outer.splits[0])
 
         return inner
-
-    def _nested(self, value_N: Sequence[float] | None, ramps: Sequence[int]) -> tuple[float, ...] | None:
-        """Returns, per block, the value after the last of these ramps before the block; 1 before the first ramp."""
-        if value_N is None:
-            return None
-        if len(self.blocks) < self.whole.num_blocks:
-            value_N = nested_shares(value_N, ramps)
-        return tuple(value_N[block] for block in self.blocks)
 
     def _tokens(self) -> tuple[float, ...]:
         """Returns the tokens of an input in each used network, relative to `lengths`, after pruning at crossings."""

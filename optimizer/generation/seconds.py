@@ -47,7 +47,7 @@ class DecoderSeconds:
         if prompt:
             further_N = np.minimum(prompt, np.maximum(self.largest - rows_N, 0.0))
             added_s_N = self._steps_s(rows_N + further_N) - self._steps_s(further_N)
-            seconds_N = np.maximum(seconds_N, self._prompt_s(prompt) + added_s_N)
+            seconds_N = np.maximum(seconds_N, _at_size(self._prompts_s_XN, prompt) + added_s_N)
         if self._context is None or not steps:
             return seconds_N
         in_context_s_N: FloatArray = np.maximum(seconds_N + self._context_s * (context - steps * self._context), 0.0)
@@ -69,9 +69,6 @@ class DecoderSeconds:
         low_s_N, high_s_N = self._steps_s_XN[below_N, self._blocks], self._steps_s_XN[further_N, self._blocks]
         measured_s_N: FloatArray = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
         return measured_s_N * np.maximum(rows_N / self.largest, 1.0)
-
-    def _prompt_s(self, tokens: int) -> FloatArray:
-        return _at_size(self._prompts_s_XN, tokens)
 
 
 def at_context(table: LatencyTable, context: float) -> LatencyTable:

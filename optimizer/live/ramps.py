@@ -11,7 +11,7 @@ budget, so no set is better on these records. Apparate cannot do that, because i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -44,23 +44,16 @@ def best_ramps(records: ExitRecords, batching: Batching, ramp_budget: float, tun
 
     Tunes every set within the budget: 17,902 sets for 26 ramps of 0.5 % each and a budget of 2 %.
     """
-    best = ChosenRamps(ramps=(), thresholds={}, saved=0.0)
-    for ramps in affordable(records.ramps, batching, ramp_budget):
-        window = of_ramps(records, ramps)
-        thresholds = tune(window)
-        saved = batching.saved(window.outcome(thresholds), ramps)
-        if saved > best.saved:
-            best = ChosenRamps(ramps=ramps, thresholds=dict(thresholds), saved=saved)
+    best, number = ChosenRamps(ramps=(), thresholds={}, saved=0.0), 1
+    while sets := [each for each in combinations(records.ramps, number) if within_budget(each, batching, ramp_budget)]:
+        for ramps in sets:
+            window = of_ramps(records, ramps)
+            thresholds = tune(window)
+            saved = batching.saved(window.outcome(thresholds), ramps)
+            if saved > best.saved:
+                best = ChosenRamps(ramps=ramps, thresholds=dict(thresholds), saved=saved)
+        number += 1
     return best
-
-
-def affordable(ramps: Sequence[int], batching: Batching, ramp_budget: float) -> Iterator[tuple[int, ...]]:
-    """Yields every nonempty set of ramps within the budget, small sets first."""
-    for number in range(1, len(ramps) + 1):
-        found = [each for each in combinations(ramps, number) if within_budget(each, batching, ramp_budget)]
-        if not found:
-            return
-        yield from found
 
 
 def within_budget(ramps: Sequence[int], batching: Batching, ramp_budget: float) -> bool:
