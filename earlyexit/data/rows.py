@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -344,7 +344,7 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Labelled
     outside its image, and for an image without one of the joints.
     """
     lines: dict[str, list[_Line]] = {}
-    for number, row in _table_rows(table, JOINT_COLUMNS):
+    for number, row in csv_rows(table, JOINT_COLUMNS, strict=True):
         lines.setdefault(row["image"], []).append(_Line(number, row["joint"], _position(table, number, row)))
     with open_images(path, part=part) as files:
         missing = next((name for name in files.names if name not in lines), None)
@@ -408,7 +408,7 @@ def read_maps(path: Path, table: Path, *, part: str | None = None) -> LabelledRo
 def read_classes(table: Path) -> tuple[str, ...]:
     """Returns the names of classes 0, 1, ... from a CSV table `id,name`; raises DataError with the line."""
     names: list[str] = []
-    for line, row in _table_rows(table, CLASS_COLUMNS):
+    for line, row in csv_rows(table, CLASS_COLUMNS, strict=True):
         if row["id"].strip() != str(len(names)):
             raise DataError(f"{table}:{line}: id {row['id']!r}; ids must be 0, 1, ..., one line each, in this order")
         name = row["name"].strip()
@@ -476,17 +476,6 @@ def _positions(lines: Sequence[_Line], names: Sequence[str], sides: Sides, table
             )
         positions[names.index(joint)] = x, y
     return positions
-
-
-def _table_rows(table: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the rows of a CSV file with these columns; raises DataError if there are none."""
-    check_file(table)
-    rows = csv_rows(table, columns, strict=True)
-    first = next(rows, None)
-    if first is None:
-        raise DataError(f"{table}: no rows")
-    yield first
-    yield from rows
 
 
 def _sides(content: bytes, name: str) -> UprightSides:

@@ -107,9 +107,11 @@ def csv_rows(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields line number and cells of each row of a CSV file, or of a TSV file without quoting if `tabs`.
 
-    `strict` refuses quotes that are not closed or are in the middle of a cell. Raises DataError with the line if a
-    column is missing or repeated, if a row has more or fewer cells than the header, and for text that is not UTF-8.
+    `strict` refuses a file without rows, and quotes that are not closed or are in the middle of a cell. Raises
+    DataError with the line if a column is missing or repeated, if a row has more or fewer cells than the header, and
+    for text that is not UTF-8.
     """
+    check_file(path)
     quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL  # GLUE's files have unpaired quotes
     with open_csv(path) as file:
         rows = csv_cells(path, file, delimiter="\t" if tabs else ",", quoting=quoting, strict=strict)
@@ -118,8 +120,11 @@ def csv_rows(
         repeated = [name for name in columns if header.count(name) > 1]
         if repeated:
             raise DataError(f"{path}:1: more than one column has the name {repeated[0]!r}")
+        line = 0
         for line, cells in rows:
             yield line, dict(zip(header, cells, strict=True))
+        if strict and not line:
+            raise DataError(f"{path}: no rows")
 
 
 def csv_cells(

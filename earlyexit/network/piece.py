@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -426,15 +427,9 @@ def when_computed(items: Iterable[T], mark: Callable[[], Wait]) -> Iterator[T]:
 
     The iterator `items` starts the work of an item on the device without waiting. `mark`: see `mark_cuda`.
     """
-    previous: tuple[T, Wait] | None = None
-    for item in items:
-        current = item, mark()
-        if previous is not None:
-            previous_item, wait = previous
-            wait()
-            yield previous_item
-        previous = current
-    if previous is not None:
-        previous_item, wait = previous
+    marked = ((item, mark()) for item in items)
+    for started, _ in pairwise(chain(marked, (None,))):
+        assert started is not None
+        item, wait = started
         wait()
-        yield previous_item
+        yield item
