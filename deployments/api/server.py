@@ -272,9 +272,8 @@ class Connection(HttpToolsProtocol):
         if fast_path is not None:
             self.scope.update(fast_path.scope)  # type: ignore[typeddict-item]
         if fast_path is not None or server.standalone:
-            if not request_id:
-                request_id = b"%032x" % _ids.getrandbits(128)
-                self.headers.append((REQUEST_ID, request_id))
+            request_id = request_id or b"%032x" % _ids.getrandbits(128)
+            self.headers.insert(0, (REQUEST_ID, request_id))  # the first one counts, but a caller's may be empty
             cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, request_id)]
 
     def on_body(self, body: bytes) -> None:
