@@ -206,9 +206,9 @@ class CompletionBody(_OpenAiBody):
 
 
 class TextPart(BaseModel):
-    """A part of a message."""
+    """A part of a message, which must be a text without further fields; `ChatMessage.as_text` refuses others."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     type: str
     text: str | None = None
@@ -231,7 +231,7 @@ class ChatMessage(_ExtensibleBody):
             names = ", ".join(map(repr, unsupported))
             raise InputError(f"messages: {names} of a message is not supported; only texts are", param="messages")
         parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-        others = [part.type for part in parts if part.type != "text" or part.text is None]
+        others = [part.type for part in parts if part.type != "text" or part.text is None or part.model_extra]
         if others:
             message = f"messages: a part of type {others[0]!r} is not supported; only texts are"
             raise InputError(message, param="messages")
