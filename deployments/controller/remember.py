@@ -76,7 +76,7 @@ class State:
     resting: tuple[RestingReplica, ...] = ()
     blamed: tuple[Annotated[FailedPlan, PlainValidator(_parse_blame), PlainSerializer(_blame_document)], ...] = ()
     thresholds: Mapping[int, float] | None = None
-    """NewThresholds thresholds of all ramps; None: those of the settings."""
+    """The tuned thresholds of all ramps; None: those of the settings."""
 
     @classmethod
     def first(cls, placed: PlacedPlan, now_s: float) -> State:

@@ -274,27 +274,29 @@ class Versions:
         """
         if self.own.card.generates:
             raise InputError("models that generate have no canary: name the version in `model`, as 'name:version'")
-        traffic = await self._traffic_to_change()
-        default = traffic.default or self.own.version
-        if canary.version == default:
-            raise InputError(f"version {default!r} is the default version, and cannot be the canary")
-        await self._connect(canary.version)
-        is_over = canary.share == 0 and canary.compare_share == 0
-        await self._put(traffic.model_copy(update={"canary": None if is_over else canary}))
+        async with self._lock:
+            traffic = await self._traffic_to_change()
+            if canary.version == (traffic.default or self.own.version):
+                raise InputError(f"version {canary.version!r} is the default version, and cannot be the canary")
+            await self._connect(canary.version)
+            new = None if canary.share == canary.compare_share == 0 else canary
+            await self._put(traffic.model_copy(update={"canary": new}))
 
     async def end_canary(self) -> None:
         """Lets the default version answer all requests; raises ControlRefusedError."""
-        await self._put((await self._traffic_to_change()).model_copy(update={"canary": None}))
+        async with self._lock:
+            await self._put((await self._traffic_to_change()).model_copy(update={"canary": None}))
 
     async def set_default(self, version: str) -> None:
         """Lets a version answer requests that name none. If it was the canary, its trial ends.
 
         Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
         """
-        traffic = await self._traffic_to_change()
-        await self._connect(version)
-        is_canary = traffic.canary is not None and traffic.canary.version == version
-        await self._put(Traffic(default=version, canary=None if is_canary else traffic.canary))
+        async with self._lock:
+            traffic = await self._traffic_to_change()
+            await self._connect(version)
+            is_canary = traffic.canary is not None and traffic.canary.version == version
+            await self._put(Traffic(default=version, canary=None if is_canary else traffic.canary))
 
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
@@ -315,10 +317,9 @@ class Versions:
             raise ControlRefusedError("changing versions over HTTP needs the setting repository.control: explicit")
 
     async def _put(self, traffic: Traffic) -> None:
-        async with self._lock:
-            await self.store.put_traffic(self.own.card.name, traffic)
-            if VERSIONS_PATH not in self.settings.route_prefix:
-                await self._apply(traffic)
+        await self.store.put_traffic(self.own.card.name, traffic)
+        if VERSIONS_PATH not in self.settings.route_prefix:
+            await self._apply(traffic)
 
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one
