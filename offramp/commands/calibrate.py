@@ -19,11 +19,11 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import ModelCard, check_prunable, load_model, read_card, save_model
 from earlyexit.policies import make_policy
-from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import IntArray, ValueArray
 from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import Progress, no_progress
+from earlyexit.training.tokens import Generated, GenerationOptions, generate
 from offramp.commands.calibration_files import (
     fitted_exits,
     forget_calibration,

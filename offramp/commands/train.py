@@ -25,14 +25,13 @@ from earlyexit.network.boundary import takes_images
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained, start_id
 from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
-from earlyexit.sequences.offline import GenerationOptions, generate
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.ramps import TrainOptions as RampTraining
-from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
+from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
 from offramp.commands.calibration_files import forget_calibration
 from offramp.commands.codec_and_task import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob, TrainOptions

@@ -29,8 +29,8 @@ from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.token import first_token
+from earlyexit.training.tokens import Generated, GenerationOptions, generate
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
 from tests.end_to_end import by_permits

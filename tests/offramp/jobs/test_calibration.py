@@ -19,13 +19,13 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.threshold import ForeseenPolicy, SharePolicy
-from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.ramps import exit_outputs
+from earlyexit.training.tokens import Generated, GenerationOptions, generate
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrate_command import calibration_tables, leave_text
 from offramp.commands.calibration_files import read_calibration

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.offline import Generated, GenerationOptions, generate
 from earlyexit.tasks.token import first_token
+from earlyexit.training.tokens import Generated, GenerationOptions, generate
 from profiles.stream import Observations
 from tests.deployments.ingress.generation.test_generate_with_decoders import (
     MAX_TOKENS,
