@@ -325,7 +325,7 @@ class LiveSplits:
 
     def prepare_mixed(self, split: Split, lengths: tuple[int, ...], further: int = 0) -> Callable[[], None]:
         """Returns a function that runs a split once on inputs of these lengths. `further`: see `TimedSplit`."""
-        from earlyexit.network.cut import Cut
+        from earlyexit.network.model import Cut
         from earlyexit.network.piece import fuse
 
         cut = Cut(self._network, split.first, split.end, split.ramps, self._policy, self.segments)

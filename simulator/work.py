@@ -260,8 +260,8 @@ class SideBySide:
 
 
 LATE: Final = ("foreseen", "similar")
-"""Policies that decide before the head that all exits share runs (`earlyexit/network/cut.py`). Inputs that leave under
-them are answered at the batch's end."""
+"""Policies that decide before the head that all exits share runs (`Cut`). Inputs that leave under them are answered at
+the batch's end."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -80,7 +80,7 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.network.cut import TorchRunner
+    from earlyexit.network.model import TorchRunner
     from earlyexit.policies.base import ExitPolicy
 
 
@@ -729,7 +729,7 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
     import torch
 
-    from earlyexit.network.cut import TorchRunner
+    from earlyexit.network.model import TorchRunner
     from earlyexit.network.store import load_network, open_memory, open_network
 
     torch.set_num_threads(settings.threads_per_replica)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Piece, Tensors, to_device, to_host
-from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy, Foresight
-from earlyexit.ramps.heads import NormedRamp
+from earlyexit.network.piece import to_host
+from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
 
@@ -113,50 +110,6 @@ class ConfidencePolicy(ThresholdPolicy):
 
     def score(self, ramp: int, output: ExitOutput) -> Tensor:
         return output.score_B
-
-
-class Foreseen(ExitOutput):
-    """A ramp's scores, and its outputs, which are computed on first use and only for the requested inputs."""
-
-    def __init__(
-        self, network: EarlyExitModel, ramp: int, before: Piece, after: Tensors, foresees: Foresight | None
-    ) -> None:
-        """`before`, `after`: the hidden states before and after the segment that ends with the ramp."""
-        self.task = network.task
-        self._network, self._ramp, self._foresees = network, ramp, foresees
-        self._before, self._after = before, after
-
-    @cached_property
-    def gathered(self) -> Tensor:
-        """The input of the ramp's head, (B, ...), on the device where it was computed."""
-        return self._network.gathered(self._ramp, self._after, self._before.lengths_B)
-
-    @cached_property
-    def score_B(self) -> Tensor:
-        """The predicted probability of agreement with the full model, or the cosine of the states, at least 0."""
-        if self._foresees == "classifier":
-            head = self._network.exit_head(self._ramp)
-            assert isinstance(head, NormedRamp)
-            return to_host(head.foresee(self.gathered).float().sigmoid())
-        before = self._network.gathered(self._ramp, self._before.tensors, self._before.lengths_B)
-        similarity_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
-        return to_host(similarity_B.clamp(0, 1))
-
-    @cached_property
-    def outputs_BC(self) -> Tensor:
-        return self._network.outputs_of(self._ramp, self.gathered)
-
-    def answers(self, rows: Sequence[int] | None = None) -> Tensor:
-        if rows is None or len(rows) == len(self.gathered) or "value_B" in self.__dict__:
-            return super().answers(rows)
-        index_K = to_device(torch.tensor(rows), self.gathered.device)
-        outputs_KC = self._network.outputs_of(self._ramp, self.gathered.index_select(0, index_K))
-        return to_host(self.task.answer(outputs_KC))
-
-    def before_head(self, rows: Sequence[int]) -> Tensor | None:
-        """Returns the shared head's input for some inputs; None if the ramp has its own head."""
-        index_K = to_device(torch.tensor(rows), self.gathered.device)
-        return self._network.before_head(self._ramp, self.gathered.index_select(0, index_K))
 
 
 class ForeseenPolicy(ConfidencePolicy):

@@ -21,8 +21,7 @@ from torch import Tensor
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.network.boundary import Encoded, ExitResult, PackedArray, entry_piece
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.model import Cut, EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy

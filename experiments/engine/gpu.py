@@ -35,8 +35,7 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DataError
 from earlyexit.network.checkpoint import RampOptions, random_model
-from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, SegmentRunner, TorchRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy

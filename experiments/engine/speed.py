@@ -28,8 +28,7 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import read_labelled
 from earlyexit.network.boundary import Encoded, FloatName, Split, entry_piece
-from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel, SegmentRunner
+from earlyexit.network.model import EarlyExitModel, SegmentRunner, TorchRunner
 from earlyexit.network.store import load_model, read_card
 from earlyexit.training.ramps import pack
 from experiments.engine.side import Side as OneDevice

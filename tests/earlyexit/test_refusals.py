@@ -37,8 +37,7 @@ from earlyexit.named import make_named
 from earlyexit.network.boundary import Split, TensorSpec, cast_column, parse_numbers
 from earlyexit.network.chain import proportional
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import Cut, EarlyExitModel
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.counting import PatiencePolicy

@@ -18,8 +18,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.network.boundary import Split, entry_piece
 from earlyexit.network.checkpoint import random_model
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.model import Cut, EarlyExitModel, from_wire
 from earlyexit.network.store import save_model
 from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.threshold import EntropyPolicy

@@ -21,8 +21,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import Encoded, entry_piece
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import from_wire
+from earlyexit.network.model import Cut, from_wire
 from earlyexit.network.store import load_model, read_card
 from earlyexit.policies.base import ExitOutput
 from earlyexit.tasks import find_task

@@ -30,8 +30,7 @@ from earlyexit.engine.device import MemoryUse
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import Encoded, Split, entry_piece
 from earlyexit.network.checkpoint import RampOptions, random_model
-from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.network.store import (
     CARD_FILE,
     ModelFolder,

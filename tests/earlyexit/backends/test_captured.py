@@ -24,8 +24,7 @@ from earlyexit.backends.captured import (
 )
 from earlyexit.engine.queue import Attention
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
-from earlyexit.network.cut import Cut, TorchRunner
-from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.model import Cut, EarlyExitModel, TorchRunner, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy

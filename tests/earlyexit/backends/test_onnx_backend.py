@@ -30,8 +30,7 @@ from earlyexit.engine.queue import Attention, Member
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.cut import Cut, TorchRunner
-from earlyexit.network.model import ChainNetwork, EarlyExitModel
+from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, TorchRunner
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask

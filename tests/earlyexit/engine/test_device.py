@@ -13,7 +13,7 @@ from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
-from earlyexit.network.cut import TorchRunner
+from earlyexit.network.model import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from tests.clock import ManualClock

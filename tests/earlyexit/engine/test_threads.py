@@ -14,7 +14,7 @@ from earlyexit.engine.device import Answered, Device, DeviceThreads, Failed, Rel
 from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Split
-from earlyexit.network.cut import TorchRunner
+from earlyexit.network.model import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs

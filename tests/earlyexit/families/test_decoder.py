@@ -18,8 +18,7 @@ from earlyexit.errors import OverloadedError
 from earlyexit.named import Fill
 from earlyexit.network.boundary import PackedArray, Segment, WirePiece, entry_piece
 from earlyexit.network.checkpoint import load_pretrained, start_id
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel, arbitrary_tensors, from_wire
+from earlyexit.network.model import Cut, EarlyExitModel, arbitrary_tensors, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.base import ExitPolicy

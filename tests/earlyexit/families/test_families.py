@@ -26,8 +26,7 @@ from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.families.vgg import CONVOLUTIONS
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.model import Cut, EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -22,9 +22,8 @@ from earlyexit.families.base import Backbone, FinalHead, Pretrained
 from earlyexit.families.own import PaddedBackbone, TensorBackbone, check_own
 from earlyexit.network.boundary import Encoded, Segment, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, load_pretrained
-from earlyexit.network.cut import TorchRunner
 from earlyexit.network.layers import ReorderedLinear, reorder_linears
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.base import Task

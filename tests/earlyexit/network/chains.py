@@ -11,8 +11,7 @@ import torch
 
 from earlyexit.network.boundary import Answer, Encoded, ExitResult, Split, WirePiece, entry_piece
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import ChainNetwork, EarlyExitModel, ModelInfo, SegmentRunner, from_wire
+from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, ModelInfo, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitOutput, ExitPolicy
 from earlyexit.training.ramps import exit_outputs

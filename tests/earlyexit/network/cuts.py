@@ -13,8 +13,7 @@ from earlyexit.engine.device import Answered, Device, Release, Runner, Step
 from earlyexit.engine.engine import BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Encoded, Split
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire
+from earlyexit.network.model import Cut, EarlyExitModel, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -17,8 +17,7 @@ from earlyexit.engine.device import Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Encoded, ExitResult, Segment, Split
-from earlyexit.network.cut import Cut, TorchRunner
-from earlyexit.network.model import ChainNetwork, EarlyExitModel, from_wire
+from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, TorchRunner, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy
@@ -349,7 +348,7 @@ def test_torch_runs_segments_that_are_not_prepared_and_logs_it(
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     piece = runner.from_wire(wire_of(encoded[:2]))
-    with caplog.at_level(logging.DEBUG, logger="earlyexit.network.cut"):
+    with caplog.at_level(logging.DEBUG, logger="earlyexit.network.model"):
         unprepared = run(runner, HALVES[0], piece)
     assert caplog.messages == [
         "blocks 0 to 0 are not prepared yet: torch runs them",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from earlyexit.network.boundary import PackedArray, values_of
 from earlyexit.network.chain import check_weights, proportional
-from earlyexit.network.cut import Cut
+from earlyexit.network.model import Cut
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy

@@ -14,8 +14,7 @@ from earlyexit.errors import PlanError
 from earlyexit.families.decoder import Llama
 from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
-from earlyexit.network.cut import Cut
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import Cut, EarlyExitModel
 from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.network.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.policies.base import ExitPolicy

@@ -10,7 +10,7 @@ import pytest
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.queue import Member
-from earlyexit.network.cut import TorchRunner
+from earlyexit.network.model import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.engine.gpu import NEVER, POLICY, Workbench, baselines, find_exits, main, parse, workbench

@@ -18,7 +18,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.network.boundary import Split
-from earlyexit.network.cut import TorchRunner
+from earlyexit.network.model import TorchRunner
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps

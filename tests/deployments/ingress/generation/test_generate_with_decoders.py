@@ -16,8 +16,7 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import ContextLengthError, DeadlineError, InputError, OverloadedError, StageUnavailableError
 from earlyexit.network.boundary import Split
-from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import Chosen, StepResult
 from earlyexit.tasks.token import TokenTask
