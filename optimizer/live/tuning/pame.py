@@ -2,7 +2,7 @@
 
 It judges every WINDOW batches of fully observed inputs.
 
-- If more than TAIL of them are slower than without exits, the (first) exit moves to a later ramp: the one with the
+- If more than SLOWER of them are slower than without exits, the (first) exit moves to a later ramp: the one with the
   least mean answer time whose tail was acceptable on the same batches, at the loosest threshold that kept the precision
   on them. If no later ramp is acceptable, no input leaves early.
 - Otherwise, if the precision is below 1 - budget, the threshold of the exit that lost most becomes one step stricter.
@@ -51,8 +51,6 @@ GRIDS: Mapping[Score, tuple[float, ...]] = {
     "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
 }
 """Thresholds to try for each score, from the one at which most inputs leave to the strictest."""
-TAIL = SLOWER
-"""Largest share of batches that may be slower than without exits, as in PAME's search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ def best_placement(
     ramps: Sequence[int],
     *,
     behind: Mapping[int, float] | None = None,
-    tail: float = TAIL,
+    tail: float = SLOWER,
 ) -> ExitPlacement | None:
     """Returns the ramp with the least mean answer time whose tail is acceptable in all windows, or None.
 
@@ -124,7 +122,7 @@ def relative_precision(outcome: ExitOutcome) -> float:
 
 
 WINDOW = 50
-"""Batches that are judged together. One slow batch is a share of TAIL."""
+"""Batches that are judged together. One slow batch is a share of SLOWER."""
 CALM = 4
 """Windows without a change after which an earlier exit, or a looser threshold, is sought."""
 LEAST_GAIN = 0.02
@@ -183,7 +181,7 @@ class PameTuner(Tuner):
             outcome = outcome_of(rows)
             slow, mean = self._slow_share(outcome, self._exits_of(rows)), float(outcome.losses_N.mean())
         return TunerState(
-            evidence=max(slow / TAIL, (mean or 0.0) / self.settings.guarantee.budget),
+            evidence=max(slow / SLOWER, (mean or 0.0) / self.settings.guarantee.budget),
             limit=1.0,
             watched=self._num_waiting,
             watched_loss=mean,
@@ -219,7 +217,7 @@ class PameTuner(Tuner):
         if not exits:
             return self._search([records], exits, at_s, "no input left")
         slow = self._slow_share(outcome, exits)
-        if slow > TAIL:
+        if slow > SLOWER:
             return self._move_later(records, exits, slow, at_s)
         precision = relative_precision(outcome)
         if precision < self._precision:
@@ -234,7 +232,7 @@ class PameTuner(Tuner):
         first = min(exits)
         later = [ramp for ramp in records.ramps if ramp > first]
         best = best_placement([records], self._batching, self._precision, later, behind=exits)
-        words = f"{slow:.1%} of the batches were slower than without exits, {TAIL:.1%} are acceptable: "
+        words = f"{slow:.1%} of the batches were slower than without exits, {SLOWER:.1%} are acceptable: "
         if best is None:
             return self._update({}, "tuned", f"{words}no input leaves, no later exit is acceptable", at_s)
         words += f"the exit moves from ramp {first} to {_description(best)}"
