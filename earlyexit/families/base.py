@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -84,13 +84,6 @@ class Backbone(nn.Module, ABC):
         for index in range(first, end):
             hidden = self.run_block(index, hidden, layout)
         return hidden
-
-    def is_ready(self, first: int, end: int, device_type: str) -> bool:
-        """Returns whether blocks first to end - 1 can run without preparation that takes seconds."""
-        return True
-
-    def prepare(self, spans: Collection[tuple[int, int]], device_type: str) -> None:
-        """Prepare spans of blocks `(first, end)`. Other spans may run at the same time."""
 
     def bridge(self, block: int) -> nn.Module | None:
         """Returns a new module from the first tensor after `block`, (B, ...), to the shape after the last block.

@@ -29,10 +29,10 @@ from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
 from earlyexit.foreign.onnx_file import dataflow_of, locations
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.boundary import Boundary, DType, Segment, TensorSpec
 from earlyexit.network.layers import reorder_linears
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Layout, Tensors
+from earlyexit.network.model import EarlyExitModel, SegmentRunner
+from earlyexit.network.piece import Layout, Piece, Tensors
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
 """The first axes of a graph's tensor: inputs; n rows per input in one axis; inputs and tokens, in either order; the
@@ -290,7 +290,7 @@ class OnnxBackbone(Backbone):
 
     reorders_linears: ClassVar[bool] = False
     float32_only: ClassVar[bool] = True
-    own_segments: ClassVar[str | None] = "earlyexit.foreign.onnx_backbone:graph_segments"
+    own_segments: ClassVar[str | None] = "earlyexit.foreign.onnx_backbone:GraphSegments"
 
     def __init__(self, config: GraphConfig, folder: Path, state: FileState | None = None) -> None:
         """`state`: the state of the files in `folder` when they were checked; None: now. Raises ModelFolderError."""
@@ -303,7 +303,7 @@ class OnnxBackbone(Backbone):
         """The number of threads for new sessions."""
         self._folder = folder
         self._state = state or state_of(folder, config.file)
-        self._sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
+        self.sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
 
     def boundary(self, block: int) -> Boundary:
         return tuple(each.spec() for each in self.config.cuts[block])
@@ -314,7 +314,7 @@ class OnnxBackbone(Backbone):
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         if first == end:
             return hidden
-        part, session = self._sessions.get((first, end, layout.device.type))
+        part, session = self.sessions.get((first, end, layout.device.type))
         before = {each.name: (each, values) for each, values in zip(self.config.before(first), hidden, strict=True)}
         feeds = {name: to_graph_array(*before[name], layout) for name in part.inputs if name in before}
         layout_inputs = self.config.layout_inputs
@@ -332,12 +332,6 @@ class OnnxBackbone(Backbone):
         """Returns the logits for the answer of the uncut graph."""
         [last] = self.config.cuts[-1]
         return self._logits(_from_graph_array(last, result, layout))
-
-    def is_ready(self, first: int, end: int, device_type: str) -> bool:
-        return self._sessions.is_ready((first, end, device_type))
-
-    def prepare(self, spans: Collection[tuple[int, int]], device_type: str) -> None:
-        self._sessions.prepare([(first, end, device_type) for first, end in spans])
 
     def to_config(self) -> JsonDict:
         return self.config.model_dump(mode="json")
@@ -517,10 +511,21 @@ def _size_info(name: str, sizes: Size | tuple[Size, ...]) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.INT64, [] if isinstance(sizes, Size) else [len(sizes)])
 
 
-def graph_segments(model: EarlyExitModel, _: Path, num_threads: int) -> EarlyExitModel:
-    """Returns the model itself, whose backbone runs sessions. The linear layers of its ramps are reordered."""
-    backbone = model.backbone
-    assert isinstance(backbone, OnnxBackbone)
-    backbone.num_threads = num_threads
-    reorder_linears(model)
-    return model
+class GraphSegments(SegmentRunner):
+    """Runs a model whose backbone runs sessions. The linear layers of its ramps are reordered."""
+
+    def __init__(self, model: EarlyExitModel, _: Path, num_threads: int) -> None:
+        assert isinstance(model.backbone, OnnxBackbone)
+        model.backbone.num_threads = num_threads
+        reorder_linears(model)
+        self._model = model
+        self._sessions = model.backbone.sessions
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        return self._model.run(segment, piece)
+
+    def is_ready(self, segment: Segment) -> bool:
+        return self._sessions.is_ready((segment.first, segment.end, self._model.device.type))
+
+    def prepare(self, segments: Collection[Segment]) -> None:
+        self._sessions.prepare({(each.first, each.end, self._model.device.type) for each in segments})

@@ -155,7 +155,7 @@ class ModelInfo:
     """The origin of the weights, and how the ramps were trained."""
 
 
-class EarlyExitModel(nn.Module):
+class EarlyExitModel(nn.Module, SegmentRunner):
     """A backbone's blocks, ramps after any of them but the last, and a head. It is also the module that is trained."""
 
     def __init__(self, info: ModelInfo, backbone: Backbone, ramps: Mapping[int, Ramp], head: Ramp) -> None:
@@ -215,12 +215,6 @@ class EarlyExitModel(nn.Module):
     def layout(self, lengths_B: Lengths) -> Layout:
         """Returns the layout of packed inputs of these lengths."""
         return Layout(lengths_B, self.device, self.attention)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return self.backbone.is_ready(segment.first, segment.end, self.device.type)
-
-    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
-        self.backbone.prepare({(each.first, each.end) for each in segments}, self.device.type)
 
     def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
         """Computes a segment like `run`, for tensors with a known layout."""

@@ -266,12 +266,12 @@ def test_files_that_are_replaced_after_loading_are_not_opened(case: Case, tmp_pa
     save_model(case.model, tmp_path)
     backbone = load_model(tmp_path).backbone
     assert isinstance(backbone, OnnxBackbone)
-    backbone.prepare([(0, 1)], "cpu")
+    backbone.sessions.prepare([(0, 1, "cpu")])
     other = tmp_path / "other"
     other.write_bytes((tmp_path / name).read_bytes())
     other.replace(tmp_path / name)
     with pytest.raises(ModelFolderError, match="changed after the model was loaded"):
-        backbone.prepare([(1, 2)], "cpu")
+        backbone.sessions.prepare([(1, 2, "cpu")])
 
 
 def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_sessions_are_prepared_by_all_backends_and_old_ones_closed(case: Case, t
     backbone = model.backbone
     assert isinstance(backbone, OnnxBackbone)
     spans = [(first, end) for first in range(3) for end in range(first + 1, 4)]
-    assert sum(backbone.is_ready(first, end, "cpu") for first, end in spans) <= 1 + model.num_blocks
+    assert sum(backbone.sessions.is_ready((first, end, "cpu")) for first, end in spans) <= 1 + model.num_blocks
 
 
 def test_probabilities_become_their_logarithm(tmp_path: Path) -> None:
