@@ -20,7 +20,7 @@ from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.router import AnnouncingRouter
 from earlyexit.network.store import check_prunable, read_card
-from optimizer.placement import deployment_name
+from optimizer.plan import deployment_name
 from optimizer.plan_file import ModelShape, parse_plan
 
 # Serve must not hold back calls, because the dispatcher limits the calls in flight. With Serve's default health check

@@ -11,8 +11,7 @@ from deployments.choices import IngressSettings, ModelSettings, Settings, Tracin
 from deployments.keys import AccessSettings
 from earlyexit.errors import PlanError
 from optimizer.decision import Strategy
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec
+from optimizer.plan import PlacedPlan, Plan, PolicySpec
 from optimizer.plan_file import parse_plan, parse_policy, plan_document, policy_document
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem, problem_document

@@ -20,8 +20,7 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from earlyexit.errors import OfframpError
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec
+from optimizer.plan import PlacedPlan, Plan, PolicySpec
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

@@ -16,8 +16,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import used_networks
-from optimizer.plan import Stage, with_splits
+from optimizer.plan import Stage, used_networks, with_splits
 from optimizer.problem import PlanProblem, nested_shares
 from profiles.records import RecordedBatches
 from profiles.table import FloatArray, LatencyTable

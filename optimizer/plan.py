@@ -1,10 +1,12 @@
-"""The plan: stages of splits on accelerators, with batch sizes, active ramps and an exit policy."""
+"""The plan: stages of splits on accelerators, with batch sizes, active ramps and an exit policy; and its placement."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -13,7 +15,7 @@ from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
-from earlyexit.network.chain import check_ends, check_networks, check_weights, used_networks
+from earlyexit.network.chain import check_ends, check_networks, check_weights
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
@@ -171,6 +173,11 @@ def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...
         if stage.end == num_blocks:
             chains.append(())
     return [chain for chain in chains if chain]
+
+
+def used_networks(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
+    """Returns the indices of the networks that contain these blocks; (0,) for a single network."""
+    return tuple(sorted({bisect_right(networks, first) for first in firsts}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,3 +411,97 @@ def check_own(name: str) -> None:
 
 def _and_list(names: Iterable[str]) -> str:
     return " and ".join(sorted(names)) or "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPlan:
+    """A plan, and the state of the replicas that serve it.
+
+    Each accelerator type has one Serve deployment. Any of its replicas may host any stage of the plan on that type, so
+    a change of plan starts replicas only if a type needs more of them.
+    """
+
+    plan: Plan
+    avoided: Mapping[str, str] = field(default_factory=dict)
+    """Stragglers, which get no work: accelerator type by Serve's unique replica id."""
+    hosted: Mapping[str, str] = field(default_factory=dict)
+    """The slot that each replica hosted when the plan was made, by replica id. Replicas keep their slot if possible."""
+
+    @property
+    def epoch(self) -> int:
+        return self.plan.epoch
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slot of each stage, in the plan's order. The n-th stage of an accelerator type has the n-th slot."""
+        devices = [stage.device for stage in self.plan.stages]
+        return tuple(slot_name(device, devices[:index].count(device)) for index, device in enumerate(devices))
+
+    @property
+    def stage_of(self) -> Mapping[str, Stage]:
+        """The stages by slot."""
+        return dict(zip(self.slots, self.plan.stages, strict=True))
+
+    @property
+    def occupied(self) -> Mapping[str, int]:
+        """Replicas per accelerator type, including avoided ones, because they still occupy their accelerators."""
+        counts = Counter(self.avoided.values())
+        for stage in self.plan.stages:
+            counts[stage.device] += stage.replicas
+        return dict(counts)
+
+    def needed(self, device: str) -> Mapping[str, int]:
+        """Returns how many replicas each slot of an accelerator type needs, in the plan's order."""
+        return {slot: stage.replicas for slot, stage in self.stage_of.items() if stage.device == device}
+
+    def roles(self, device: str, live: Collection[str]) -> dict[str, str]:
+        """Returns the slot that each live replica of an accelerator type hosts, by the replica's id.
+
+        The result is deterministic, so all ingresses that see the same replicas agree. Avoided replicas host a slot
+        only if there are fewer other replicas than stages.
+        """
+        needed = self.needed(device)
+        working = [replica for replica in live if replica not in self.avoided]
+        return roles(needed, working if len(working) >= len(needed) else live, self.hosted)
+
+
+def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str, str]) -> dict[str, str]:
+    """Returns the slot that each live replica of one accelerator type hosts, by the replica's id.
+
+    `needed` holds replicas per slot, in the plan's order, and `before` the slot that each replica hosted so far. As
+    many replicas as possible keep their slot. The others fill the open places, in the order of their ids.
+    """
+    ordered = sorted(live, key=lambda replica: (len(replica), replica))  # numbers in ids ascend numerically
+    assigned: dict[str, str] = {}
+    places = divide_replicas(needed, len(ordered), Counter(before[replica] for replica in ordered if replica in before))
+    for replica in ordered:
+        slot = before.get(replica, "")
+        if places.get(slot, 0):
+            places[slot] -= 1
+            assigned[replica] = slot
+    others = [replica for replica in ordered if replica not in assigned]
+    still_open = [slot for slot, number in places.items() for _ in range(number)]
+    return assigned | dict(zip(others, still_open, strict=False))
+
+
+def divide_replicas(needed: Mapping[str, int], number: int, held: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Divides a number of replicas among slots: each replica goes to the slot with the least share of its need.
+
+    No slot is therefore empty while another has two. Among equal slots, those that already have the replica come first
+    (`held` holds the replicas per slot so far).
+    """
+    divided, held = dict.fromkeys(needed, 0), held or {}
+    for _ in range(number if needed else 0):
+        slot = min(divided, key=lambda slot: (divided[slot] / needed[slot], divided[slot] >= held.get(slot, 0)))
+        divided[slot] += 1
+    return divided
+
+
+def slot_name(device: str, index: int) -> str:
+    """Returns the name of an accelerator type's slot."""
+    return f"{deployment_name(device)}-{index}"
+
+
+def deployment_name(device: str) -> str:
+    """Returns the Serve deployment of an accelerator type's replicas. The name is valid in URLs."""
+    return f"split-{re.sub(r'[^A-Za-z0-9_]', '-', device)}"

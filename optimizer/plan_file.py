@@ -22,7 +22,17 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_networks
 from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
-from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_end, check_own, check_shares, check_split
+from optimizer.plan import (
+    PlacedPlan,
+    Plan,
+    PolicySpec,
+    Stage,
+    chains_of,
+    check_end,
+    check_own,
+    check_shares,
+    check_split,
+)
 
 DocumentPath = tuple[str | int, ...]
 MOST_CHAINS = 3
@@ -161,6 +171,13 @@ def parse_plan(document: object, shape: ModelShape | None = None, *, where: str 
     return _build(Source(document=document, where=where, raises=PlanError), shape)
 
 
+def parse_placed(document: Mapping[str, Any]) -> PlacedPlan:
+    """Returns the placed plan from the data of `placed_document`; raises PlanError."""
+    return PlacedPlan(
+        plan=parse_plan(document["plan"]), avoided=dict(document["avoided"]), hosted=dict(document.get("hosted", {}))
+    )
+
+
 def parse_policy(document: object, *, where: str = "policy") -> PolicySpec:
     """Returns the exit policy from plain data; raises PlanError."""
     source = Source(document=document, where=where, raises=PlanError)
@@ -181,6 +198,16 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         **({"prune": dict(plan.prune)} if plan.prune else {}),
         "chains": chains_document(plan.stages, plan.shares),
         "predicted": dict(plan.predicted),
+    }
+
+
+def placed_document(placed: PlacedPlan) -> dict[str, Any]:
+    """Returns plain data that `parse_placed` reads. The slots are included for readers; they follow from the plan."""
+    return {
+        "plan": plan_document(placed.plan),
+        "slots": list(placed.slots),
+        "avoided": dict(sorted(placed.avoided.items())),
+        "hosted": dict(sorted(placed.hosted.items())),
     }
 
 

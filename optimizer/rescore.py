@@ -17,10 +17,9 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import used_networks
 from optimizer.decision import Planned, gap_between
 from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate, merit, objective_value, violations
-from optimizer.plan import Stage
+from optimizer.plan import Stage, used_networks
 from optimizer.problem import MinimizeLatency, PlanProblem, Reach
 from profiles.records import ExitRecords, IntArray, RecordedBatches, batch_counts
 from profiles.table import FloatArray, LatencyTable

@@ -22,7 +22,7 @@ from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.errors import DeadlineError, OfframpError
-from optimizer.placement import PlacedPlan
+from optimizer.plan import PlacedPlan
 from optimizer.problem import PlanProblem
 from simulator.events import COMES, ENDS, WAKES, Events
 from simulator.inputs import NetworkTokens, Probing, recorded_loss

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan
+from optimizer.plan import PlacedPlan, Plan
 from optimizer.problem import PlanProblem
 from simulator.inputs import Decisions, IntArray
 

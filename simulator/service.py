@@ -15,8 +15,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.networks import pruned_table
-from optimizer.placement import PlacedPlan, deployment_name
-from optimizer.plan import PolicySpec
+from optimizer.plan import PlacedPlan, PolicySpec, deployment_name
 from optimizer.tokens import bytes_length
 from simulator.events import Events
 from simulator.inputs import Decisions, IntArray, Probing

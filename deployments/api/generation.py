@@ -22,7 +22,7 @@ from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpE
 from earlyexit.network.boundary import Answer, Encoded, PackedArray
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
-from optimizer.placement import PlacedPlan
+from optimizer.plan import PlacedPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

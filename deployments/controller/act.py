@@ -36,8 +36,8 @@ from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import NoPlan
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
-from optimizer.placement import PlacedPlan, placed_document
-from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
+from optimizer.plan import PlacedPlan
+from optimizer.plan_file import ModelShape, parse_plan, parse_policy, placed_document, policy_document
 from optimizer.problem import PlanProblem, Reach
 from profiles.stream import Observations, empty
 

@@ -28,7 +28,7 @@ from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.store import read_card
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import PlacedPlan, deployment_name
+from optimizer.plan import PlacedPlan, deployment_name
 from optimizer.problem import PlanProblem
 
 NICENESS = 5

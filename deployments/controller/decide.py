@@ -35,8 +35,7 @@ from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, Straggler, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.placement import PlacedPlan, divide_replicas
-from optimizer.plan import Plan, PolicySpec
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, divide_replicas
 from optimizer.problem import MaximizeRate, PlanProblem, Reach, nested_reach
 from optimizer.rescore import apply_rescoring, rescore
 from profiles.lengths import Lengths

@@ -13,7 +13,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import total
 from earlyexit.network.chain import Chain
 from optimizer.live.stragglers import avoided_replicas
-from optimizer.placement import placed_document
+from optimizer.plan_file import placed_document
 
 LAST_EVENTS = 20
 

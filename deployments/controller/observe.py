@@ -23,8 +23,7 @@ from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.networks import Used, network_sets, ramps_of, survival_with
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Stage
+from optimizer.plan import PlacedPlan, Stage
 from optimizer.problem import PlanProblem, Reach, device_names
 from optimizer.rescore import joint_reach
 from optimizer.risk import Guarantee

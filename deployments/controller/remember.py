@@ -20,9 +20,8 @@ from deployments.wire.messages import Interval
 from earlyexit.errors import DataError
 from optimizer.live.changeover import FailedPlan, Trial
 from optimizer.live.stragglers import RestingReplica
-from optimizer.placement import PlacedPlan, parse_placed, placed_document
-from optimizer.plan import Plan, PolicySpec, chains_of
-from optimizer.plan_file import parse_plan, plan_document
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, chains_of
+from optimizer.plan_file import parse_placed, parse_plan, placed_document, plan_document
 from optimizer.problem_file import parse_problem, problem_document
 from profiles.stream import Observations, StreamShape
 

@@ -17,8 +17,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from optimizer.placement import PlacedPlan
-from optimizer.plan import NO_RAMPS, Plan
+from optimizer.plan import NO_RAMPS, PlacedPlan, Plan
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import StreamShape, shape_of

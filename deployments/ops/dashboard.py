@@ -20,8 +20,7 @@ from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from optimizer.placement import PlacedPlan, deployment_name
-from optimizer.plan import Stage
+from optimizer.plan import PlacedPlan, Stage, deployment_name
 
 ControllerState = Literal["none", "answers", "silent"]
 """`none`: there is no controller. `silent`: it does not answer, and its last report is shown."""

@@ -24,7 +24,7 @@ from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import MemoryUse
 from earlyexit.network.store import read_card
-from optimizer.placement import PlacedPlan
+from optimizer.plan import PlacedPlan
 
 
 class StageReplica:

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from earlyexit.errors import ControllerUnavailableError
-from optimizer.placement import PlacedPlan
+from optimizer.plan import PlacedPlan
 
 CONTROLLER = "controller"
 """The deployment's name."""

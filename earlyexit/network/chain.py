@@ -154,10 +154,3 @@ def check_networks(networks: tuple[int, ...]) -> None:
         raise PlanError(f"networks must name at least two networks, not {list(networks)}; leave it out for one network")
     if networks[0] < 1 or any(after <= before for before, after in pairwise(networks)):
         raise PlanError(f"networks must ascend, each one past the last block of a network, not {list(networks)}")
-
-
-def used_networks(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
-    """Returns the indices of the networks that contain these blocks; (0,) for a single network."""
-    if not networks:
-        return (0,)
-    return tuple(sorted({bisect_right(networks, first) for first in firsts}))

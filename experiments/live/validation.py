@@ -38,8 +38,7 @@ from offramp.load.report import RequestRecord, percentile
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import NoPlan, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, chains_of
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, chains_of
 from optimizer.planner import solve
 from optimizer.problem import Link, PlanProblem, Slo, Supply
 from optimizer.problem_file import read_problem

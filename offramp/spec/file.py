@@ -22,8 +22,7 @@ from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts,
 from optimizer.batches_file import with_recorded_batches
 from optimizer.latency_file import with_rows
 from optimizer.lengths_file import lengths_of, stayers_length_N
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec
+from optimizer.plan import PlacedPlan, Plan, PolicySpec
 from optimizer.plan_file import ModelShape, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of

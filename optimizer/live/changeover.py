@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earlyexit.errors import DataError, PlanError
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Stage
+from optimizer.plan import PlacedPlan, Stage
 from optimizer.problem import PlanProblem
 
 

@@ -18,7 +18,7 @@ from deployments.wire.messages import Address, assignments_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.device import Runner
-from optimizer.placement import PlacedPlan
+from optimizer.plan import PlacedPlan
 from tests.deployments.wire_fakes import LOOPBACK
 
 

@@ -30,8 +30,7 @@ from deployments.wire.messages import (
     encode,
 )
 from earlyexit.network.boundary import Answer, Split, WirePiece
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Stage
+from optimizer.plan import PlacedPlan, Stage
 
 T = TypeVar("T")
 

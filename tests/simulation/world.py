@@ -28,9 +28,8 @@ from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.placement import PlacedPlan, parse_placed, placed_document
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.plan_file import plan_document
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plan_file import parse_placed, placed_document, plan_document
 from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan
+from optimizer.plan import PlacedPlan, Plan
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
 from simulator.simulate import PlayedSequences, booted, generate

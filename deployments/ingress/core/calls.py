@@ -322,8 +322,6 @@ class IngressCounts:
         self.drops: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
         """Inputs that were retried or lost because a replica failed, by slot."""
-        self.refused = 0
-        """Arrived inputs that were refused. Their lengths are unknown."""
         self.crossings: Counter[int] = Counter()
         """Inputs that went on to another network, by its first block. So are the next four fields."""
         self.crossing_s: defaultdict[int, float] = defaultdict(float)
@@ -331,7 +329,6 @@ class IngressCounts:
         """Crossings by latency bucket."""
         self.words: Counter[int] = Counter()
         self.pruned_words: Counter[int] = Counter()
-        self._admitted_tokens = 0
         self.in_slo = 0
         self.latencies: Counter[int] = Counter()
         """Answers by latency bucket."""
@@ -343,17 +340,6 @@ class IngressCounts:
         self._count_latencies()
         counted = {name: getattr(self, name) for name in COUNT_FIELDS}
         return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
-
-    @property
-    def tokens_per_input(self) -> float | None:
-        """The mean tokens of the inputs admitted so far; None before the first."""
-        admitted = self.arrived - self.refused
-        return self._admitted_tokens / admitted if admitted else None
-
-    def record_arrivals(self, num_inputs: int, num_tokens: int) -> None:
-        """Counts inputs that arrived and were admitted."""
-        self.arrived += num_inputs
-        self._admitted_tokens += num_tokens
 
     def record_answers(self, block: int, latencies_s: Sequence[float], num_tokens: int, *, is_current: bool) -> None:
         """Counts the answers of one exit. `is_current`: whether they were sent under the current plan."""
@@ -435,8 +421,7 @@ class Outcomes:
 
     def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
         """Raises AdmissionError for inputs that cannot be answered within `left_s`."""
-        per_input = self.counts.tokens_per_input or 1.0
-        late_s = self._chains.late_s(num_inputs, num_coming, per_input, left_s, now_s)
+        late_s = self._chains.late_s(num_inputs, num_coming, left_s, now_s)
         if late_s > 0:
             self._refuse_late(num_inputs, left_s, late_s)
 
@@ -447,11 +432,8 @@ class Outcomes:
         late_s = self._chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
             self._refuse_late(len(inputs), left_s, late_s)
-        num_tokens = 0
-        for chain, each in zip(drawn, inputs, strict=True):
-            chain.take(each)
-            num_tokens += each.tokens
-        self.counts.record_arrivals(len(inputs), num_tokens)
+        self._chains.take(drawn, inputs)
+        self.counts.arrived += len(inputs)
         self.num_unanswered += len(inputs)
 
     def _refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
@@ -461,7 +443,6 @@ class Outcomes:
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Counts inputs that arrived and were refused; raises the error."""
         self.counts.arrived += num_inputs
-        self.counts.refused += num_inputs
         self.counts.drops[error.kind] += num_inputs
         raise error
 

@@ -48,7 +48,8 @@ from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import ExitResult
-from optimizer.placement import PlacedPlan, placed_document
+from optimizer.plan import PlacedPlan
+from optimizer.plan_file import placed_document
 
 
 def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class IngressCore:
         before = self.route
         if placed.epoch < before.epoch:
             return
-        self._chains.follow(build_route(placed, before), self.counts.tokens_per_input)
+        self._chains.follow(build_route(placed, before))
         if self._observations is not None and not self.route.stays:
             self._observations.stop_staying()
         if placed.epoch > before.epoch:

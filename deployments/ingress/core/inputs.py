@@ -324,18 +324,19 @@ class Chains:
         self._options = options
         self._pending_calls: Counter[str] = Counter()
         """The number of calls with new inputs that have no reply yet, by slot."""
+        self._num_taken = self._tokens_taken = 0
         self.active: list[Chain] = []
-        self.follow(route, None)
+        self.follow(route)
 
-    def follow(self, route: PlanRoute, tokens_per_input: float | None) -> None:
-        """Switches to another plan. `tokens_per_input`: the mean of the inputs so far; None before the first."""
+    def follow(self, route: PlanRoute) -> None:
+        """Switches to another plan."""
         is_new = route.epoch > self.route.epoch
         self.route = route
         before, shares, options = self.active, route.placed.plan.shares, self._options
         for chain, chain_route, share in zip(before, route.chains, shares, strict=False):
             chain.route, chain.share = chain_route, share
             if is_new and chain.admission is not None:
-                chain.admission.follow(chain_route.plan, tokens_per_input)
+                chain.admission.follow(chain_route.plan, self._tokens_per_input)
         self.active = before[: len(route.chains)]
         for chain_route, share in zip(route.chains[len(before) :], shares[len(before) :], strict=True):
             self.active.append(Chain(chain_route, share, options.admission(chain_route.plan)))
@@ -345,17 +346,30 @@ class Chains:
         for chain in self.active:
             self._update(chain)
 
+    @property
+    def _tokens_per_input(self) -> float | None:
+        """The mean tokens of the inputs so far; None before the first."""
+        return self._tokens_taken / self._num_taken if self._num_taken else None
+
     def draw(self, number: int) -> list[Chain]:
         """Draws a chain for each of the next `number` inputs."""
         if len(self.active) == 1:
             return self.active * number
         return [self.active[position] for position in self._turns.draw(number)]
 
-    def late_s(self, num_inputs: int, num_coming: int, per_input: float, left_s: float, now_s: float) -> float:
+    def take(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
+        """Assigns new inputs to the chains that were drawn for them."""
+        for chain, each in zip(drawn, inputs, strict=True):
+            chain.take(each)
+            self._tokens_taken += each.tokens
+        self._num_taken += len(inputs)
+
+    def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:
         """Returns by how many seconds a request would be late in the chains that are next; see `Chain.late_s`.
 
         If it would be late, its draws are used up, so that the next request tries other chains.
         """
+        per_input = self._tokens_per_input or 1.0
         if len(self.active) == 1:
             return self.active[0].late_s(num_inputs, num_coming, per_input, left_s, now_s)
         for position, number in Counter(self._turns.peek(num_inputs)).items():

@@ -13,8 +13,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
 from earlyexit.network.boundary import Budget, Split
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 
 Layout = tuple[tuple[str, int, int], ...]
 """A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,

@@ -22,8 +22,7 @@ from optimizer.batching import Batching
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never, no_input_leaves
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.risk import Guarantee
 from profiles.stream import Observations, StreamShape

@@ -22,8 +22,7 @@ from deployments.wire.messages import Interval
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.live.changeover import FailedPlan
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem import Supply
 from optimizer.problem_file import problem_document

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan
+from optimizer.plan import PlacedPlan, Plan
 from optimizer.plan_file import plan_document
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import (

@@ -21,8 +21,7 @@ from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, Strategy
 from optimizer.live.changeover import FailedPlan
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.lengths import Lengths
 from profiles.stream import Observations, StreamShape, empty

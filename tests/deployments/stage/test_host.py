@@ -23,8 +23,7 @@ from earlyexit.engine.device import Release, Step
 from earlyexit.engine.engine import Batch, Dispatch, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split, WirePiece
-from optimizer.placement import PlacedPlan, slot_name
-from optimizer.plan import PolicySpec, Stage, early_exit_plan
+from optimizer.plan import PlacedPlan, PolicySpec, Stage, early_exit_plan, slot_name
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.clock import ManualClock

@@ -8,8 +8,7 @@ from numpy.random import Generator, default_rng
 
 from earlyexit.network.boundary import Split
 from optimizer.live.changeover import Await, ChangeStep, Drain, Scale, Switch, num_started, steps
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 
 Counts = Mapping[str, int]
 

@@ -25,8 +25,8 @@ from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from deployments.wire.messages import BUCKET
 from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
-from optimizer.placement import PlacedPlan, parse_placed
-from optimizer.plan import PolicySpec, early_exit_plan
+from optimizer.plan import PlacedPlan, PolicySpec, early_exit_plan
+from optimizer.plan_file import parse_placed
 
 
 def test_a_bucket_holds_what_lies_between_its_ends() -> None:

@@ -19,8 +19,7 @@ from deployments.ingress.core.routes import (
 )
 from deployments.wire.messages import assignments_on
 from earlyexit.network.boundary import Budget, Split
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 
 BATCH = 16
 

@@ -10,8 +10,7 @@ from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
 
 FACTS = ServiceFacts(
     model="intents",

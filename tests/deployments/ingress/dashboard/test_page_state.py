@@ -26,8 +26,7 @@ from deployments.wire.messages import BUCKET
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.dashboard_scene import (
     FACTS,

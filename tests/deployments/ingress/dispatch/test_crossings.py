@@ -14,8 +14,7 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.wire.messages import Chunk, WireSurvivors
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.boundary import Encoded, Split, WirePiece
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.chained_texts import chained
 from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog

@@ -16,8 +16,7 @@ from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Chunk
 from earlyexit.errors import ControllerUnavailableError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import PlacedPlan, Plan, Stage
 from tests.deployments.wire_fakes import WORD, Asked, FakeReplica, call_of, soon, turns
 
 BATCH = 4
