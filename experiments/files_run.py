@@ -5,6 +5,10 @@
 `offramp serve MODEL` runs with a profile function in each of its processes. A request is sent ten times, and a file
 counts if its functions ran in each of the ten windows, so that periodic work does not count. With `--inside`, one
 request for a long stream is sent, and the windows are parts of its answer, so that generated tokens are counted.
+
+    python -m experiments.files_run examples/laptop.yaml --change
+
+A service file is served, and the batch size of its plan changes. Each window begins when the controller applies a plan.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import ArgumentParser
-from collections.abc import Callable
-from contextlib import suppress
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import IncompleteRead
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -38,8 +43,15 @@ def record(folder: Path) -> None:
     is_open = False
 
     def called(frame: FrameType, event: str, _: object) -> None:
-        if is_open and event == "call":
-            ran.add(frame.f_code.co_filename)
+        code = frame.f_code
+        if event != "call" or frame.f_lineno != code.co_firstlineno:  # a coroutine that goes on has not been called
+            return
+        if code.co_qualname == "ControlLoop._apply_plan":
+            for due in folder.glob("*.due"):
+                due.rename(due.with_suffix(".open"))
+                time.sleep(SETTLE_S)
+        if is_open:
+            ran.add(code.co_filename)
 
     def watch() -> None:
         nonlocal is_open
@@ -61,43 +73,64 @@ def record(folder: Path) -> None:
 
 
 def main() -> None:
-    """Serves the model, sends the requests, and prints the files with the number of their lines."""
-    from offramp.client.client import Client  # the recorded processes, which import this module, do not need it
-
+    """Serves the model, and prints the files with the number of their lines."""
     parser = ArgumentParser(prog="python -m experiments.files_run", description=__doc__)
-    parser.add_argument("model", help="a model folder")
+    parser.add_argument("model", help="a model folder; with --change, a service file with a controller")
     parser.add_argument("--plan", default="stock")
     parser.add_argument("--path", default="/predict")
     parser.add_argument("--body", default='{"inputs": "turn on the light"}')
     parser.add_argument("--inside", action="store_true", help="open the windows inside the answer of one request")
+    parser.add_argument("--change", action="store_true", help="change the plan instead of sending requests")
     parser.add_argument("--port", type=int, default=8123)
     options = parser.parse_args()
-    url = f"http://127.0.0.1:{options.port}"
     with TemporaryDirectory() as name:
         folder = Path(name)
         start = f"from pathlib import Path\nfrom {__spec__.name} import record\nrecord(Path({name!r}))\n"
         (folder / "sitecustomize.py").write_text(start)
-        paths = os.pathsep.join((name, str(ROOT), os.environ.get("PYTHONPATH", "")))
-        command = [str(Path(sys.executable).parent / "offramp"), "serve", options.model, "--plan", options.plan]
-        command += ["--port", str(options.port)]
-        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
-        try:
-            with Client(url) as client:
-                client.wait_until_ready(timeout_s=START_S)
-            ask: Callable[[], None] = partial(send, f"{url}{options.path}", options.body)
-            if options.inside:
-                threading.Thread(target=ask, daemon=True).start()
-                ask = partial(time.sleep, INSIDE_S)
+        os.environ["PYTHONPATH"] = os.pathsep.join((name, str(ROOT), os.environ.get("PYTHONPATH", "")))
+        with (changing if options.change else asking)(options) as step:
             for _ in range(NUM_WARM):
-                ask()
-            files = set.intersection(*(files_of_window(folder, window, ask) for window in range(NUM_WINDOWS)))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+                step()
+            begin = "due" if options.change else "open"
+            files = set.intersection(*(files_of_window(folder, k, step, begin) for k in range(NUM_WINDOWS)))
     lines = {file: len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in sorted(files)}
     for file, count in lines.items():
         print(f"{count:6} {file}")
     print(f"{sum(lines.values()):6} lines in {len(lines)} files")
+
+
+@contextmanager
+def asking(options: Namespace) -> Iterator[Callable[[], None]]:
+    """Serves a model folder; yields what sends a request or, with `--inside`, waits during its answer."""
+    from offramp.client.client import Client  # the recorded processes, which import this module, do not need it
+
+    url = f"http://127.0.0.1:{options.port}"
+    command = [str(Path(sys.executable).parent / "offramp"), "serve", options.model, "--plan", options.plan]
+    process = subprocess.Popen([*command, "--port", str(options.port)])
+    try:
+        with Client(url) as client:
+            client.wait_until_ready(timeout_s=START_S)
+        ask = partial(send, f"{url}{options.path}", options.body)
+        if options.inside:
+            threading.Thread(target=ask, daemon=True).start()
+        yield partial(time.sleep, INSIDE_S) if options.inside else ask
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+@contextmanager
+def changing(options: Namespace) -> Iterator[Callable[[], object]]:
+    """Serves a service file; yields what changes the batch size of its plan."""
+    from deployments.local_ray.cluster import LocalCluster, serving
+    from deployments.wire.controller_link import call_controller
+    from offramp.spec.file import read_service
+    from optimizer.plan_file import plan_document
+
+    settings = read_service(Path(options.model)).settings
+    documents = cycle([plan_document(settings.plan.with_splits(batch=batch)) for batch in (4, 8)])
+    with serving(settings, LocalCluster(port=options.port)):
+        yield lambda: call_controller(settings.app, "apply", next(documents), timeout_s=START_S)
 
 
 def send(url: str, body: str) -> None:
@@ -106,13 +139,13 @@ def send(url: str, body: str) -> None:
         answer.read()
 
 
-def files_of_window(folder: Path, window: int, ask: Callable[[], None]) -> set[str]:
-    """Returns the project's files whose functions ran in any process during `ask`."""
-    opened = folder / f"{window}.open"
-    opened.touch()
+def files_of_window(folder: Path, window: int, step: Callable[[], object], begin: str) -> set[str]:
+    """Returns the project's files whose functions ran in any process during `step` or, if `due`, since its change."""
+    (folder / f"{window}.{begin}").touch()
     time.sleep(SETTLE_S)
-    ask()
-    opened.unlink()
+    step()
+    time.sleep(SETTLE_S)  # replicas follow a plan after the call that changed it has returned
+    (folder / f"{window}.open").unlink()
     time.sleep(SETTLE_S)
     ran = {file for each in folder.glob(f"{window}.*.json") for file in json.loads(each.read_text())}
     ours = (Path(file).relative_to(ROOT) for file in ran if file.startswith(f"{ROOT}/"))

@@ -20,7 +20,7 @@ from typing import Any
 from earlyexit.backends import BackendName
 from experiments.kit import write_json
 from experiments.peers.client import ClientOptions
-from experiments.peers.processes import PEERS, Server, serving
+from experiments.peers.processes import PEERS, serving
 from experiments.peers.sides import (
     PROBE_HEADER,
     STRATEGIES,
@@ -178,7 +178,9 @@ def _run_round(bench: Comparison, result: dict[str, Any]) -> None:
     for name in _rotated(names, index):
         with _started_sides(bench, before, name) as sides:
             server = sides[0].server
-            idle_cores = _idle_cores(server)
+            spent_s = server.cpu_s()
+            time.sleep(IDLE_S)
+            idle_cores = (server.cpu_s() - spent_s) / IDLE_S
             for side in _rotated(sides, index):
                 round_result["sides"][side.name] = _take_turn(bench, before, side, index)
             round_result["servers"][name] = {"idle_cores": idle_cores, "memory_bytes": server.memory_bytes()}
@@ -203,13 +205,6 @@ def _started_sides(bench: Comparison, result: Mapping[str, Any], name: str) -> I
     ours = offramp_sides(bench.workload, bench.prepared, options.dtype, options.machine, bench.load, port=options.port)
     with ours as sides:
         yield [side for side in sides if side.name in options.sides]
-
-
-def _idle_cores(server: Server) -> float:
-    """Returns the share of a core that the server takes without requests."""
-    before_s = server.cpu_s()
-    time.sleep(IDLE_S)
-    return (server.cpu_s() - before_s) / IDLE_S
 
 
 def _take_turn(bench: Comparison, result: Mapping[str, Any], side: ServedSide, index: int) -> dict[str, Any]:

@@ -205,12 +205,6 @@ def lost_N(outcome: ExitOutcome) -> FloatArray:
     return outcome.true_losses_N - outcome.full_true_losses_N
 
 
-def chance_of_loss(outcome: ExitOutcome, rng: np.random.Generator, resamples: int) -> float:
-    """Returns the standard deviation of the lost accuracy over draws of the inputs (bootstrap)."""
-    each_N = lost_N(outcome)
-    return float(each_N[rng.integers(len(each_N), size=(resamples, len(each_N)))].mean(1).std())
-
-
 def fig02_run(effort: Effort) -> StudyResult:
     """Computes BERT from its exit records, and the distilled model from Apparate's runs without the control layer."""
     records, runs = bert12_sst2("entropy"), [each for each in imdb_runs() if each.is_plain]
@@ -219,7 +213,9 @@ def fig02_run(effort: Effort) -> StudyResult:
     outcomes = {entropy: records.outcome(dict.fromkeys(records.ramps, entropy)) for entropy in ENTROPIES}
     saved = {entropy: savings(each.survival, bert, records.ramps) for entropy, each in outcomes.items()}
     lost = {entropy: float(lost_N(each).mean()) for entropy, each in outcomes.items()}
-    chance = chance_of_loss(outcomes[ENTROPY], np.random.default_rng(SEED), RESAMPLES[effort])
+    each_N = lost_N(outcomes[ENTROPY])
+    draws = np.random.default_rng(SEED).integers(len(each_N), size=(RESAMPLES[effort], len(each_N)))
+    chance = float(each_N[draws].mean(1).std())  # by bootstrap
     distilled = distilled_savings(runs, distilbert)
     ramp = float(distilbert.ramp_s_EB[:, 0].mean() / distilbert.block_s_NB[:, 0].sum())
     return StudyResult(

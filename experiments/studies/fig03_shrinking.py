@@ -41,11 +41,6 @@ class Shrinking:
     rest: float
     """Utilisation of all blocks after `RAMP` together."""
 
-    @property
-    def left_share(self) -> float:
-        """Share of inputs that left by `RAMP`."""
-        return 1 - self.inside_N[RAMP] / self.inside_N[0]
-
 
 def shrinking(last_MB: IntArray, table: LatencyTable) -> Shrinking:
     """Computes how batches (M) of inputs (B) shrink, from the last block that each input enters.
@@ -106,7 +101,9 @@ def run(effort: Effort) -> StudyResult:
                 for name in (EVEN, RECORDED)
             ),
             Comparison(
-                f"inputs that have left by ramp {RAMP} (%), as recorded", 100 * first[RECORDED].left_share, paper=50
+                f"inputs that have left by ramp {RAMP} (%), as recorded",
+                100 * (1 - first[RECORDED].inside_N[RAMP] / first[RECORDED].inside_N[0]),
+                paper=50,
             ),
         ),
         pictures=(

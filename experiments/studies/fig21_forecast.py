@@ -100,12 +100,6 @@ def draw_reach(exits_WK: FloatArray, num_inputs: int, rng: np.random.Generator) 
     return np.asarray(counts_WK[:, ::-1].cumsum(1)[:, ::-1], dtype=np.float64)
 
 
-def cuts_of(kinds: Kinds) -> list[int]:
-    """Returns the blocks before which the 50:50 mix has first lost a third, and half of its inputs."""
-    middle_K = 1 - np.concatenate([[0], np.cumsum(mixed(kinds, np.array([0.5]))[0])[:-1]])
-    return [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]
-
-
 class Batches(NamedTuple):
     """Remaining inputs of a batch of `INPUT_BATCH`, per window and cut (W, C)."""
 
@@ -144,7 +138,8 @@ def run(effort: Effort) -> StudyResult:
     """Runs recorded inputs with both histories; quick effort: workloads with a picture, and only the probes."""
     records, full = bert12_sst2("entropy"), effort == "full"
     kinds = easy_and_hard(records.outcome(dict.fromkeys(records.ramps, ENTROPY)))
-    cuts = cuts_of(kinds)
+    middle_K = 1 - np.concatenate([[0], np.cumsum(mixed(kinds, np.array([0.5]))[0])[:-1]])
+    cuts = [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]  # the 50:50 mix has lost a third, and half
     found = {
         history: {
             name: [forecast_batches(name, kinds, seen, cuts, seed) for seed in range(SEEDS[effort])]

@@ -50,10 +50,6 @@ class Saturated:
         """Inputs answered per second."""
         return len(self.latency_s_N) / self.seconds
 
-    def late_share(self, limit_s: float) -> float:
-        """Returns the share of inputs that took longer."""
-        return float((self.latency_s_N > limit_s * (1 + 1e-9)).mean())
-
 
 class Device:
     """One device with all inputs queued at the start."""
@@ -159,8 +155,8 @@ class Case:
         """Runs these splits, and compares with the model without exits at the same batch."""
         stock_s = float(self.table.blocks_at(np.array(float(batch))).sum())
         ran = Device(splits, self.table, self.decisions, self.rows_N).run()
-        mean, late = float(ran.latency_s_N.mean()) / stock_s, ran.late_share(stock_s)
-        return Row(name, ran.per_s * stock_s / batch, mean, late, ran.alone_share)
+        mean, late_N = float(ran.latency_s_N.mean()) / stock_s, ran.latency_s_N > stock_s * (1 + 1e-9)
+        return Row(name, ran.per_s * stock_s / batch, mean, float(late_N.mean()), ran.alone_share)
 
     def overlapping(self, ramp: int, batch: int, below: int) -> Row:
         """Returns one split with the exit inside."""

@@ -132,7 +132,9 @@ class Timed:
 
     def outputs(self, lengths: Sequence[int], scheme: Callable[[Sequence[int]], Runs]) -> Tensor:
         """Returns the outputs in the order of the inputs."""
-        tokens = torch.split(_tokens(sum(lengths)), list(lengths))
+        num = sum(lengths)
+        values = np.random.default_rng(num).integers(0, VOCABULARY, size=num, dtype=np.int32)
+        tokens = torch.split(torch.from_numpy(values), list(lengths))
         runs = scheme(lengths)
         found = [
             outputs_of(self._model, torch.cat([tokens[index] for index in positions]), layout)
@@ -147,10 +149,6 @@ class Timed:
         found = in_turns(sides, rounds)
         works = (Work(size * length, size * length**2) for size, length in UNIFORM)
         return fit({work: median(found[name]["ms"]) / 3e3 for work, name in zip(works, sides, strict=True)})
-
-
-def _tokens(num: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(num).integers(0, VOCABULARY, size=num, dtype=np.int32))
 
 
 def packed(lengths: Sequence[int], attention: str = "auto") -> Runs:
@@ -208,13 +206,6 @@ def times_of(took_ms: Mapping[str, Sequence[float]], base: str) -> dict[str, Spr
         for name, took in took_ms.items()
     }
     return {name: each for name, each in ratios.items() if each is not None}
-
-
-def slotted_ms(timed: Timed, num_rows: int, rounds: int) -> dict[str, list[float]]:
-    """Returns milliseconds of rows of 400 tokens, inputs of 20 (variance 20), by slots per row and `OURS`."""
-    drawn = truncated_normal(num_rows * ROW // MEAN, mean=MEAN, variance=20, low=3, high=ROW // REAL_SLOTS[-1], seed=0)
-    schemes = {f"{slots}": partial(concatenated, ROW, slots) for slots in REAL_SLOTS} | {OURS: packed}
-    return compared(timed, [drawn.tolist()], schemes, rounds)
 
 
 def _check(timed: Timed, lengths: Sequence[int], schemes: Iterable[Callable[[Sequence[int]], Runs]]) -> None:
@@ -371,8 +362,10 @@ def by_count(width: int, slots: int) -> float:
 
 
 def measured(timed: Timed, rows: int, rounds: int) -> dict[int, Spread]:
-    """Returns the speed-up over one slot, by number of slots, within rounds."""
-    took_ms = slotted_ms(timed, rows, rounds)
+    """Returns the speed-up over one slot, by slots per row, of rows of 400 tokens with inputs of 20 (variance 20)."""
+    drawn = truncated_normal(rows * ROW // MEAN, mean=MEAN, variance=20, low=3, high=ROW // REAL_SLOTS[-1], seed=0)
+    schemes = {f"{slots}": partial(concatenated, ROW, slots) for slots in REAL_SLOTS} | {OURS: packed}
+    took_ms = compared(timed, [drawn.tolist()], schemes, rounds)
     return {slots: times_of(took_ms, f"{slots}")["1"] for slots in SLOTS_SLOTS}
 
 

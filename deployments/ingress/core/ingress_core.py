@@ -140,7 +140,7 @@ class IngressCore:
         if placed.epoch < before.epoch:
             return
         self._chains.follow(build_route(placed, before))
-        if self._observations is not None and not self.route.stays:
+        if self._observations is not None and before.stays and not self.route.stays:
             self._observations.stop_staying()
         if placed.epoch > before.epoch:
             self.counts.exits.clear()
