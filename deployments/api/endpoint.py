@@ -44,7 +44,7 @@ from earlyexit.errors import (
     UnknownModelError,
     UnknownPathError,
 )
-from earlyexit.network.boundary import Answer, PackedArray
+from earlyexit.network.boundary import Answer, Column, PackedArray
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks.base import Task, ValueArray
 
@@ -171,8 +171,8 @@ class Api:
             "name": self._backend.card.name,
             "versions": await self._backend.versions.names(),
             "platform": "offramp",
-            "inputs": self._backend.signature.input_tensors,
-            "outputs": self._backend.signature.output_tensors,
+            "inputs": tensors_of(self._backend.signature.inputs),
+            "outputs": tensors_of(self._backend.signature.outputs),
         }
 
     def server_metadata(self) -> dict[str, Any]:
@@ -580,3 +580,11 @@ def _elements(column: list[Any] | ValueArray) -> bytes:
     if not isinstance(column, np.ndarray):
         return to_json(column)
     return b"[%b]" % b",".join(msgspec.json.encode(row.ravel().tolist())[1:-1] for row in column)
+
+
+def tensors_of(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Returns the tensors for the model's metadata, each in its preferred form."""
+    preferred: dict[str, Column] = {}
+    for each in columns:
+        preferred.setdefault(each.name, each)
+    return [{"name": name, "datatype": each.datatype, "shape": [-1, *each.shape]} for name, each in preferred.items()]

@@ -325,26 +325,10 @@ class Signature:
         self.output_names = tuple(column.name for column in self.outputs)
 
     @property
-    def input_tensors(self) -> list[dict[str, Any]]:
-        """The input tensors for the model's metadata, each in its preferred form."""
-        preferred: dict[str, Column] = {}
-        for column in self.inputs:
-            preferred.setdefault(column.name, column)
-        return [_tensor(column) for column in preferred.values()]
-
-    @property
-    def output_tensors(self) -> list[dict[str, Any]]:
-        return [_tensor(column) for column in self.outputs]
-
-    @property
     def answer_schema(self) -> Mapping[str, Any]:
         """The JSON schema of an answer of `POST /predict`."""
         properties = {**self.task.json_schema, EXIT.name: EXIT_SCHEMA}
         return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _tensor(column: Column) -> dict[str, Any]:
-    return {"name": column.name, "datatype": column.datatype, "shape": [-1, *column.shape]}
 
 
 Elements: TypeAlias = npt.NDArray[Any] | list[Any]

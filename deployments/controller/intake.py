@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts, IngressReport, Interval, ReplicaReport, total
 from earlyexit.engine.engine import TimesRun
-from earlyexit.network.boundary import AfterAnswer, Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
 
-Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
-"""The key of a `TimesRun`: first block, end and ramps of a split, `after_answer`, batch size, and `shared`."""
+_key_of = attrgetter("first", "end", "ramps", "after_answer", "size", "shared")
+"""Returns what identifies a `TimesRun` of a replica."""
 
 
 def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
@@ -54,8 +55,8 @@ class IngressIntake:
 
 def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRun, ...]:
     """Returns the batches of a replica between two reports. A replica without an earlier report started at zero."""
-    known: dict[Ran, TimesRun] = {} if before is None else {_key(each): each for each in before.times}
-    new = (_difference(known.get(_key(each)), each) for each in now.times)
+    known: dict[Any, TimesRun] = {} if before is None else {_key_of(each): each for each in before.times}
+    new = (_difference(known.get(_key_of(each)), each) for each in now.times)
     return tuple(each for each in new if each.batches > 0)
 
 
@@ -78,10 +79,6 @@ def _difference(before: TimesRun | None, now: TimesRun) -> TimesRun:
         return now
     batches, tokens = now.batches - before.batches, now.tokens - before.tokens
     return replace(now, batches=batches, tokens=tokens, seconds=now.seconds - before.seconds)
-
-
-def _key(time: TimesRun) -> Ran:
-    return time.first, time.end, time.ramps, time.after_answer, time.size, time.shared
 
 
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:

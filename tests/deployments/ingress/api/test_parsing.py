@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
+from deployments.api.endpoint import tensors_of
 from deployments.api.grpc.server import CONTENT_FIELDS, message_class, parse_infer
 from deployments.api.parsing import InferRequest, RequestTensor, Signature, pack_elements, parse_v2, read_columns
 from earlyexit.network.boundary import DATATYPES
@@ -148,9 +149,9 @@ def test_several_tensors_follow_the_json_in_their_order() -> None:
 
 
 def test_metadata_has_the_preferred_form() -> None:
-    assert [each["name"] for each in PAIR.input_tensors] == ["text", "text_pair"]
-    assert IMAGE.input_tensors == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+    assert [each["name"] for each in tensors_of(PAIR.inputs)] == ["text", "text_pair"]
+    assert tensors_of(IMAGE.inputs) == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
     several = tensors(
         {"name": "a", "datatype": "FP32", "shape": [2, 3]}, {"name": "b", "datatype": "INT8", "shape": []}
     )
-    assert [(each["name"], each["shape"]) for each in several.input_tensors] == [("a", [-1, 2, 3]), ("b", [-1])]
+    assert [(each["name"], each["shape"]) for each in tensors_of(several.inputs)] == [("a", [-1, 2, 3]), ("b", [-1])]
