@@ -200,11 +200,11 @@ def kv_get(key: str) -> bytes | None:
     return value
 
 
-def kv_put(key: str, value: str) -> None:
-    """Sets the value of one of Offramp's keys."""
+def kv_put(key: str, value: str, *, overwrite: bool = True) -> bool:
+    """Sets the value of a key of Offramp, unless it has one and must not be overwritten; returns whether it has one."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    _internal_kv_put(key, value, namespace=KV_NAMESPACE)
+    return bool(_internal_kv_put(key, value, overwrite, namespace=KV_NAMESPACE))
 
 
 def kv_keys(prefix: str) -> list[str]:

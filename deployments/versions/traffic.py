@@ -117,6 +117,8 @@ class Traffic(Body):
     default: Version | None = None
     """None: the version of the ingress that receives the request."""
     canary: Canary | None = None
+    changes: int = 0
+    """The number of changes so far. Every change has an entry of its own in the store."""
 
 
 def hashed_draws(request_id: str) -> tuple[float, float]:

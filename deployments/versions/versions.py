@@ -86,22 +86,25 @@ class IndexRow:
 class RayStore:
     """The store of versions in Ray's GCS. Its calls block for about a millisecond, and therefore run in threads."""
 
-    async def traffic(self, model: str) -> Traffic:
-        """Returns how the requests of a model are divided."""
-        value = await asyncio.to_thread(kv_get, TRAFFIC + model)
-        return Traffic() if value is None else Traffic.model_validate_json(value)
+    def __init__(self) -> None:
+        self._last: dict[str, Traffic] = {}
 
-    async def put_traffic(self, model: str, traffic: Traffic) -> None:
-        await asyncio.to_thread(kv_put, TRAFFIC + model, traffic.model_dump_json())
+    async def traffic(self, model: str) -> Traffic:
+        """Returns how the requests of a model are divided, after all changes since the last read."""
+        traffic = self._last.get(model, Traffic())
+        while (value := await asyncio.to_thread(kv_get, f"{TRAFFIC}{model}/{traffic.changes + 1}")) is not None:
+            traffic = self._last[model] = Traffic.model_validate_json(value)
+        return traffic
+
+    async def put_traffic(self, model: str, traffic: Traffic) -> bool:
+        """Stores a changed division; returns False if another ingress has already stored this change."""
+        key = f"{TRAFFIC}{model}/{traffic.changes}"
+        return not await asyncio.to_thread(kv_put, key, traffic.model_dump_json(), overwrite=False)
 
     async def announced(self) -> list[AnnouncedApp]:
         """Returns all applications that were announced, including those that are gone."""
-
-        def read() -> list[AnnouncedApp]:
-            values = map(kv_get, kv_keys(ANNOUNCED))
-            return [AnnouncedApp.model_validate_json(value) for value in values if value is not None]
-
-        return await asyncio.to_thread(read)
+        values = [await asyncio.to_thread(kv_get, key) for key in await asyncio.to_thread(kv_keys, ANNOUNCED)]
+        return [AnnouncedApp.model_validate_json(value) for value in values if value is not None]
 
     async def announce(self, app: AnnouncedApp) -> None:
         await asyncio.to_thread(kv_put, ANNOUNCED + app.app, app.model_dump_json())
@@ -274,29 +277,29 @@ class Versions:
         """
         if self.own.card.generates:
             raise InputError("models that generate have no canary: name the version in `model`, as 'name:version'")
-        async with self._lock:
-            traffic = await self._traffic_to_change()
+
+        def changed(traffic: Traffic) -> dict[str, Any]:
             if canary.version == (traffic.default or self.own.version):
                 raise InputError(f"version {canary.version!r} is the default version, and cannot be the canary")
-            await self._connect(canary.version)
-            new = None if canary.share == canary.compare_share == 0 else canary
-            await self._put(traffic.model_copy(update={"canary": new}))
+            return {"canary": None if canary.share == canary.compare_share == 0 else canary}
+
+        await self._change(changed, canary.version)
 
     async def end_canary(self) -> None:
         """Lets the default version answer all requests; raises ControlRefusedError."""
-        async with self._lock:
-            await self._put((await self._traffic_to_change()).model_copy(update={"canary": None}))
+        await self._change(lambda _: {"canary": None})
 
     async def set_default(self, version: str) -> None:
         """Lets a version answer requests that name none. If it was the canary, its trial ends.
 
         Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
         """
-        async with self._lock:
-            traffic = await self._traffic_to_change()
-            await self._connect(version)
+
+        def changed(traffic: Traffic) -> dict[str, Any]:
             is_canary = traffic.canary is not None and traffic.canary.version == version
-            await self._put(Traffic(default=version, canary=None if is_canary else traffic.canary))
+            return {"default": version, "canary": None if is_canary else traffic.canary}
+
+        await self._change(changed, version)
 
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
@@ -307,19 +310,23 @@ class Versions:
         if traffic.canary is not None and version == traffic.canary.version:
             raise InputError(f"version {version!r} is the canary; end that first")
 
-    async def _traffic_to_change(self) -> Traffic:
-        self.check_control()
-        return await self.store.traffic(self.own.card.name)
-
     def check_control(self) -> None:
         """Raises ControlRefusedError unless the settings allow changes over HTTP."""
         if self.settings.repository.control != "explicit":
             raise ControlRefusedError("changing versions over HTTP needs the setting repository.control: explicit")
 
-    async def _put(self, traffic: Traffic) -> None:
-        await self.store.put_traffic(self.own.card.name, traffic)
-        if VERSIONS_PATH not in self.settings.route_prefix:
-            await self._apply(traffic)
+    async def _change(self, changed: Callable[[Traffic], dict[str, Any]], version: str | None = None) -> None:
+        """Stores a change of the division, computed from the last one, and follows it; `version` must be reachable."""
+        self.check_control()
+        model, is_stored = self.own.card.name, False
+        async with self._lock:
+            while not is_stored:  # another ingress may store a change at the same moment
+                before = await self.store.traffic(model)
+                traffic = before.model_copy(update={**changed(before), "changes": before.changes + 1})
+                await self._connect(version or self.own.version)
+                is_stored = await self.store.put_traffic(model, traffic)
+            if VERSIONS_PATH not in self.settings.route_prefix:
+                await self._apply(traffic)
 
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one

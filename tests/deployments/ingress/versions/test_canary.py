@@ -56,16 +56,16 @@ async def test_a_canary_answers_until_it_ends_and_a_default_answers_what_names_n
     assert await world.answered_by() == "1"
     assert (await world.set_default("2")).json()["default"] == "2"
     assert await world.answered_by() == "2"
-    assert world.store.of_models["intents"] == Traffic(default="2")
+    assert world.store.of_models["intents"] == Traffic(default="2", changes=3)
 
 
 async def test_a_canary_ends_without_a_share_or_when_it_becomes_the_default(world: World) -> None:
     await world.set_canary()
     await world.set_canary(share=0.0)
-    assert world.store.of_models["intents"] == Traffic()
+    assert world.store.of_models["intents"] == Traffic(changes=2)
     await world.set_canary()
     await world.set_default("2")
-    assert world.store.of_models["intents"] == Traffic(default="2")
+    assert world.store.of_models["intents"] == Traffic(default="2", changes=4)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
@@ -283,7 +283,23 @@ async def test_an_old_read_of_the_store_does_not_undo_a_change(world: World, rea
     await asyncio.sleep(0.05)
     held.may_end.set()
     await asyncio.gather(reading, promoting)
-    assert (world.store.of_models["intents"], await world.answered_by()) == (Traffic(default="2"), "2")
+    traffic = world.store.of_models["intents"]
+    assert (traffic.default, traffic.canary, await world.answered_by()) == ("2", None, "2")
+
+
+async def test_simultaneous_changes_at_two_ingresses_do_not_undo_each_other(world: World, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other")
+    other.versions.store = world.store
+    await world.set_canary()
+    held = world.store.held = Held()
+    ending = asyncio.create_task(world.http.delete(CANARY))
+    await held.began.wait()
+    promoted = await other.set_default("3")
+    held.may_end.set()
+    assert [promoted.status_code, (await ending).status_code] == [200, 200]
+    traffic = world.store.of_models["intents"]
+    assert (traffic.default, traffic.canary, await world.answered_by()) == ("3", None, "3")
 
 
 async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: World) -> None:

@@ -136,8 +136,11 @@ class FakeStore(RayStore):
             await held.may_end.wait()
         return found
 
-    async def put_traffic(self, model: str, traffic: Traffic) -> None:
-        self.of_models[model] = traffic
+    async def put_traffic(self, model: str, traffic: Traffic) -> bool:
+        is_next = traffic.changes > self.of_models.get(model, Traffic()).changes
+        if is_next:
+            self.of_models[model] = traffic
+        return is_next
 
     async def announced(self) -> list[AnnouncedApp]:
         self._fail()
