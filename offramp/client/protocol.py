@@ -117,8 +117,7 @@ def read_reply(status: int, content: bytes, retry_after: str | None, json_length
 
     `json_length`: the length of the JSON in a v2 answer with binary tensors.
     """
-    payload = _decode(content) if json_length is None else _decode_tensors(content, json_length)
-    return Reply(status=status, payload=payload, retry_after_s=_seconds(retry_after))
+    return Reply(status=status, payload=_decode(content, json_length), retry_after_s=_seconds(retry_after))
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
@@ -197,15 +196,10 @@ def _prediction(row: Any, request_id: str) -> Prediction:
     return prediction
 
 
-def _decode(content: bytes) -> Any:
+def _decode(content: bytes, json_length: str | None) -> Any:
     try:
-        return json.loads(content)
-    except ValueError:
-        return content.decode(errors="replace")
-
-
-def _decode_tensors(content: bytes, json_length: str) -> Any:
-    try:
+        if json_length is None:
+            return json.loads(content)
         length = int(json_length)
         return attach_tensors(json.loads(content[:length]), memoryview(content)[length:])
     except (InputError, KeyError, TypeError, ValueError):

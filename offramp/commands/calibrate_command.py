@@ -66,7 +66,8 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
         held_out = job.read(job.test, part=job.test_part)
         held_out.targets(task, find_codec(model_card.codec, model))  # refuses labels that the model does not know
     with progress_bars() as progress:
-        card, _ = calibrate(model, rows, job, progress=progress)
+        calibrate(model, rows, job, progress=progress)
+        card = read_calibration_file(model / CALIBRATION_FILE)  # the folder's own, also where words are pruned
         report = _report(card)
         beside = {each.name: read_calibration_file(each / CALIBRATION_FILE) for each in beside_of(model)}
         if beside:
@@ -128,7 +129,7 @@ def leave_text(policy: Score, threshold: float | None) -> str:
     if threshold == rule.never:
         return "never"
     passed = threshold <= rule.lowest if rule.larger_is_surer else threshold >= rule.highest
-    return "always" if passed else f"{threshold:.4f}"
+    return "always" if passed else f"{threshold:#.4g}"
 
 
 FIGURES = {

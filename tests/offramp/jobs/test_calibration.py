@@ -362,7 +362,9 @@ def test_a_threshold_that_every_score_passes_is_shown_as_always() -> None:
     assert [leave_text("share", at) for at in (-0.01, 0.0, 0.5, SCORES["share"].never, None)] == [
         *("always", "always", "0.5000", "never", "-")
     ]
-    assert [leave_text("entropy", at) for at in (np.inf, 0.4, SCORES["entropy"].never)] == ["always", "0.4000", "never"]
+    assert [leave_text("entropy", at) for at in (np.inf, 0.4, 1.5e-5, SCORES["entropy"].never)] == [
+        *("always", "0.4000", "1.500e-05", "never")
+    ]
 
 
 FROZEN, JOINT, INJECTED = {"joint": False}, {"joint": True}, {"cuts": [["a"]]}

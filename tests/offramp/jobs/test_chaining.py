@@ -34,7 +34,7 @@ from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.chain import chain_models
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import parameters_by_block, profile_model
-from offramp.commands.recording import record_exits
+from offramp.commands.recording import record_exits, run_pruned
 from offramp.commands.train import train
 from offramp.doctor.inspection import check_target
 from optimizer.calibration_file import (
@@ -65,6 +65,7 @@ from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import ABC, small
 from tests.latency_profile import latency_profile
+from tests.offramp.cli.runs import Captured, run
 
 CALIBRATION = CalibrationCard(
     policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}
@@ -334,6 +335,20 @@ def test_a_calibration_of_pruned_texts_is_deleted_with_its_chain(models: Path, r
     _, records = calibrate(models / "chain", rows, EASY)
     with pytest.raises(ModelFolderError, match=r"made with small and large, .*large has large: calibrate again"):
         check_members(records.provenance, models / "large", Path("r.npz"))
+
+
+def test_the_report_is_about_the_calibration_without_pruning(
+    models: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def wrong(*given: Any, **options: Any) -> Any:
+        outputs, facts = run_pruned(*given, **options)
+        return {block: -outputs_NC for block, outputs_NC in outputs.items()}, facts
+
+    monkeypatch.setattr("offramp.commands.calibrate.run_pruned", wrong)
+    promise = ("--budget", EASY.budget, "--confidence", EASY.confidence, "--prune", 0.3, "--json")
+    assert run("calibrate", models / "chain", "--data", data, *promise) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["tested"]["agreement"], report["beside"][PRUNED]["tested"]["agreement"]) == (1.0, 0.0)
 
 
 def test_word_pruning_adds_a_calibration(models: Path, rows: LabelledRows) -> None:
