@@ -308,8 +308,8 @@ def request_id(request: Request) -> str:
 
 
 def json_response(content: object, status: int = 200) -> Response:
-    """Returns a JSON response."""
-    return Response(to_json(content), status_code=status, media_type=JSON)
+    """Returns a JSON response. JSON has no infinite numbers, which become null."""
+    return Response(to_json(content, inf_nan_mode="null"), status_code=status, media_type=JSON)
 
 
 def _error(request: Request, error: OfframpError) -> Response:

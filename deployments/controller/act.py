@@ -71,7 +71,7 @@ def describe_plan(placed: PlacedPlan) -> str:
     )
     avoided = f", {len(placed.avoided)} replicas rest" if placed.avoided else ""
     rate, latency_s = (placed.plan.predicted.get(name) for name in ("rate_per_s", "latency_s"))
-    if not isinstance(rate, int | float) or not isinstance(latency_s, int | float):
+    if rate is None or latency_s in (None, float("inf")):  # infinite: no input reaches a later split, which never fills
         return f"{stages}{avoided}"
     return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deployments.controller.act import describe_plan
 from earlyexit.errors import PlanError
 from optimizer.plan import PlacedPlan, Plan
 from optimizer.plan_file import plan_document
@@ -34,6 +35,11 @@ from tests.deployments.control.control_fakes import (
 
 HARD = (10, 90)
 SWITCH = ["prepare 1", "follow 1"]
+
+
+def test_a_latency_without_bound_is_not_predicted() -> None:
+    plan = Plan(stages=whole(2), predicted={"rate_per_s": 5.0, "latency_s": float("inf")})
+    assert describe_plan(PlacedPlan(plan=plan)) == "2 x cpu blocks 0-3"
 
 
 async def test_an_idle_type_loses_the_replica_that_it_had_to_start_with(tmp_path: Path) -> None:

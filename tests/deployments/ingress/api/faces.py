@@ -106,7 +106,7 @@ class FakeBackend(Described):
 
     async def plan(self) -> dict[str, Any]:
         self._fail()
-        return {"epoch": 3}
+        return {"epoch": 3, "predicted": {"latency_s": float("inf")}}
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
