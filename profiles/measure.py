@@ -256,19 +256,16 @@ def _table(
 def _column(seconds_of: Callable[[Split], FloatArray], network: _Network, batch: int) -> tuple[FloatArray, FloatArray]:
     """Returns the seconds of every block (N) and ramp (E) at one batch size, from the rounds (R) of all splits.
 
-    A call has overhead (fusing, index tensors, the start of a session). Blocks that run one by one pay it N times, and
-    blocks that run together pay it once. The cost model has no term for it, so half of the overhead is included in each
-    block. The sum of the blocks is then midway between the whole network's time and the sum of the blocks alone, and
-    every split is between these two. A ramp ends its segment, so that the next segment has another call. Therefore, a
-    block with its ramp is charged the time that it takes alone.
+    A call has overhead: fusing, index tensors, the start of a session or of a graph. Blocks that run one by one pay it
+    N times, and blocks that run together pay it once. So the blocks together take the time of the whole network, and
+    a ramp is charged a call, because it ends its segment. The cost model has no term for a split that ends at no ramp.
     """
     first, end, ramps = network.first, network.end, network.ramps
     alone_NR = np.stack([seconds_of(_alone(block, batch)) for block in range(first, end)])
-    whole_R = seconds_of(_whole(network, batch))
-    half_call_s = float(np.median(alone_NR.sum(axis=0) - whole_R)) / (2 * (end - first))
-    block_s_N = np.median(alone_NR, axis=1) - half_call_s
+    calls_s = float(np.median(alone_NR.sum(axis=0) - seconds_of(_whole(network, batch))))
+    block_s_N = np.median(alone_NR, axis=1) - calls_s / (end - first)
     added_E = [np.median(seconds_of(_alone(ramp, batch, (ramp,))) - alone_NR[ramp - first]) for ramp in ramps]
-    ramp_s_E = np.array(added_E, dtype=np.float64) + half_call_s
+    ramp_s_E = np.array(added_E, dtype=np.float64) + max(0.0, calls_s) / max(1, end - first - 1)
     return np.maximum(block_s_N, LEAST_SHARE * np.median(alone_NR, axis=1)), np.maximum(ramp_s_E, 0.0)
 
 

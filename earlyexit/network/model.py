@@ -568,7 +568,8 @@ class Cut:
         if leaving and not is_deferred:
             value_K = output.answers(leaving) if decision.value_B is None else decision.value_B[leaving]
             answers = _answers(piece, leaving, value_K, decision.score_B, segment.ramp)
-        after = replace(after, state_BS=to_device(decision.state_BS, piece.state_BS.device))
+        if decision.state_BS is not state_BS:
+            after = replace(after, state_BS=to_device(decision.state_BS, piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
             return Step(answers=answers, survivors=after, seen=seen)
@@ -711,7 +712,8 @@ class TorchRunner:
 
     def run(self, batch: Batch[Piece]) -> Iterator[Step[Piece]]:
         cuts = self._cuts  # the policy may be replaced while the batch runs
-        pieces = [self._in_state(member.payload, cuts.policy) for member in batch.members]
+        width = cuts.policy.state_width(self._network.task.num_outputs)
+        pieces = [self._in_state(member.payload, cuts.policy, width) for member in batch.members]
         return self._cut(cuts, batch.split, probe=batch.probe).run(fuse(pieces))
 
     def follow(self, policy: ExitPolicy) -> None:
@@ -744,11 +746,10 @@ class TorchRunner:
             cuts.by_split[split, probe] = cut
         return cuts.by_split[split, probe]
 
-    def _in_state(self, piece: Piece, policy: ExitPolicy) -> Piece:
-        num_outputs, device = self._network.task.num_outputs, self._network.device
-        width = policy.state_width(num_outputs)
+    def _in_state(self, piece: Piece, policy: ExitPolicy, width: int) -> Piece:
         if piece.state_BS.shape[1] == width and (width == 0 or piece.state_BS.dtype == policy.state_dtype):
             return piece
+        num_outputs, device = self._network.task.num_outputs, self._network.device
         return replace(piece, state_BS=policy.initial_state(len(piece), num_outputs, device))
 
 

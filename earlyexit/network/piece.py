@@ -57,7 +57,7 @@ class Piece:
             sample_ids=tuple(self.sample_ids[k] for k in keep),
             lengths_B=lengths_K,
             tensors=tuple(pick(values) for values in self.tensors),
-            state_BS=self.state_BS[index_K],
+            state_BS=self.state_BS[index_K] if self.state_BS.shape[1] else self.state_BS[: len(keep)],
         )
 
     def singles(self) -> list[Piece]:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from earlyexit.backends.captured import CapturedSegments, recorder_of
 from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.engine.engine import MOST_RUNNING
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DataError
 from earlyexit.network.checkpoint import RampOptions, random_model
@@ -133,6 +134,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
         default="waited",
         help="waited: the host reads every ramp's logits, as in a service; known: exits come from records at once",
     )
+    parser.add_argument("--at-once", type=int, choices=(1, 2), default=1, help="batches that run at once")
     parser.add_argument("--no-graphs", action="store_true", help="run without CUDA graphs")
     parser.add_argument("--device", default="cpu" if dry else "cuda")
     parser.add_argument("--seed", type=int, default=0)
@@ -153,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # the host's work is small tensors; on the CPU, more threads would hide its cost
     records, source = find_exits(options.records, np.random.default_rng(options.seed))
     graphs = "off" if options.no_graphs else "on"
-    print(f"device: {options.device}; graphs {graphs}; decisions {options.decisions}\nexits: {source}", flush=True)
+    print(f"device: {options.device}; graphs {graphs}; decisions {options.decisions}; {options.at_once} at once\nexits: {source}", flush=True)
     if not can_plan():
         print("the best ramps and the best cuts are skipped: the planner needs numba, which is not installed")
     for name in options.models:
@@ -233,6 +235,8 @@ class Workbench:
     def side(self, plan: Plan, *, leaving: bool = True) -> Side:
         """Returns a live device under the plan. Without `leaving`, every ramp is evaluated but no input leaves."""
         runner = TorchRunner(self.model, self.policy(THRESHOLD if leaving else NEVER), self.segments)
+        if self.options.at_once == MOST_RUNNING:
+            plan = plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits))
         return Side(plan.splits, runner, self.clock, self.expected(plan.ramps if leaving else ()))
 
     def members(self, number: int) -> list[Member[Piece]]:

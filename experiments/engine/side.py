@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.engine.device import Answered, Device, Release, Runner
+from earlyexit.engine.device import Answered, Device, DeviceThreads, Release, Runner
 from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Split
@@ -46,33 +47,29 @@ class Side:
         self._expected = expected
         engine: BatchEngine[Piece] = BatchEngine(splits, ObservedTimes() if times is None else times)
         self._device = Device(engine, runner, clock, self._deliver, self._count)
+        self._device.overlaps = any(split.overlap_below is not None for split in splits)
+        self._number, self._is_over = 0, threading.Event()
 
     def saturate(self, members: Sequence[Member[Piece]]) -> float:
         """Queues all inputs and runs until the last answer; returns the seconds that this took."""
-        self.log = Log()
-        started_s = self._clock.now_s()
-        self._device.engine.submit(0, members, started_s)
-        self._device.run_until_idle()
-        took_s = self._clock.now_s() - started_s
-        self._check(members)
-        return took_s
+        return float(self.serve(members, np.zeros(len(members))).max())
 
     def serve(self, members: Sequence[Member[Piece]], arrival_s_N: FloatArray) -> FloatArray:
         """Queues each input at its arrival, in seconds after the start; returns latencies (N) until the answer."""
-        self.log = Log()
-        started_s = self._clock.now_s()
-        due_s = (arrival_s_N + started_s).tolist()
+        self.log, self._number = Log(), len(members)
+        self._is_over.clear()
+        threads = DeviceThreads(self._device, on_death=self._is_over.set)
+        threads.start()
+        due_s = (arrival_s_N + self._clock.now_s()).tolist()
         num_come = 0
-        while len(self.log.answers) < len(members):
-            now_s = self._clock.now_s()
-            first = num_come
+        while num_come < len(due_s) and not self._is_over.wait(max(0.0, due_s[num_come] - self._clock.now_s())):
+            first, now_s = num_come, self._clock.now_s()
             while num_come < len(due_s) and due_s[num_come] <= now_s:
                 num_come += 1
             if num_come > first:
-                self._device.engine.submit(0, members[first:num_come], now_s)
-            batch = self._device.start_next()  # if there is nothing to start, poll again: a sleep could miss an arrival
-            if isinstance(batch, Batch):
-                self._device.run(batch)
+                self._device.submit(0, members[first:num_come])
+        self._is_over.wait()
+        threads.stop()
         self._check(members)
         due_of = {member.sample_id: at_s for member, at_s in zip(members, due_s, strict=True)}
         answered = zip(self.log.answers, self.log.answered_s, strict=True)
@@ -84,6 +81,8 @@ class Side:
             assert isinstance(release, Answered), release
             self.log.answers.append(release.answer)
             self.log.answered_s.append(now_s)
+        if len(self.log.answers) == self._number:
+            self._is_over.set()
 
     def _count(self, batch: Batch[Piece], seconds: float) -> None:
         self.log.sizes.append(len(batch.members))

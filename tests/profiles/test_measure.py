@@ -91,14 +91,14 @@ def test_a_point_is_one_line_of_plain_data() -> None:
 # From points to tables
 
 
-def test_the_cost_of_a_call_is_spread_over_blocks_and_ramps_and_times_never_fall() -> None:
+def test_blocks_take_the_time_of_the_network_ramps_take_a_call_and_times_never_fall() -> None:
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [6.0], split(0, 2): [10.0]}, 2, [0]
     )
-    # Alone 5 + 7 = 12, together 10: the sum becomes 11, and each of the two blocks gives up a half.
-    assert table.block_s_NB.tolist() == [[4.5], [6.5]]
-    # Block 0 with its ramp takes 6.
-    assert table.ramp_s_EB.tolist() == [[1.5]]
+    # Alone 5 + 7 = 12, together 10: a call takes 2, and each of the two blocks gives up 1.
+    assert table.block_s_NB.tolist() == [[4.0], [6.0]]
+    # The two segments take 6 + 7 with the ramp.
+    assert table.ramp_s_EB.tolist() == [[3.0]]
     table = table_of(
         {
             split(0, 1): [1.0, 2.0, 9.0],
@@ -115,10 +115,9 @@ def test_the_cost_of_a_call_is_spread_over_blocks_and_ramps_and_times_never_fall
     table = table_of({split(0, 1, 1): [4.0], split(0, 1, 2): [2.0], split(0, 1, 4): [10.0]}, 1, [])
     assert table.batches == (1, 2, 4)
     assert table.block_s_NB.tolist() == [[3.0, 3.0, 10.0]]
-    # A block takes at least a tenth of its time alone. By the half call alone: 4 - (4 + 100 - 20) / 4 = -17 and 100 -
-    # 21 = 79.
+    # A block takes at least a tenth of its time alone. By the call alone: 4 - (4 + 100 - 20) / 2 = -38 and 100 - 42 = 58.
     table = table_of({split(0, 1): [4.0], split(1, 2): [100.0], split(0, 2): [20.0]}, 2, [])
-    assert table.block_s_NB.tolist() == [[pytest.approx(0.4)], [79.0]]
+    assert table.block_s_NB.tolist() == [[pytest.approx(0.4)], [58.0]]
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [4.0], split(0, 2): [12.0]}, 2, [0]
     )
