@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from cluster.devices import find_device
 from cluster.memory import machine_memory
 from earlyexit.backends import BackendName
+from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -39,7 +41,8 @@ Notify = Callable[[str], None]
 KEPT_FILE = "profile.json"
 MOST_S = 20.0
 """Approximate limit of the processor time of measuring, without loading the model."""
-BATCHES = (1, 2, 4, 8, 16)
+BATCHES = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 4, 16, 64)}
+"""Batch sizes that are measured, by torch's device."""
 MOST_REPEATS, WARM_UPS = 5, 3
 """Maximum number of measured rounds, and approximate number of warm-up rounds."""
 TYPICAL_TOKENS = 16
@@ -83,7 +86,7 @@ def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
     Models with the same blocks, ramps and size of weights have the same times, whatever the values of the weights.
     """
     card = read_card(folder)
-    machine = {"processor": cpu_name(), "cores": num_cores()}
+    machine = {"processor": cpu_name(), "cores": num_cores(), "device": job.device}
     model = {"blocks": card.num_blocks, "ramps": list(card.ramps), "size": (folder / WEIGHTS_FILE).stat().st_size}
     return machine | model | {"backend": job.backend, "dtype": job.dtype}
 
@@ -98,30 +101,31 @@ class ProcessorClock:
 def _measured(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, float]:
     """Measures as many batch sizes and rounds as `MOST_S` allows, estimated from a round of single inputs.
 
-    Returns the profile, and the processor time in seconds, loading the model included.
+    Returns the profile, and the seconds that this took: of processor time, or of time on a GPU.
     """
-    clock = ProcessorClock()
+    torch_device = find_device(job.device).torch_device
+    clock = ProcessorClock() if torch_device == "cpu" else MonotonicClock()
     began_s = clock.now_s()
     backend = "torch" if job.backend == "auto" else job.backend  # the backend is chosen by the second measurement
-    single = job.model_copy(update={"batches": BATCHES[:1], "repeats": 1, "backend": backend})
+    single = job.model_copy(update={"batches": (1,), "repeats": 1, "backend": backend})
     _, points = profile_model(folder, single, one_of_each=True, clock=clock)
-    sizes, repeats = affordable(sum(sum(point.seconds) for point in points))
+    sizes, repeats = affordable(sum(sum(point.seconds) for point in points), BATCHES[torch_device])
     full = job.model_copy(update={"batches": sizes, "repeats": repeats})
     profile, _ = profile_model(folder, full, one_of_each=True, clock=clock)
     return profile, clock.now_s() - began_s
 
 
-def affordable(round_s: float) -> tuple[tuple[int, ...], int]:
-    """Returns the batch sizes and repeats for `MOST_S`, if a round of single inputs takes `round_s`.
+def affordable(round_s: float, batches: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Returns which of the batch sizes, and the repeats, for `MOST_S`, if a round of single inputs takes `round_s`.
 
     Assumes that a batch of n takes (n + 1) / 2 times as long as one input.
     """
-    for count in range(len(BATCHES), 0, -1):
-        all_s = max(1e-6, round_s) * sum((batch + 1) / 2 for batch in BATCHES[:count])
+    for count in range(len(batches), 0, -1):
+        all_s = max(1e-6, round_s) * sum((batch + 1) / 2 for batch in batches[:count])
         repeats = min(MOST_REPEATS, int(MOST_S / all_s) - WARM_UPS)
         if repeats >= 1:
-            return BATCHES[:count], repeats
-    return BATCHES[:1], 1
+            return batches[:count], repeats
+    return batches[:1], 1
 
 
 SLACK = 0.5
@@ -142,27 +146,33 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
     model with ramps that is not calibrated.
     """
     card, options, model = read_card(folder), document.plan, document.model
-    if "batch" in options.model_fields_set and options.batch > BATCHES[-1]:
+    torch_device = find_device(options.device).torch_device
+    largest = BATCHES[torch_device][-1]
+    if "batch" in options.model_fields_set and options.batch > largest:
         raise InputError(
-            f"--batch {options.batch}: batches of at most {BATCHES[-1]} are measured and planned; choose one of these, "
+            f"--batch {options.batch}: batches of at most {largest} are measured and planned; choose one of these, "
             "or a plan without this limit: --plan serial"
         )
     calibration = read_calibration(folder) if card.ramps else None
-    either = "backend" not in model.model_fields_set and model.attention != "apart"
-    job = ProfileJob(backend="auto" if either else model.backend, dtype=model.dtype)
+    either = torch_device == "cpu" and "backend" not in model.model_fields_set and model.attention != "apart"
+    job = ProfileJob(device=options.device, backend="auto" if either else model.backend, dtype=model.dtype)
     profile = kept_profile(folder, job, notify)
-    batch = options.batch if "batch" in options.model_fields_set else BATCHES[-1]
+    batch = options.batch if "batch" in options.model_fields_set else largest
     plan, stock_per_s, problem = _best_plan(folder, profile, calibration, batch)
     rate_per_s = plan.predicted["rate_per_s"]
-    workers, threads = _workers(folder, rate_per_s, profile.backend)
+    workers, threads = _workers(folder, rate_per_s, profile.backend) if torch_device == "cpu" else (options.replicas, 1)
     workers = options.replicas if "replicas" in options.model_fields_set else workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
-    plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
+    if torch_device == "cpu":
+        plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
+    else:  # the host prepares one batch while the GPU computes the other
+        plan = _in_pairs(replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)))
     notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
+    room = f"{num_cores()} cores and the free memory" if torch_device == "cpu" else "a GPU each"
     notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
         f"{threads} {'thread' if threads == 1 else 'threads'} for each batch by {profile.backend}, "
-        f"{options.dispatch or plan.dispatch}, for {num_cores()} cores and the free memory; "
+        f"{options.dispatch or plan.dispatch}, for {room}; "
         "--plan, --batch, --replicas, --threads, --dispatch and --backend override this"
     )
     return plan, profile.backend, threads
@@ -215,14 +225,20 @@ def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendNam
     `in_pairs`: a replica runs two batches at once if possible. They share queues, which therefore fill sooner, and the
     memory for weights and libraries.
     """
-    rate_per_s = plan.predicted["rate_per_s"] / problem.devices["cpu"].count
+    [supply] = problem.devices.values()
+    rate_per_s = plan.predicted["rate_per_s"] / supply.count
     fills = workers > 1 and _fills(rate_per_s)
     in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
     stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)
     plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
     if not plan.ramps:
         plan = plan.with_splits(batch=max(plan.splits[0].batch, largest_batch(problem)))
-    return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits)) if in_pairs else plan
+    return _in_pairs(plan) if in_pairs else plan
+
+
+def _in_pairs(plan: Plan) -> Plan:
+    """Returns the plan with two batches at once on every replica."""
+    return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits))
 
 
 def largest_batch(problem: PlanProblem) -> int:
@@ -231,7 +247,8 @@ def largest_batch(problem: PlanProblem) -> int:
     Plans also count the time in which a batch fills. Replicas that do not wait for full batches do not spend it.
     """
     limit_s = Slo(latency_s=problem.slo.latency_s).limit_s / 2  # E3's slack, for bursts
-    return max([1, *(batch for batch in problem.latency["cpu"].batches if stock_s(problem, batch) <= limit_s)])
+    [table] = problem.latency.values()
+    return max([1, *(batch for batch in table.batches if stock_s(problem, batch) <= limit_s)])
 
 
 def _plan_text(plan: Plan) -> str:
@@ -256,8 +273,8 @@ def processor_problem(
         num_blocks=profile.num_blocks,
         ramps=ramps,
         survival_N=tuple(survival_N),
-        latency={"cpu": with_rows(profile.at(length), profile.ramps, ramps)},
-        devices={"cpu": Supply(count=workers, usd_per_hour=0.0)},
+        latency={profile.device: with_rows(profile.at(length), profile.ramps, ramps)},
+        devices={profile.device: Supply(count=workers, usd_per_hour=0.0)},
         link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.002),
         bytes_per_sample_N=(float(FLOAT_BYTES[profile.dtype] * length),) * profile.num_blocks,
         slo=Slo(latency_s=1.0, slack=SLACK),

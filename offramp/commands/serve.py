@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from cluster.devices import find_device
 from deployments.keys import AccessSettings, read_keys
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.local_ray.ports import await_ports
@@ -87,7 +89,9 @@ def folder_settings(document: FolderDocument, folder: Path, notify: Callable[[st
     """Returns the settings to serve a model folder. Options that are not set are chosen for this machine."""
     options, model, card = document.plan, document.model, read_card(folder)
     fields: dict[str, Any] = {"folder": str(folder)}
-    if options.plan is None and options.device == "cpu" and card.chain.is_one and not card.generates:
+    needs_gpu = find_device(options.device).torch_device == "cuda"
+    is_here = shutil.which("nvidia-smi") is not None if needs_gpu else options.device == "cpu"
+    if options.plan is None and is_here and card.chain.is_one and not card.generates:
         from offramp.commands.machine import choose  # imports the planner
 
         plan, fields["backend"], fields["threads_per_replica"] = choose(folder, document, notify)

@@ -74,13 +74,13 @@ class PlanOptions(StrictDocument, OrderOption):
 
     plan: str | None = Field(default=None, examples=list(BUILT_IN))
     """Plan file, or a built-in plan: stock, early-exit, serial. None: the best plan for this machine, by a profile that
-    is measured once and kept with the model (for decoders, chains and other devices: serial)."""
+    is measured once and kept with the model (for decoders, chains and accelerators elsewhere: serial)."""
     batch: int = Field(default=32, ge=1)
     """Batch size of a built-in plan, or the largest batch size of a plan that is made for this machine."""
     replicas: int = Field(default=1, ge=1)
     """Number of replicas."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
-    """Device of a built-in plan."""
+    """Device of a plan that is not from a file."""
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
     """When a batch starts: at once (work-conserving), at once but next to a running batch only if it is full (filling),
     or when it is full or a deadline is near (deferred). None: the plan file's rule, else what suits the machine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,16 +16,18 @@ from earlyexit.backends import BackendName
 from earlyexit.network.store import read_card
 from offramp.commands import machine
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.machine import ASKED, BATCHES, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
+from offramp.commands.machine import ASKED, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
 from offramp.commands.serve import folder_settings
 from offramp.spec.jobs import ServeJob
 from optimizer.plan import Plan, PolicySpec, early_exit_plan, stock_plan
 from optimizer.problem import PlanProblem
+from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
 from tests.latency_profile import latency_profile
 from tests.offramp.service.service_folders import write_model
 
 CORES = 4
+BATCHES = (1, 2, 4, 8, 16)
 BLOCK_S = 0.005
 
 
@@ -76,10 +79,30 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
     named = settings(folder, plan="stock")
     assert (named.plan.stages[0].replicas, named.plan.splits[0].batch, named.backend) == (1, 32, "torch")
     assert named.plan.dispatch == "work-conserving"
-    assert affordable(0.01) == (BATCHES, 5)
-    assert affordable(0.2) == (BATCHES, 2)
-    assert affordable(0.5) == (BATCHES[:4], 1)
-    assert affordable(MOST_S) == (BATCHES[:1], 1)
+    assert affordable(0.01, BATCHES) == (BATCHES, 5)
+    assert affordable(0.2, BATCHES) == (BATCHES, 2)
+    assert affordable(0.5, BATCHES) == (BATCHES[:4], 1)
+    assert affordable(MOST_S, BATCHES) == (BATCHES[:1], 1)
+
+
+def test_on_a_gpu_one_batch_is_prepared_while_the_other_is_computed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = LatencyProfile.load(folder / KEPT_FILE)
+    asked = circumstances(folder, ProfileJob(device="cuda"))
+    replace(kept, device="cuda", backend="torch", provenance={ASKED: asked, "created_at": "today"}).save(
+        folder / KEPT_FILE
+    )
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    said: list[str] = []
+    plan: Plan = settings(folder, said, device="cuda", replicas=2).plan
+    assert [(stage.device, stage.replicas) for stage in plan.stages] == [("cuda", 2)]
+    assert (plan.dispatch, plan.overlap_below) == ("work-conserving", 5)
+    assert said[2].startswith(
+        "replicas: 2 with two batches at once, 1 thread for each batch by torch, work-conserving, for a GPU each;"
+    )
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert settings(folder, device="cuda").plan.overlap_below is None, "a GPU elsewhere cannot be measured here"
 
 
 @pytest.mark.parametrize(
