@@ -20,9 +20,6 @@ from earlyexit.network.boundary import Budget, Lengths, Segment
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 
-WARM_UPS = 3
-"""Runs before a capture, as PyTorch's notes on CUDA graphs require: libraries choose their kernels in the first run."""
-
 Work = Callable[[], None]
 
 
@@ -71,11 +68,10 @@ class CudaRecorder:
         self._first = graph
 
     def _warm_up(self, work: Work) -> None:
-        """Runs the work on the stream of the captures, so that the libraries allocate their workspaces there."""
+        """Runs the work on the stream of the captures, where libraries choose kernels and allocate workspaces."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UPS):
-                work()
+            work()
         torch.cuda.current_stream().wait_stream(self._stream)
         self._stream.synchronize()
 
