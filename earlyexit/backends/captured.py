@@ -45,6 +45,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Any = None
+        self._warm_up_stream: Any = None
         self._pool: Any = None
         self._first: Any = None
         """An empty graph that keeps the pool alive. A pool without graphs cannot be used for another capture."""
@@ -60,7 +61,7 @@ class CudaRecorder:
         return graph.replay
 
     def _open(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch ships no type for it
+        self._stream, self._warm_up_stream = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with self._capturing(graph):
@@ -68,12 +69,16 @@ class CudaRecorder:
         self._first = graph
 
     def _warm_up(self, work: Work) -> None:
-        """Runs the work on the stream of the captures, where libraries choose kernels and allocate workspaces."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        """Runs the work once, so that libraries choose kernels and create their handles.
+
+        It runs on a stream of its own. cuBLAS has a workspace per stream, and graphs use that of the stream on which
+        they were captured. If a kernel ran there while a graph is replayed, both could wait for each other forever.
+        """
+        self._warm_up_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._warm_up_stream):
             work()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        self._stream.synchronize()
+        torch.cuda.current_stream().wait_stream(self._warm_up_stream)
+        self._warm_up_stream.synchronize()
 
     @contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -196,6 +201,7 @@ class StaticLayout(Layout):
             place_N=place_N,
             position_N=place_N % self.longest,
             first_token_B=first_B,
+            last_token_B=first_B + length_B - 1,
             mask_BT=torch.arange(self.longest, device=device) < length_B[:, None],
             lengths_B1=length_B[:, None].float(),
         )

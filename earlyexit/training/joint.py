@@ -83,12 +83,12 @@ def fingerprint(
     return digest.hexdigest()
 
 
-def saved_state(path: Path, run: str, device: torch.device) -> dict[str, Any] | None:
+def saved_state(path: Path, run: str) -> dict[str, Any] | None:
     """Returns the checkpoint of the run with this fingerprint; None if the file has no such checkpoint."""
     if not path.is_file():
         return None
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise many kinds of errors for broken files
         log.warning("%s cannot be read; training starts from the beginning: %s", path, error)
         return None
@@ -169,7 +169,7 @@ class _Run:
             self.teacher.requires_grad_(False)
         if self.options.saved is None:
             return
-        state = saved_state(self.options.saved, self.name, self.model.device)
+        state = saved_state(self.options.saved, self.name)
         if state is not None:
             self.model.load_state_dict(state["model"])
             self.descent.restore(state["descent"])

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, entry_piece
 from earlyexit.network.model import EarlyExitModel, init_bridges
-from earlyexit.network.piece import Layout, Tensors
+from earlyexit.network.piece import Layout, Tensors, wait_for
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import ValueArray
 
@@ -337,6 +337,7 @@ def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded]) -> float:
         for tensors, layout in batches:
             importance = (torch.zeros(layout.num_tokens, device=model.device),) if measured else ()
             model.run_blocks(0, model.num_blocks, (*tensors, *importance), layout)
+        wait_for(model.device)
         return time.process_time() - start_s
 
     time_s(measured=True)  # warm-up

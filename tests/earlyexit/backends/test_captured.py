@@ -24,10 +24,12 @@ from earlyexit.backends.captured import (
 )
 from earlyexit.engine.queue import Attention
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
+from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.model import Cut, EarlyExitModel, TorchRunner, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.ensemble import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.ramps.pooling import Pooling
 from tests.earlyexit.families.convolutions import pictures
 from tests.earlyexit.families.test_own_family import fresh_model
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, answers_of, assert_same, every_bounds, halves
@@ -341,6 +343,35 @@ def test_an_unrecorded_segment_is_tried_once(small_model: EarlyExitModel, caplog
         segments = ready(small_model, log, LAST)
     assert (log.tried, len(segments.captured), len(caplog.messages)) == (1, 0, 1)
     assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [5, 7]))
+
+
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+def test_ramps_of_every_pooling_are_captured(pooling: Pooling) -> None:
+    model = small(ramps=RampOptions(style="pooler", pooling=pooling))
+    segments = ready(model, Log(), WITH_RAMP)
+    assert segments.captured
+    assert_as_the_model(segments, model, WITH_RAMP, piece_before(model, 1, [5, 7, 3]))
+
+
+@pytest.mark.gpu
+def test_segments_run_while_others_are_recorded(small_model: EarlyExitModel) -> None:
+    model = small_model.to("cuda")
+    segments, over = ready(model, recorder_on("cuda"), LAST), threading.Event()
+    piece = piece_before(model, 2, [5, 7])
+
+    def run_on() -> None:
+        while not over.is_set():
+            segments.run(LAST, piece)
+        torch.cuda.synchronize()
+
+    thread = threading.Thread(target=run_on, daemon=True)
+    thread.start()
+    for wanted in [FIRST, WITH_RAMP] * 8:
+        segments.prepare({wanted: FOUR, LAST: FOUR})
+    over.set()
+    thread.join(10.0)
+    assert not thread.is_alive(), "the GPU hangs"
+    assert_as_the_model(segments, model, LAST, piece, within=1e-4)
 
 
 @pytest.mark.gpu
