@@ -104,7 +104,10 @@ class Graph:
         stages: list[Stage] = []
         splits: list[Split] = []
         for node, move, replicas in path:
-            splits.append(self.split_of(node, move))
+            split = self.split_of(node, move)
+            if splits and not splits[-1].ramps and splits[-1].batch == split.batch and not self.problem.networks:
+                split = replace(split, first=splits.pop().first)  # no input left since then, so the batch is still full
+            splits.append(split)
             if replicas:
                 device = self.device_names[int(self.moves.device_M[move])]
                 stages.append(Stage(device=device, replicas=replicas, splits=tuple(splits)))

@@ -177,7 +177,7 @@ def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...
 
 def used_networks(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
     """Returns the indices of the networks that contain these blocks; (0,) for a single network."""
-    return tuple(sorted({bisect_right(networks, first) for first in firsts}))
+    return tuple(sorted({bisect_right(networks, first) for first in firsts})) if networks else (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

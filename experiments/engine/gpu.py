@@ -279,6 +279,7 @@ def workbench(name: str, options: Namespace, records: ExitRecords, clock: Clock,
     ramps = RampOptions(style="pooler", pooling="first", at=own_exits.ramps)
     model = random_model(config, name=name, ramps=ramps, seed=options.seed)
     model = model.to(torch.device(options.device), DTYPE).requires_grad_(False)
+    model.attention = "apart"  # all inputs have the same length, so no shapes of mixed lengths are captured
     segments = model if options.no_graphs else CapturedSegments(model, recorder_of(model.device))
     return Workbench(
         name=name, options=options, records=own_exits, model=model, segments=segments, clock=clock, rng=rng
