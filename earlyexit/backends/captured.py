@@ -21,8 +21,6 @@ from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 
 Work = Callable[[], None]
-
-
 Record = Callable[[Work], Work]
 """Records work on one device. Returns a function that replays the work on the same tensors. Raises RuntimeError if the
 work cannot be captured. Other threads may use the device during the recording."""

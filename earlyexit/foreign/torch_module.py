@@ -466,6 +466,8 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphMod
             reasons = f"torch.export: {first_line(export_error)}; torch.fx: {first_line(trace_error)}"
             raise GraphError(f"{name} cannot be traced with a dynamic batch size: {reasons}") from export_error
     for node in reversed(module.graph.nodes):
+        if node.target is torch.ops.aten.view.default:  # the strides of its input depend on the device's kernels
+            node.target = torch.ops.aten.reshape.default
         if not node.users and base_name(node).startswith(("_guards", "_assert")):
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()

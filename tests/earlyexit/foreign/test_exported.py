@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
@@ -245,6 +246,13 @@ def test_traced_graphs_have_no_in_place_writes_and_no_getitem_operators() -> Non
     flow = foreign.traced("plain").flow
     assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
     assert len(find_sites(flow)) == 2
+
+
+def test_traced_modules_run_with_kernels_whose_results_have_other_strides() -> None:
+    graph = foreign.traced("texts")
+    with sdpa_kernel(SDPBackend.MATH), torch.inference_mode():
+        found = graph.run(*graph.examples.values())
+    torch.testing.assert_close(found, graph.run(*graph.examples.values()))
 
 
 def test_modules_that_cannot_be_exported_are_traced_symbolically(monkeypatch: pytest.MonkeyPatch) -> None:
