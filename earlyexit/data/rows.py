@@ -54,7 +54,7 @@ class LabelledRows:
     labels: tuple[Any, ...]
     """Labels in the form of `task.targets`: texts, positions of joints (J, 2), or the bytes of class maps."""
     files: tuple[str, ...] | None = None
-    """The name of each row's file; None if rows are not files."""
+    """The name of each row's file, or its place in a file of arrays; None for texts."""
     part_names: tuple[str, ...] = ()
     """Names of the joints or classes in a label; empty if labels are texts."""
     sides: tuple[Sides, ...] | None = None
@@ -305,10 +305,10 @@ def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
             raise DataError(f"{path}: {name!r} has the shape {list(array.shape)}, and there are {len(labels)} labels")
     if not len(labels):
         raise DataError(f"{path}: no rows")
-    empty = [row for row, label in enumerate(labels.tolist(), start=1) if labelled and not str(label).strip()]
-    if empty:
+    if empty := [row for row, label in enumerate(labels.tolist(), start=1) if labelled and not str(label).strip()]:
         raise DataError(f"{path}: the label of row {empty[0]} is empty")
-    return LabelledRows(columns=arrays, labels=tuple(map(str, labels.tolist())))
+    places = tuple(f"{path}: row {row}" for row in range(1, len(labels) + 1))
+    return LabelledRows(columns=arrays, labels=tuple(map(str, labels.tolist())), files=places)
 
 
 def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:

@@ -121,6 +121,13 @@ def test_arrays_have_a_label_for_each_row_and_stay_arrays_whatever_they_are_name
     assert kept.columns["image"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_a_row_of_arrays_that_cannot_be_encoded_is_named_by_its_place_in_the_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.array([[1.0], [2.0], [np.nan]], np.float32), labels=np.array([*"aba"]))
+    codec = TensorCodec([{"name": "x", "datatype": "FP32", "shape": [1]}])
+    with pytest.raises(DataError, match=r"d\.npz: row 3: 'x' holds NaN or infinite numbers$"):
+        read_labelled(tmp_path / "d.npz").select([1, 2]).encode(codec)
+
+
 class Spectra(TensorCodec):
     """One column of three numbers, a second of one."""
 

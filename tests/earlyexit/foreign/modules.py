@@ -173,6 +173,13 @@ class Broken(Pictures):
         return super().forward(image / bright[:, None, None, None])
 
 
+class Undefined(Pictures):
+    """Has no finite answer."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image) * float("nan")
+
+
 def _seeded(make: type[nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -211,6 +218,7 @@ masked = partial(_of_images, Masked)
 no_sites = partial(_of_images, Alone)
 stubborn = partial(_of_images, Stubborn)
 broken = partial(_of_images, Broken)
+undefined = partial(_of_images, Undefined)
 
 
 def doubled() -> Given:

@@ -234,11 +234,12 @@ def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(f
     ("options", "times", "words"),
     [
         ({"backbone": f"{HERE}:broken"}, quick_ramps, r"^d\.zip: row \d+ makes NaN or infinite numbers at block \d+"),
+        ({"backbone": f"{HERE}:undefined"}, quick_ramps, r"^d\.zip: row 1 makes NaN or infinite numbers at block \d+"),
         ({"backbone": f"{HERE}:stubborn"}, quick_ramps, "all rows the same answer"),
         ({"names": ("a", "b")}, quick_ramps, "--labels: 2"),
         ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0)), "lower --blocks"),
     ],
-    ids=["not a number", "one answer", "too few names", "slow ramps"],
+    ids=["not a number", "never a number", "one answer", "too few names", "slow ramps"],
 )
 def test_a_refused_injection_keeps_the_model(tmp_path: Path, options: dict[str, Any], times: Times, words: str) -> None:
     for name in (CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"):
