@@ -94,7 +94,8 @@ def keep_sigterm_handler() -> Iterator[None]:
     """Within the block, `ray.init` keeps the handler of SIGTERM. Outside the main thread this does nothing.
 
     Ray installs a handler in Python, and later another one in C++, which aborts the process. The signal is therefore
-    blocked, except while processes are started, because they would inherit the mask.
+    blocked, except while processes are started, because they would inherit the mask. Each gets a process group, so that
+    SIGTERM to the group of this process, as `timeout` sends it, does not end Ray before Serve.
     """
     from ray._private import services, utils
 
@@ -112,6 +113,7 @@ def keep_sigterm_handler() -> Iterator[None]:
         _sigterm_mask(signal.SIG_BLOCK),
         _replaced(utils, "set_sigterm_handler", _do_nothing),
         _replaced(services, "start_ray_process", start_unmasked),
+        _replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
     ):
         try:
             yield
@@ -260,10 +262,8 @@ def with_middlewares(app: Any, middlewares: Any) -> Any:
 
 
 def _with_host(listen: Callable[[Any, str], Any], host: str) -> Callable[[Any, str], Any]:
-    def listen_there(server: Any, address: str) -> Any:
-        return listen(server, address.replace(ANYWHERE, f"[{host}]" if ":" in host else host))
-
-    return listen_there
+    there = f"[{host}]" if ":" in host else host
+    return lambda server, address: listen(server, address.replace(ANYWHERE, there))
 
 
 @contextmanager

@@ -254,9 +254,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {"": loaded}
-            return {name: loaded[name] for name in loaded.files}
+            return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except Exception as error:  # zip, zlib and numpy raise many kinds of errors for broken files
         raise DataError(f"{path}: not an .npz or .npy file: {error}") from error
 

@@ -532,15 +532,17 @@ class _Recorder(fx.Interpreter):
 
 
 def _check_batch(graph: TorchModel) -> None:
-    """Raises GraphError if an input has other outputs alone, or in a larger batch, than among the examples."""
+    """Raises GraphError if an input has other outputs alone, or in a larger batch, than among the examples, or NaN."""
     inputs = tuple(graph.examples.values())
     expected = graph.run(*inputs)
+    if any(each.isnan().any() for each in expected):
+        raise GraphError(f"{graph.name} returns NaN for its example inputs")
     for batch in (1, len(inputs[0]) + 1):
         rows = torch.arange(batch) % len(inputs[0])
         try:
             outputs = graph.run(*(each[rows] for each in inputs))
             pairs = zip(outputs, expected, strict=True)
-            same = all(torch.allclose(a, b[rows], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True) for a, b in pairs)
+            same = all(torch.allclose(a, b[rows], rtol=TOLERANCE, atol=TOLERANCE) for a, b in pairs)
         except (RuntimeError, IndexError, ValueError) as error:
             raise GraphError(
                 f"{graph.name} takes batches of {len(inputs[0])} only, not of {batch}: {first_line(error)}"

@@ -99,11 +99,10 @@ class Reader:
             _check(step, output)
 
     def stop(self, by: signal.Signals = signal.SIGINT) -> str:
-        """Ends the service by Ctrl-C or by a signal to its process alone; returns its last output."""
+        """Ends the service by Ctrl-C or by a signal to its process group; returns its last output."""
         assert self.service is not None
         ending, self.service = self.service, None
-        send = os.killpg if by is signal.SIGINT else os.kill
-        send(ending.pid, by)
+        os.killpg(ending.pid, by)
         rest, _ = ending.communicate(timeout=STOP_S)
         return rest
 

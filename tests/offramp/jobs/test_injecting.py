@@ -234,7 +234,7 @@ def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(f
     ("options", "times", "words"),
     [
         ({"backbone": f"{HERE}:broken"}, quick_ramps, r"^d\.zip: row \d+ makes NaN or infinite numbers at block \d+"),
-        ({"backbone": f"{HERE}:undefined"}, quick_ramps, r"^d\.zip: row 1 makes NaN or infinite numbers at block \d+"),
+        ({"backbone": f"{HERE}:undefined"}, quick_ramps, "returns NaN for its example inputs"),
         ({"backbone": f"{HERE}:stubborn"}, quick_ramps, "all rows the same answer"),
         ({"names": ("a", "b")}, quick_ramps, "--labels: 2"),
         ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0)), "lower --blocks"),
