@@ -115,7 +115,7 @@ def test_blocks_take_the_time_of_the_network_ramps_take_a_call_and_times_never_f
     table = table_of({split(0, 1, 1): [4.0], split(0, 1, 2): [2.0], split(0, 1, 4): [10.0]}, 1, [])
     assert table.batches == (1, 2, 4)
     assert table.block_s_NB.tolist() == [[3.0, 3.0, 10.0]]
-    # A block takes at least a tenth of its time alone. By the call alone: 4 - (4 + 100 - 20) / 2 = -38 and 100 - 42 = 58.
+    # A block takes at least a tenth of its time alone. By the call: 4 - (4 + 100 - 20) / 2 = -38 and 100 - 42 = 58.
     table = table_of({split(0, 1): [4.0], split(1, 2): [100.0], split(0, 2): [20.0]}, 2, [])
     assert table.block_s_NB.tolist() == [[pytest.approx(0.4)], [58.0]]
     table = table_of(
