@@ -131,7 +131,7 @@ def _read(path: Path) -> tuple[RecordsHeader, dict[str, npt.NDArray[Any]]]:
             document = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
     except Exception as error:  # zip, zlib, numpy and JSON raise many kinds of errors for broken files
-        raise DataError(f"{problem}: {error}") from error
+        raise DataError(f"{problem}: {str(error).partition('. If you trust')[0]}") from error  # not numpy's advice
     schema: Any = document.get("schema_version") if isinstance(document, dict) else SCHEMA
     if schema != SCHEMA:
         raise DataError(f"{path} has schema {schema}, this version reads {SCHEMA}")

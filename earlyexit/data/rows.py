@@ -256,7 +256,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
             loaded = np.load(file, allow_pickle=False)
             return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except Exception as error:  # zip, zlib and numpy raise many kinds of errors for broken files
-        raise DataError(f"{path}: not an .npz or .npy file: {error}") from error
+        raise DataError(f"{path}: not an .npz or .npy file: {str(error).partition('. If you trust')[0]}") from error
 
 
 def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:
