@@ -154,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("skipped: this machine has no CUDA device; --dry-run runs the code on the CPU")
     torch.set_num_threads(1)  # the host's work is small tensors; on the CPU, more threads would hide its cost
     records, source = find_exits(options.records, np.random.default_rng(options.seed))
-    graphs = "off" if options.no_graphs else "on"
-    print(f"device: {options.device}; graphs {graphs}; decisions {options.decisions}; {options.at_once} at once\nexits: {source}", flush=True)
+    how = f"graphs {'off' if options.no_graphs else 'on'}; decisions {options.decisions}; {options.at_once} at once"
+    print(f"device: {options.device}; {how}\nexits: {source}", flush=True)
     if not can_plan():
         print("the best ramps and the best cuts are skipped: the planner needs numba, which is not installed")
     for name in options.models:
