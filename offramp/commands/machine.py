@@ -164,11 +164,12 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
     workers = options.replicas if "replicas" in options.model_fields_set else workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
     if torch_device == "cpu":
+        unit, room = "thread", f"{num_cores()} cores and the free memory"
         plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
     else:  # the host prepares one batch while the GPU computes the other
+        unit, room = "GPU", "a GPU each"
         plan = _in_pairs(replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)))
-    notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
-    room = f"{num_cores()} cores and the free memory" if torch_device == "cpu" else "a GPU each"
+    notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a {unit}, without exits {stock_per_s:.0f}")
     notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
         f"{threads} {'thread' if threads == 1 else 'threads'} for each batch by {profile.backend}, "
@@ -225,8 +226,7 @@ def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendNam
     `in_pairs`: a replica runs two batches at once if possible. They share queues, which therefore fill sooner, and the
     memory for weights and libraries.
     """
-    [supply] = problem.devices.values()
-    rate_per_s = plan.predicted["rate_per_s"] / supply.count
+    rate_per_s = plan.predicted["rate_per_s"] / sum(supply.count for supply in problem.devices.values())
     fills = workers > 1 and _fills(rate_per_s)
     in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
     stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)

@@ -98,6 +98,7 @@ def test_on_a_gpu_one_batch_is_prepared_while_the_other_is_computed(
     plan: Plan = settings(folder, said, device="cuda", replicas=2).plan
     assert [(stage.device, stage.replicas) for stage in plan.stages] == [("cuda", 2)]
     assert (plan.dispatch, plan.overlap_below) == ("work-conserving", 5)
+    assert said[1].endswith(" inputs/s by a GPU, without exits 267")
     assert said[2].startswith(
         "replicas: 2 with two batches at once, 1 thread for each batch by torch, work-conserving, for a GPU each;"
     )
