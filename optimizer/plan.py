@@ -313,6 +313,10 @@ class Plan:
         """Returns the plan with `after_answer` or `overlap_below` changed in all splits, and the same predictions."""
         return replace(self, stages=with_splits(self.stages, lambda _, split: replace(split, **changes)))
 
+    def in_pairs(self) -> Plan:
+        """Returns the plan with two batches at once on every replica."""
+        return self.with_splits(overlap_below=1 + max(split.batch for split in self.splits))
+
 
 def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any) -> Plan:
     """Returns the plan of one split without ramps. Of a cascade, it uses the last network alone.

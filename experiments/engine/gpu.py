@@ -235,8 +235,7 @@ class Workbench:
     def side(self, plan: Plan, *, leaving: bool = True) -> Side:
         """Returns a live device under the plan. Without `leaving`, every ramp is evaluated but no input leaves."""
         runner = TorchRunner(self.model, self.policy(THRESHOLD if leaving else NEVER), self.segments)
-        if self.options.at_once == MOST_RUNNING:
-            plan = plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits))
+        plan = plan.in_pairs() if self.options.at_once == MOST_RUNNING else plan
         return Side(plan.splits, runner, self.clock, self.expected(plan.ramps if leaving else ()))
 
     def members(self, number: int) -> list[Member[Piece]]:

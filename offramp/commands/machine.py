@@ -168,7 +168,7 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
         plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
     else:  # the host prepares one batch while the GPU computes the other
         unit, room = "GPU", "a GPU each"
-        plan = _in_pairs(replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)))
+        plan = replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)).in_pairs()
     notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a {unit}, without exits {stock_per_s:.0f}")
     notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
@@ -233,12 +233,7 @@ def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendNam
     plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
     if not plan.ramps:
         plan = plan.with_splits(batch=max(plan.splits[0].batch, largest_batch(problem)))
-    return _in_pairs(plan) if in_pairs else plan
-
-
-def _in_pairs(plan: Plan) -> Plan:
-    """Returns the plan with two batches at once on every replica."""
-    return plan.with_splits(overlap_below=1 + max(split.batch for split in plan.splits))
+    return plan.in_pairs() if in_pairs else plan
 
 
 def largest_batch(problem: PlanProblem) -> int:
