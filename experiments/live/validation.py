@@ -178,15 +178,13 @@ async def drive(setup: Bench, url: str, rate_per_s: float, seconds: float, *, sl
         url=url,
         inputs=(TEXT,) * len(keys),
         keys=keys,
-        num_requests=len(times_s),
         send_times_s=times_s,
         inputs_per_request=INPUTS_PER_REQUEST,
         timeout_s=4 * slo_s,
-        slo_s=slo_s,
         seed=seed,
     )
     psutil.cpu_percent()
-    records = (await run_load(config)).records
+    records = await run_load(config)
     return Driven(seconds=seconds, keys=keys, records=records, machine=psutil.cpu_percent() / 100)
 
 

@@ -87,7 +87,7 @@ class LoadResult(ProbeResult):
     num_counted: int
     num_answered: int
     errors: dict[str, int]
-    """Refused and failed requests, by the kinds of `LoadReport.errors`."""
+    """Refused and failed requests, by the kinds of `errors` of `offramp bench`."""
     goodput_per_s: float
     """Answers within the SLO, per second of `duration_s`."""
     mean_s: float | None
@@ -190,12 +190,10 @@ def _config(options: ClientOptions) -> LoadConfig:
     return LoadConfig(
         url=options.url,
         inputs=[row["text"] for row in rows],
-        num_requests=1 if times_s is None else len(times_s),
         send_times_s=times_s,
         concurrency=options.concurrency,
         inputs_per_request=options.inputs_per_request,
         timeout_s=options.timeout_s,
-        slo_s=options.slo_s,
         seed=options.seed,
     )
 

@@ -168,16 +168,14 @@ async def run(
         url=service.url,
         inputs=load.texts,
         keys=load.keys,
-        num_requests=len(times_s),
         send_times_s=times_s,
         inputs_per_request=load.inputs_per_request,
         truncate=True,
         timeout_s=4 * load.slo_s,
-        slo_s=load.slo_s,
         seed=seed,
     )
     before, cpu_s = {} if is_new else batch_counts(service.url), children_cpu_s()
-    records = (await run_load(config)).records
+    records = await run_load(config)
     cpu_s = children_cpu_s() - cpu_s
     after = batch_counts(service.url)
     counts = {first: tuple(np.subtract(after[first], before.get(first, (0, 0))).tolist()) for first in after}

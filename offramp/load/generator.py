@@ -1,8 +1,8 @@
-"""The load generator: sends prediction requests to a server in one event loop, and reports the results.
+"""The load generator: sends prediction requests to a server in one event loop, and records their outcomes.
 
-In an open loop (`rate_rps` or `send_times_s`), the send times are fixed in advance and do not depend on answers.
-Latency counts from the scheduled send time. In a closed loop (`concurrency`), each worker sends its next request when
-the last one is answered, and latency counts from the actual send time.
+In an open loop (`send_times_s`), the send times are fixed in advance and do not depend on answers. Latency counts from
+the scheduled send time. In a closed loop (`concurrency`), each worker sends its next request when the last one is
+answered, and latency counts from the actual send time.
 
 Event loops have timers of one millisecond, which would delay requests and group them into bursts. On Linux the loop
 therefore waits for a kernel timer (timerfd_create(2)).
@@ -18,8 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +37,7 @@ from offramp.client.protocol import (
     retry_wait_s,
 )
 from offramp.load.connections import Body, Post, connected
-from offramp.load.processes import Poisson, Uniform
-from offramp.load.report import LoadReport, RequestRecord, summarise
+from offramp.load.report import RequestRecord
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -86,53 +84,36 @@ def exact_sleep() -> Iterator[Sleep]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """The options of a load run; exactly one of `rate_rps`, `send_times_s` and `concurrency` is set."""
+    """The options of a load run; exactly one of `send_times_s` and `concurrency` is set."""
 
     url: str
     inputs: Sequence[Input]
     """Inputs of one kind, which are sent in order and repeated."""
-    labels: Sequence[str] | None = None
-    """The correct label of each input, if known."""
     keys: Sequence[str] | None = None
     """An id of each input, which is sent as `ids`; None sends none."""
-    num_requests: int
-    rate_rps: float | None = None
-    """Requests per second of an open loop."""
-    arrivals: Literal["poisson", "constant"] = "poisson"
-    """Arrival process at `rate_rps`."""
     send_times_s: Sequence[float] | None = None
-    """Send times of an open loop in seconds from the start, ascending (`Process.draw`)."""
+    """The send time of each request of an open loop, in seconds from the start, ascending."""
     concurrency: int | None = None
     """Number of workers of a closed loop."""
+    num_requests: int = 0
+    """Number of requests of a closed loop."""
     inputs_per_request: int = 1
     truncate: bool = False
     """Whether the server truncates texts that are longer than the model allows."""
     timeout_s: float = 30.0
     """Timeout of a request from its scheduled send time, retries included."""
-    slo_s: float
     seed: int = 0
+    """Seed of the jitter of retries."""
     retries: int = 0
     """Maximum number of retries after a broken connection, a 502 or a 503."""
 
     def __post_init__(self) -> None:
-        if sum(each is not None for each in (self.rate_rps, self.send_times_s, self.concurrency)) != 1:
-            raise InputError("set one of rate_rps and send_times_s (open loop) and concurrency (closed loop)")
-        if self.send_times_s is not None and not (
-            len(self.send_times_s) == self.num_requests and self.send_times_s[-1] > 0
-        ):
-            raise InputError(f"{self.num_requests} send times are needed, one per request, the last above 0")
+        if (self.send_times_s is None) == (self.concurrency is None):
+            raise InputError("set one of send_times_s (open loop) and concurrency (closed loop)")
         if not self.inputs:
             raise InputError("inputs is empty: there is nothing to send")
-        for name, values in (("labels", self.labels), ("keys", self.keys)):
-            if values is not None and len(values) != len(self.inputs):
-                raise InputError(f"{name} has {len(values)} entries for {len(self.inputs)} inputs")
-
-    @property
-    def offered_rps(self) -> float | None:
-        """Inputs per second of an open loop (with send times, until the last one); None for a closed loop."""
-        if self.send_times_s is not None:
-            return self.num_requests * self.inputs_per_request / self.send_times_s[-1]
-        return None if self.rate_rps is None else self.rate_rps * self.inputs_per_request
+        if self.keys is not None and len(self.keys) != len(self.inputs):
+            raise InputError(f"keys has {len(self.keys)} entries for {len(self.inputs)} inputs")
 
     def input_indices(self, request_index: int) -> tuple[int, ...]:
         """Returns the indices of a request's inputs."""
@@ -258,18 +239,20 @@ def _without_arrays(prediction: Prediction) -> Prediction:
 
 async def run_load(
     config: LoadConfig, on_progress: Callable[[int, int], object] | None = None, *, api_key: str | None = None
-) -> LoadReport:
-    """Runs a load and returns the report. Failed requests are counted in the report, and raise no error.
+) -> tuple[RequestRecord, ...]:
+    """Runs a load and returns its requests in the order of the schedule. Failed requests raise no error.
 
     `on_progress` is called after each request, with the number of finished requests and of all requests.
     """
     records: list[RequestRecord] = []
     metadata: dict[str, Any] = {}
+    times_s = config.send_times_s
+    num_requests = config.num_requests if times_s is None else len(times_s)
 
     def on_record(record: RequestRecord) -> None:
         records.append(record)
         if on_progress is not None:
-            on_progress(len(records), config.num_requests)
+            on_progress(len(records), num_requests)
 
     if not are_texts(config.inputs[:1]):
         async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
@@ -277,28 +260,9 @@ async def run_load(
     async with connected(config.url, api_key=api_key) as post:
         rng, clock = random.Random(config.seed), MonotonicClock()
         generator = Generator(config=config, post=post, rng=rng, clock=clock, metadata=metadata)
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        times_s = send_times_s(config, config.num_requests)
         if times_s is None:
-            await generator.closed_loop(iter(range(config.num_requests)), on_record)
+            await generator.closed_loop(iter(range(num_requests)), on_record)
         else:
             with exact_sleep() as pace:
                 await replace(generator, pace=pace).open_loop(times_s, on_record)
-    return summarise(
-        records,
-        started_at=started_at,
-        seed=config.seed,
-        slo_s=config.slo_s,
-        offered_rps=config.offered_rps,
-        labels=config.labels,
-    )
-
-
-def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:
-    """Returns the send times of the first requests of an open loop; None for a closed loop."""
-    if config.send_times_s is not None:
-        return config.send_times_s[:num_requests]
-    if config.rate_rps is None:
-        return None
-    process = (Uniform if config.arrivals == "constant" else Poisson)(rate_per_s=config.rate_rps)
-    return [float(time_s) for time_s in process.first(num_requests, np.random.default_rng(config.seed))]
+    return tuple(sorted(records, key=lambda record: record.scheduled_s))

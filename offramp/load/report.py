@@ -1,11 +1,11 @@
-"""The result of a load run: a record per request, and the report that summarises them."""
+"""The result of a load run: a record per request, and the report that summarizes them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,92 +52,49 @@ class RequestRecord:
         return self.sent_s - self.scheduled_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """The figures of a load run. Rates count inputs rather than requests, which may have several."""
-
-    started_at: str
-    """ISO date and time with the time zone."""
-    seed: int
-    duration_s: float
-    """Seconds from the start to the last outcome."""
-    num_requests: int
-    num_inputs: int
-    num_answers: int
-    num_retries: int
-    offered_rps: float | None
-    """The requested rate; None for a closed loop, which has none."""
-    achieved_rps: float
-    """Answers per second."""
-    goodput_rps: float
-    """Answers within `slo_s` per second."""
-    slo_s: float
-    latency: dict[str, float] | None
-    """Latency percentiles, maximum and mean in seconds, by name; None without answers."""
-    answers_by_exit: dict[int, int]
-    mean_exit_blocks: float | None
-    """Mean number of blocks that an answer took: 1 for an exit after block 0."""
-    accuracy: float | None
-    """Share of correct answers; None without labels."""
-    errors: dict[str, int]
-    """Failed requests by the server's error kind, `connection`, `timeout` or `malformed`."""
-    lateness_p99_s: float | None
-    """99th percentile of the client's lateness; None for a closed loop, which has no schedule."""
-    records: tuple[RequestRecord, ...] = field(default=(), repr=False)
-    """All requests, in the order of the schedule; not part of the JSON."""
-
-    @property
-    def error_messages(self) -> dict[str, str]:
-        """The message of the first failed request of each kind of error."""
-        failed = [record for record in reversed(self.records) if record.error is not None]
-        return {str(record.error): str(record.message) for record in failed if record.message is not None}
-
-    @property
-    def is_client_bound(self) -> bool:
-        """Whether the client was so late that the latencies do not describe the server."""
-        return self.lateness_p99_s is not None and self.lateness_p99_s > LATE_SHARE * self.slo_s
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns everything but the records as JSON data."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "records"}
-        values["answers_by_exit"] = {str(exit_index): count for exit_index, count in self.answers_by_exit.items()}
-        return {"schema_version": SCHEMA_VERSION, **values, "is_client_bound": self.is_client_bound}
-
-
-def summarise(
-    records: Iterable[RequestRecord],
+def summarize(
+    records: Sequence[RequestRecord],
     *,
     started_at: str,
     seed: int,
     slo_s: float,
     offered_rps: float | None,
     labels: Sequence[str] | None,
-) -> LoadReport:
-    """Returns the report of a run."""
-    ordered = tuple(sorted(records, key=lambda record: record.scheduled_s))
-    answered = [record for record in ordered if record.error is None]
+) -> dict[str, Any]:
+    """Returns the figures of a load run as JSON data. Rates count inputs rather than requests, which may have several.
+
+    `started_at`: ISO date and time with the time zone. `offered_rps`: the requested rate, None for a closed loop.
+    `labels`: the correct label of each input, if known. Values that are unknown without answers are None.
+    """
+    answered = [record for record in records if record.error is None]
     answers = [prediction for record in answered for prediction in record.predictions]
-    duration_s = max((record.done_s for record in ordered), default=0.0)
-    return LoadReport(
-        started_at=started_at,
-        seed=seed,
-        duration_s=duration_s,
-        num_requests=len(ordered),
-        num_inputs=sum(len(record.input_indices) for record in ordered),
-        num_answers=len(answers),
-        num_retries=sum(record.num_attempts - 1 for record in ordered),
-        offered_rps=offered_rps,
-        achieved_rps=len(answers) / (duration_s or math.inf),
-        goodput_rps=sum(len(r.predictions) for r in answered if r.latency_s <= slo_s) / (duration_s or math.inf),
-        slo_s=slo_s,
-        latency=_latency([record.latency_s for record in answered]),
-        answers_by_exit=dict(sorted(Counter(answer.exit for answer in answers).items())),
-        mean_exit_blocks=float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
-        accuracy=_accuracy(answered, labels) if answers and labels is not None else None,
-        errors=dict(sorted(Counter(record.error for record in ordered if record.error is not None).items())),
-        lateness_p99_s=None if offered_rps is None else percentile([r.lateness_s for r in ordered], 99),
-        records=ordered,
-    )
+    exits = sorted(Counter(answer.exit for answer in answers).items())
+    duration_s = max((record.done_s for record in records), default=0.0)  # until the last outcome
+    lateness_p99_s = None if offered_rps is None else percentile([record.lateness_s for record in records], 99)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "started_at": started_at,
+        "seed": seed,
+        "duration_s": duration_s,
+        "num_requests": len(records),
+        "num_inputs": sum(len(record.input_indices) for record in records),
+        "num_answers": len(answers),
+        "num_retries": sum(record.num_attempts - 1 for record in records),
+        "offered_rps": offered_rps,
+        "achieved_rps": len(answers) / (duration_s or math.inf),
+        "goodput_rps": sum(len(r.predictions) for r in answered if r.latency_s <= slo_s) / (duration_s or math.inf),
+        "slo_s": slo_s,
+        "latency": _latency([record.latency_s for record in answered]),
+        "answers_by_exit": {str(block): number for block, number in exits},
+        # An answer at the exit after block 0 took one block.
+        "mean_exit_blocks": float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
+        "accuracy": _accuracy(answered, labels) if answers and labels is not None else None,
+        # By the server's error kind, or `connection`, `timeout` or `malformed`.
+        "errors": dict(sorted(Counter(record.error for record in records if record.error is not None).items())),
+        "lateness_p99_s": lateness_p99_s,
+        # Whether the client was so late that the latencies do not describe the server.
+        "is_client_bound": lateness_p99_s is not None and lateness_p99_s > LATE_SHARE * slo_s,
+    }
 
 
 def _latency(latencies_s: Sequence[float]) -> dict[str, float] | None:
@@ -148,24 +105,25 @@ def _latency(latencies_s: Sequence[float]) -> dict[str, float] | None:
     return figures | {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
 
 
-def render(report: LoadReport) -> Table:
-    """Returns the report as a table, with times in milliseconds."""
-    title = f"load of {report.started_at}, seed {report.seed}"
+def render(report: Mapping[str, Any]) -> Table:
+    """Returns the figures of a load run as a table, with times in milliseconds."""
+    title = f"load of {report['started_at']}, seed {report['seed']}"
     late = "The client was late: measure with fewer requests per second, or from more machines."
-    caption = late if report.is_client_bound else None
-    latencies = report.latency or {}
+    caption = late if report["is_client_bound"] else None
+    offered_rps, blocks, accuracy = report["offered_rps"], report["mean_exit_blocks"], report["accuracy"]
+    lateness_s, latencies = report["lateness_p99_s"], report["latency"] or {}
     rows = (
-        ("requests", f"{report.num_requests} in {report.duration_s:.1f} s, {report.num_retries} repeated"),
-        ("answers", f"{report.num_answers} of {report.num_inputs} inputs"),
-        ("offered", "closed loop" if report.offered_rps is None else f"{report.offered_rps:.1f} inputs/s"),
-        ("achieved", f"{report.achieved_rps:.1f} answers/s"),
-        ("goodput", f"{report.goodput_rps:.1f} answers/s within {_milliseconds(report.slo_s)}"),
+        ("requests", f"{report['num_requests']} in {report['duration_s']:.1f} s, {report['num_retries']} repeated"),
+        ("answers", f"{report['num_answers']} of {report['num_inputs']} inputs"),
+        ("offered", "closed loop" if offered_rps is None else f"{offered_rps:.1f} inputs/s"),
+        ("achieved", f"{report['achieved_rps']:.1f} answers/s"),
+        ("goodput", f"{report['goodput_rps']:.1f} answers/s within {_milliseconds(report['slo_s'])}"),
         *((f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in latencies.items()),
-        ("answers by exit", _counts(report.answers_by_exit)),
-        ("blocks per answer", "-" if report.mean_exit_blocks is None else f"{report.mean_exit_blocks:.2f}"),
-        ("accuracy", "-" if report.accuracy is None else f"{report.accuracy:.2%}"),
-        ("errors", _counts(report.errors)),
-        ("client lateness p99", "-" if report.lateness_p99_s is None else _milliseconds(report.lateness_p99_s)),
+        ("answers by exit", _counts(report["answers_by_exit"])),
+        ("blocks per answer", "-" if blocks is None else f"{blocks:.2f}"),
+        ("accuracy", "-" if accuracy is None else f"{accuracy:.2%}"),
+        ("errors", _counts(report["errors"])),
+        ("client lateness p99", "-" if lateness_s is None else _milliseconds(lateness_s)),
     )
     return make_table("", "value", title=title, title_justify="left", caption=caption, rows=rows)
 
@@ -185,7 +143,7 @@ def percentile(values_N: npt.ArrayLike, percent: float) -> float | None:
     return float(np.percentile(known_N, percent)) if len(known_N) else None
 
 
-def _counts(counts: dict[int, int] | dict[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
 
 

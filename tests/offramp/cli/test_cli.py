@@ -201,7 +201,8 @@ def test_a_load_shows_progress_and_can_be_defined_by_an_arrival_process(
     bench = ("bench", "--data", tmp_path / "texts.txt", "--url", answering_url, "--json")
     assert run(*bench, "--arrivals", f"trace:{tmp_path / 'trace'}", "--seconds", 0.05) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["num_requests"] == 3
+    report = json.loads(captured.out)
+    assert (report["num_requests"], report["offered_rps"]) == (3, 3 / 0.04)
     assert "repeats if more is drawn" in captured.err
 
 
