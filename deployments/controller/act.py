@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.controller import decide
-from deployments.controller.decide import ApplyPlan, PlanningBasis, Proposal, Replan, Solve, View
+from deployments.controller.decide import ApplyPlan, PlanningBasis, Replan, Solve, View
 from deployments.controller.intake import IngressIntake
 from deployments.controller.observe import (
     Fleet,
@@ -34,7 +34,7 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
-from optimizer.decision import NoPlan
+from optimizer.decision import Decision, Planned
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.plan import PlacedPlan
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, placed_document, policy_document
@@ -367,10 +367,9 @@ class ControlLoop:
         await self._perform(decide.end_rests(self.view))
         counts = self.view.counts
         with self._timed("solve"):
-            found = await self._propose(forecast, reach)
-        asked = found.problem if isinstance(found, Proposal) else self._problems(forecast, counts)[0]
+            problem, found = await self._propose(forecast, reach)
         thresholds = self.stream.thresholds(self.state)
-        basis = PlanningBasis(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
+        basis = PlanningBasis(forecast=forecast, reach=reach, problem=problem, counts=counts, thresholds=thresholds)
         self._update_view(basis=basis)
         self.update_state(planned_s=self._view.snapshot.at_s)
         actions, words = decide.evaluate_proposal(self.view, found, reason)
@@ -380,21 +379,18 @@ class ControlLoop:
                 return {"epoch": each.placed.epoch, "changed": True, "reason": each.reason, "words": each.words}
         return {"epoch": self.state.placed.epoch, "changed": False, "reason": reason, "words": words}
 
-    async def _propose(self, forecast: Forecast, reach: Reach | None) -> Proposal | NoPlan:
+    async def _propose(self, forecast: Forecast, reach: Reach | None) -> tuple[PlanProblem, Decision]:
         """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
         strategy, blamed = self.settings.strategy, self.state.blamed
         while True:
             resting = Counter(rest.device for rest in self.state.resting)
             counts = {device: max(0, count - resting[device]) for device, count in self.view.counts.items()}
-            problems = self._problems(forecast, counts)
-            found = await decide.propose(problems, self._solve, strategy, blamed=blamed, reach=reach)
-            if isinstance(found, Proposal) or not resting:
-                return found
+            lengths = self.stream.lengths(self.state, forecast.at_s)
+            problems = decide.problems_to_solve(self.settings.problem, forecast, counts, lengths)
+            problem, found = await decide.propose(problems, self._solve, strategy, blamed=blamed, reach=reach)
+            if isinstance(found, Planned) or not resting:
+                return problem, found
             self.update_state(resting=())
-
-    def _problems(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
-        lengths = self.stream.lengths(self.state, forecast.at_s)
-        return decide.problems_to_solve(self.settings.problem, forecast, counts, lengths)
 
     async def _apply_plan(self, action: ApplyPlan) -> None:
         """Makes a plan the current one, and changes to it. If the change fails, the next tick continues it."""

@@ -593,22 +593,6 @@ CHECKS: tuple[Callable[[View], Actions], ...] = (
 Solve = Callable[[PlanProblem, Strategy], Awaitable[Decision]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """The best plan found."""
-
-    problem: PlanProblem
-    """The problem that the plan solves."""
-    planned: Planned
-    reach: Reach | None
-    """The share of inputs that reach each block according to recent probes; None with too few probes."""
-
-    @property
-    def figures(self) -> Evaluation:
-        """The predicted performance of the plan."""
-        return evaluate(self.problem, self.planned.stages, self.reach)
-
-
 def problems_to_solve(
     base: PlanProblem, forecast: Forecast, counts: Mapping[str, int], lengths: Lengths | None
 ) -> tuple[PlanProblem, ...]:
@@ -643,22 +627,22 @@ async def propose(
     *,
     blamed: Sequence[FailedPlan],
     reach: Reach | None,
-) -> Proposal | NoPlan:
-    """Returns the best plan of the first problem that has one; otherwise the reason why the first problem has none.
+) -> tuple[PlanProblem, Decision]:
+    """Returns the first problem that has a plan, and its best plan; otherwise the first one, and why it has none.
 
     Blamed plans are replaced by the planner's other candidates.
     """
-    refusals: list[NoPlan] = []
+    refusals: list[tuple[PlanProblem, NoPlan]] = []
     for problem in questions:
         found = await solve(problem, strategy)
         if isinstance(found, Planned):
             found = _allowed(problem, found, blamed) or NoPlan(strategy=strategy, binding="devices")
         if isinstance(found, NoPlan):
-            refusals.append(found)
+            refusals.append((problem, found))
             continue
         if reach is not None:
             found = apply_rescoring(problem, found, rescore(problem, found, reach))
-        return Proposal(problem=problem, planned=found, reach=reach)
+        return problem, found
     return refusals[0]
 
 
@@ -707,30 +691,31 @@ def _without_plan(view: View, none: NoPlan, reason: str) -> tuple[Actions, str]:
     return (LogEvent(kind="no plan", words=f"{words}; keeps plan {placed.epoch}"),), words
 
 
-def evaluate_proposal(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions, str]:
-    """Returns the actions for the best found plan, and the verdict as text."""
+def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Actions, str]:
+    """Returns the actions for the best plan that was found for the view's basis, and the verdict as text."""
     if isinstance(found, NoPlan):
         return _without_plan(view, found, reason)
-    state = view.state
-    placed = view.place(_plan_of(view, found))
-    settings = view.settings
+    state, settings, problem = view.state, view.settings, view.problem
+    reach = None if view.basis is None else view.basis.reach
+    figures = evaluate(problem, found.stages, reach)
+    placed = view.place(_plan_of(view, found, figures))
     verdict = weigh(
-        found.problem,
+        problem,
         state.placed.plan.planned_stages if _stands(view) else None,
-        found.planned,
+        found,
         moved=num_started(state.placed, placed),
         start_s=settings.start_s,
         period_s=settings.period_s,
         least_gain=settings.least_gain,
-        reach=found.reach,
+        reach=reach,
     )
     if verdict.change:
         change = ApplyPlan(
             placed=placed,
             reason=reason,
             words=verdict.words,
-            sized_for_rps=found.problem.required_per_s,
-            trial=_trial(view, found, placed) if _stands(view) else None,
+            sized_for_rps=problem.required_per_s,
+            trial=_trial(view, figures, placed) if _stands(view) else None,
         )
         return (change,), verdict.words
     if avoided_replicas(state.resting) != state.placed.avoided:
@@ -750,19 +735,19 @@ def _stands(view: View) -> bool:
     return view.state.suspended is None and view.has_room(view.state.placed)
 
 
-def _plan_of(view: View, found: Proposal) -> Plan:
+def _plan_of(view: View, found: Planned, figures: Evaluation) -> Plan:
     """Returns the found plan with the policy, which probes need even if no ramp is active."""
     before = view.state.placed.plan  # keeps the fields that the planner does not choose
     return replace(
         before,
-        stages=found.planned.stages,
-        shares=found.figures.shares,
+        stages=found.stages,
+        shares=figures.shares,
         policy=view.policy,
-        predicted=predictions(found.problem, found.figures),
+        predicted=predictions(view.problem, figures),
     ).with_splits(overlap_below=before.overlap_below)
 
 
-def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:
+def _trial(view: View, figures: Evaluation, placed: PlacedPlan) -> Trial | None:
     """Returns the trial of a new plan; None if the current plan was not measured or has no predicted rate."""
     state = view.state
     since_s = max(state.followed_s, view.now_s - view.settings.period_s)
@@ -774,7 +759,7 @@ def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:
         return None
     return Trial(
         epoch=placed.epoch,
-        predicted_rps=found.figures.rate_per_s,
+        predicted_rps=figures.rate_per_s,
         before=before,
         before_predicted_rps=float(expected_rps),
     )

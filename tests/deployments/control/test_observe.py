@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.controller.decide import Proposal, problems_to_solve, propose
+from deployments.controller.decide import problems_to_solve, propose
 from deployments.controller.intake import IngressIntake, latency_s, ran_since
 from deployments.controller.observe import BELIEVED_S, ObservedStream, effective_probes, window_rates
 from deployments.controller.observe import MissingAccelerators as Missing
@@ -19,7 +19,7 @@ from deployments.wire.messages import BUCKET, IngressReport, Interval, ReplicaRe
 from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
-from optimizer.decision import Decision, Strategy
+from optimizer.decision import Decision, Planned, Strategy
 from optimizer.live.changeover import FailedPlan
 from optimizer.plan import PlacedPlan, Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
@@ -326,8 +326,8 @@ class FakePlanner:
 
 
 async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[FailedPlan] = ()) -> Stages | None:
-    found = await propose(questions or (problem(),), planner.solve, "best", blamed=blamed, reach=None)
-    return found.planned.stages if isinstance(found, Proposal) else None
+    _, found = await propose(questions or (problem(),), planner.solve, "best", blamed=blamed, reach=None)
+    return found.stages if isinstance(found, Planned) else None
 
 
 async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
@@ -338,15 +338,10 @@ async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps(
 
 async def test_records_may_prefer_another_plan() -> None:
     # All 1.0 at block 2: no input leaves at ramp 1, so that the second half needs as much as the first.
-    found = await propose(
-        (problem(),),
-        FakePlanner(halves(3, 1), halves(2, 2)).solve,
-        "best",
-        blamed=(),
-        reach=lambda active: (1.0, 1.0, 1.0, 1.0),
-    )
-    assert isinstance(found, Proposal)
-    assert found.planned.stages == halves(2, 2)
+    planner = FakePlanner(halves(3, 1), halves(2, 2))
+    _, found = await propose((problem(),), planner.solve, "best", blamed=(), reach=lambda active: (1.0, 1.0, 1.0, 1.0))
+    assert isinstance(found, Planned)
+    assert found.stages == halves(2, 2)
     assert found.figures.rate_per_s == 400.0
 
 
