@@ -388,7 +388,7 @@ class SimulatedIngress(Driver):
             if self._tokens is None:
                 inputs = [PendingInput(number, now_s, deadline_s) for number in numbers]
             else:
-                network, of = core.route.chains[0].network, self._tokens.of
+                network, of = core.chains.active[0].route.network, self._tokens.of
                 inputs = [PendingInput(number, now_s, deadline_s, of(number, network)) for number in numbers]
             core.submit(inputs, now_s)
         except OfframpError as refusal:
@@ -539,12 +539,14 @@ class SimulatedIngress(Driver):
 
 
 def _options(scenario: Scenario, probing: Probing | None) -> IngressOptions:
-    has_slo = not math.isinf(scenario.slo_s)
+    has_slo, sequences = not math.isinf(scenario.slo_s), scenario.sequences
     return IngressOptions(
         max_queued=math.inf if scenario.max_queued is None else scenario.max_queued,
         calls_per_replica=scenario.calls_per_replica,
         max_attempts=MAX_ATTEMPTS,
         slo_s=scenario.slo_s if has_slo else None,
+        ttft_slo_s=None if sequences is None else sequences.ttft_slo_s,
+        tpot_slo_s=None if sequences is None else sequences.tpot_slo_s,
         slack=scenario.problem.slo.slack,
         num_ingresses=scenario.num_ingresses,
         admits=scenario.admission,

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.ingress.core.calls import Answered, placements_of
-from deployments.ingress.core.generation import GenerationLoop, GenerationOptions, GenerationState
+from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plan import PlacedPlan
 from simulator.events import WAKES
-from simulator.processes import MAX_ATTEMPTS, SimulatedCall, SimulatedIngress
+from simulator.processes import SimulatedCall, SimulatedIngress
 from simulator.scenario import Scenario
 from simulator.work import Step
 
@@ -47,13 +47,7 @@ class GeneratingIngress(SimulatedIngress):
         super().__init__(index, scenario, *others)
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
-        options = GenerationOptions(
-            max_attempts=MAX_ATTEMPTS,
-            ttft_slo_s=scenario.sequences.ttft_slo_s,
-            tpot_slo_s=scenario.sequences.tpot_slo_s,
-            num_ingresses=scenario.num_ingresses,
-        )
-        self.loop = GenerationLoop(options, scenario.plan, random.Random(index))
+        self.loop = GenerationLoop(self.core.options, scenario.plan, random.Random(index))
         self.ended_s = 0.0
         """When the last sequence ended."""
         number = len(scenario.arrivals_s)

@@ -13,7 +13,7 @@ from functools import partial
 from tokenizers import Tokenizer
 
 from deployments.api.service import ABANDONED
-from deployments.ingress.core.generation import GenerationLoop, GenerationOptions, GenerationState
+from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Alarm, Dispatcher, call_later
 from deployments.settings import ServeSettings
@@ -144,13 +144,8 @@ class GenerateService:
     """Sequences whose next step is sent in the next turn of the event loop."""
 
     def __post_init__(self) -> None:
-        rules = GenerationOptions(
-            max_attempts=self.settings.max_attempts,
-            ttft_slo_s=self.settings.ttft_slo_s,
-            tpot_slo_s=self.settings.tpot_slo_s,
-            num_ingresses=self.settings.ingress_replicas,
-        )
-        self.loop = GenerationLoop(rules, self.dispatcher.core.placed.plan, self.rng)
+        core = self.dispatcher.core
+        self.loop = GenerationLoop(core.options, core.placed.plan, self.rng)
 
     def follow(self, placed: PlacedPlan) -> None:
         self.loop.follow(placed.plan)

@@ -33,6 +33,8 @@ def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
         slo_s=settings.tpot_slo_s if generates else settings.slo_s,
+        ttft_slo_s=settings.ttft_slo_s,
+        tpot_slo_s=settings.tpot_slo_s,
         admits=not generates,  # `GenerationLoop.admit` admits whole sequences instead of their steps
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,

@@ -14,7 +14,6 @@ from deployments.ingress.core import calls
 from deployments.ingress.core.calls import AbortCall, Call, Calls, Pause
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
-from deployments.ingress.core.routes import build_route
 from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
 from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import Device
@@ -39,8 +38,8 @@ def apply_an_old_plan() -> AbstractContextManager[Any]:
     follow = IngressCore.follow
 
     def always(self: Any, placed: Any) -> None:
-        if placed.epoch < self.route.epoch:
-            self._chains.follow(build_route(placed, self.route), None)
+        if placed.epoch < self.placed.epoch:
+            self.chains.follow(placed)
         follow(self, placed)
 
     return patch.object(IngressCore, "follow", always)

@@ -81,7 +81,7 @@ class Calls:
     @property
     def oldest_epoch(self) -> int:
         """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
-        return min(self._num_open, default=self.chains.route.epoch)
+        return min(self._num_open, default=self.chains.placed.epoch)
 
     def begin(
         self,

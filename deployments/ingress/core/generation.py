@@ -26,7 +26,7 @@ from deployments.ingress.core.calls import (
     SendCall,
     bucket_of,
 )
-from deployments.ingress.core.inputs import STEP_QUEUE, Chains, Inputs, PendingInput
+from deployments.ingress.core.inputs import STEP_QUEUE, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost, sequence_numbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
@@ -94,19 +94,6 @@ class GenerationState(Generic[G]):
         return (self.last_s - self.first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else math.nan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
-    """The limits of one ingress."""
-
-    max_attempts: int
-    """The number of losses without a token in between after which a sequence fails."""
-    ttft_slo_s: float | None = None
-    """SLO of the time to first token."""
-    tpot_slo_s: float | None = None
-    """SLO of a sequence's mean time per token after the first."""
-    num_ingresses: int = 1
-
-
 @dataclass(slots=True)
 class GenerationCounts:
     """Counts since the start of the ingress. They never decrease."""
@@ -136,7 +123,7 @@ class GenerationCounts:
 class GenerationLoop:
     """The sequences of one ingress. All times are from the caller's clock, which must never go back."""
 
-    def __init__(self, options: GenerationOptions, plan: Plan, rng: random.Random) -> None:
+    def __init__(self, options: IngressOptions, plan: Plan, rng: random.Random) -> None:
         self.counts = GenerationCounts()
         self.num_running = 0
         self._options = options
@@ -365,7 +352,7 @@ class SequenceSteps:
     @property
     def _can_observe(self) -> bool:
         """Whether replicas observe probes under the current plan."""
-        return self.observations is not None and self.observations.can_observe(self.chains.route.placed.plan.policy)
+        return self.observations is not None and self.observations.can_observe(self.chains.placed.plan.policy)
 
     def _is_probe(self, pending: PendingInput) -> bool:
         return pending.placement is not None and bool(pending.placement.is_probe) and self._can_observe

@@ -42,7 +42,7 @@ from deployments.ingress.core.calls import (
 from deployments.ingress.core.generation import SequenceSteps
 from deployments.ingress.core.inputs import Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
-from deployments.ingress.core.routes import KVPlacement, PlanRoute, build_route
+from deployments.ingress.core.routes import KVPlacement
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
@@ -80,9 +80,9 @@ class IngressCore:
         """Why the service has no plan; None if it has one."""
         self.wake_s = math.inf
         """When the driver must call `wake`."""
-        self._options = options
+        self.options = options
         self._rng = rng
-        self._chains = chains = Chains(build_route(placed), options)
+        self.chains = chains = Chains(placed, options)
         self._calls = Calls(chains, options, make_call)
         self._observations: ExitObservations | None = None
         if options.shape is not None:
@@ -94,13 +94,8 @@ class IngressCore:
         self._timers = Timers()
 
     @property
-    def route(self) -> PlanRoute:
-        """The routes of the plan in force."""
-        return self._chains.route
-
-    @property
     def placed(self) -> PlacedPlan:
-        return self._chains.route.placed
+        return self.chains.placed
 
     @property
     def num_unanswered(self) -> int:
@@ -108,7 +103,7 @@ class IngressCore:
 
     @property
     def num_waiting(self) -> int:
-        return sum([chain.queue.length for chain in self._chains.active])
+        return sum([chain.queue.length for chain in self.chains.active])
 
     @property
     def counts(self) -> IngressCounts:
@@ -127,7 +122,7 @@ class IngressCore:
     @property
     def is_due(self) -> bool:
         """Whether `pump` would send a call now."""
-        for chain in self._chains.active:
+        for chain in self.chains.active:
             if chain.is_due:
                 return True
         return bool(self._steps.due)
@@ -136,20 +131,20 @@ class IngressCore:
 
     def follow(self, placed: PlacedPlan) -> None:
         """Switches to a plan. A plan older than the current one is ignored. Raises PlanError for another model."""
-        before = self.route
-        if placed.epoch < before.epoch:
+        epoch, stayed = self.placed.epoch, self.chains.stays
+        if placed.epoch < epoch:
             return
-        self._chains.follow(build_route(placed, before))
-        if self._observations is not None and before.stays and not self.route.stays:
+        self.chains.follow(placed)
+        if self._observations is not None and stayed and not self.chains.stays:
             self._observations.stop_staying()
-        if placed.epoch > before.epoch:
+        if placed.epoch > epoch:
             self.counts.exits.clear()
         self.suspended = None
 
     def suspend(self, reason: str, now_s: float) -> Actions:
         """Stops serving until the next plan: waiting and new inputs get StageUnavailableError."""
         self.suspended = reason
-        return self._outcomes.drop([*self._chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
+        return self._outcomes.drop([*self.chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
 
     # Receive and admit
 
@@ -178,7 +173,7 @@ class IngressCore:
         self._outcomes.check_room(len(inputs), now_s)
         self._outcomes.accept(inputs, now_s)
         deadline_s = inputs[0].deadline_s if inputs else math.inf
-        for chain, its_inputs in self._chains.by_chain(inputs):
+        for chain, its_inputs in self.chains.by_chain(inputs):
             chain.queue.push(its_inputs)
         if deadline_s < math.inf:
             self._timers.add(deadline_s, DEADLINE, inputs)
@@ -212,7 +207,7 @@ class IngressCore:
         """Drops inputs, whether queued or sent. `why`: the error, or a reason if the caller no longer waits."""
         waiting = [each for each in inputs if each.holder is None and not each.settled]
         actions = self._outcomes.drop(inputs, why, now_s)
-        for chain, its_inputs in self._chains.by_chain(waiting):
+        for chain, its_inputs in self.chains.by_chain(waiting):
             chain.queue.discard(its_inputs)
         return actions
 
@@ -221,7 +216,7 @@ class IngressCore:
     def pump(self, now_s: float) -> Actions:
         """Sends all calls that may be sent now to the first stages of the chains."""
         actions: Actions = self._steps.send(now_s) if self._steps.due else []
-        for chain in self._chains.active:
+        for chain in self.chains.active:
             first = chain.route.first
             while chain.is_due:
                 inputs = chain.queue.pop_batch(first.budgets[0], self.placed.plan.order, now_s)
@@ -229,9 +224,9 @@ class IngressCore:
                     actions += self._steps.begin(chain.route, inputs, now_s)
                     continue
                 if self._observations is None:
-                    watch: Watch | None = "stay" if self.route.stays else None
+                    watch: Watch | None = "stay" if self.chains.stays else None
                 else:
-                    plan, share = chain.route.plan, self._options.probe_share
+                    plan, share = chain.route.plan, self.options.probe_share
                     watch = self._observations.draw(inputs, plan, share, self._rng, now_s)
                 call = self._calls.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
                 actions.append(SendCall(call, *chain.route.entrance(probe=call.probe)))
@@ -242,7 +237,7 @@ class IngressCore:
 
     def answer(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Settles inputs that left the model after a block with their answers."""
-        self.route.check(block)
+        self.chains.check(block)
         held, answers = select(inputs, answers, call.release(inputs))
         if not held:
             return []
@@ -254,7 +249,7 @@ class IngressCore:
 
         Inputs of sequences are not settled: only the exit of the token is recorded (see `SequenceSteps`).
         """
-        self.route.check(block)
+        self.chains.check(block)
         held, answers = select(inputs, answers, [each.holder is call for each in inputs])
         if not held:
             return []
@@ -280,7 +275,7 @@ class IngressCore:
         Nothing is sent if no input is awaited any more. Otherwise all inputs are sent, because they share one payload.
         Only awaited inputs cross into another network, because each of them is encoded again.
         """
-        self.route.check(block)
+        self.chains.check(block)
         held = list(dict.fromkeys(each for each in inputs if each.holder is call))
         if not held:
             return []
@@ -310,7 +305,7 @@ class IngressCore:
             return False
         if not pending.settled or call.watch is None:
             return not pending.settled
-        return self.route.stays if self._observations is None else self._observations.is_open(pending)
+        return self.chains.stays if self._observations is None else self._observations.is_open(pending)
 
     def _send_unpruned(self, call: Call, now_s: float) -> Actions:
         """Sends unpruned copies of probes, whose words are about to be pruned, to the last network of the chain.
@@ -343,7 +338,7 @@ class IngressCore:
         removed, slot = self._remove(call, inputs, now_s), call.stage.slot
         if removed and removed[0].placement is not None:
             return self._steps.fail(removed, slot, now_s)
-        max_attempts = self._options.max_attempts
+        max_attempts = self.options.max_attempts
         exhausted = [each for each in removed if each.attempt + 1 >= max_attempts]
         error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input", retry_after_s=1.0)
         actions = self._outcomes.drop(exhausted, error, now_s)
@@ -383,7 +378,7 @@ class IngressCore:
                 self._timers.add(now_s, kind, thing)
             self.wake_s = self._timers.next_s()
         if self.suspended is not None:
-            actions += self._outcomes.drop(self._chains.clear(), self._no_plan(), now_s)
+            actions += self._outcomes.drop(self.chains.clear(), self._no_plan(), now_s)
         return actions
 
     def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
@@ -392,7 +387,7 @@ class IngressCore:
         if kind == CALL_TIMEOUT:
             return self._abort_call(thing, now_s)
         retried = thing.end()
-        for chain, its_inputs in self._chains.by_chain(retried):
+        for chain, its_inputs in self.chains.by_chain(retried):
             chain.queue.requeue(its_inputs)
         if retried:
             self.counts.retries[thing.slot] += len(retried)
@@ -438,14 +433,14 @@ class IngressCore:
         """Returns all counts so far, and keeps the observations."""
         return IngressReport(
             name=self.name,
-            epoch=self.route.epoch,
+            epoch=self.placed.epoch,
             suspended=self.suspended is not None,
             oldest_epoch=self.oldest_epoch,
             at_s=wall_s,
             unanswered=self.num_unanswered,
-            unanswered_tokens=sum(chain.unanswered_tokens for chain in self._chains.active),
+            unanswered_tokens=sum(chain.unanswered_tokens for chain in self.chains.active),
             waiting=self.num_waiting,
-            oldest_s=self._chains.oldest_s(now_s),
+            oldest_s=self.chains.oldest_s(now_s),
             **self.counts.totals(),
         )
 

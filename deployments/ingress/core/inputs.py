@@ -16,12 +16,12 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, min_to_send
+from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, build_routes, min_to_send
 from earlyexit.engine.queue import OrderSpec, take_from
-from earlyexit.errors import OfframpError
+from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import label_loss
-from optimizer.plan import Plan
+from optimizer.plan import PlacedPlan, Plan
 from profiles.records import Loss
 from profiles.stream import StreamShape
 
@@ -35,8 +35,12 @@ class IngressOptions:
     calls_per_replica: int
     """The largest number of calls per replica of the first stage without any reply."""
     max_attempts: int
-    """The number of attempts after which an input fails."""
+    """The number of attempts after which an input fails, or of losses in a row after which a sequence fails."""
     slo_s: float | None = None
+    ttft_slo_s: float | None = None
+    """SLO of a sequence's time to first token."""
+    tpot_slo_s: float | None = None
+    """SLO of a sequence's mean time per token after the first."""
     slack: float = 0.0
     """The share of the SLO that stages with deferred dispatch keep as a reserve (E3 section 4). Without an SLO, the
     share of the time from an input's arrival to its deadline."""
@@ -319,28 +323,31 @@ class RoundRobin:
 class Chains:
     """All chains of the current plan, in the plan's order."""
 
-    def __init__(self, route: PlanRoute, options: IngressOptions) -> None:
-        self.route = route
+    def __init__(self, placed: PlacedPlan, options: IngressOptions) -> None:
+        self.placed = placed
         self._options = options
         self._pending_calls: Counter[str] = Counter()
         """The number of calls with new inputs that have no reply yet, by slot."""
         self._num_taken = self._tokens_taken = 0
         self.active: list[Chain] = []
-        self.follow(route)
+        self.follow(placed)
 
-    def follow(self, route: PlanRoute) -> None:
-        """Switches to another plan."""
-        is_new = route.epoch > self.route.epoch
-        self.route = route
-        before, shares, options = self.active, route.placed.plan.shares, self._options
-        for chain, chain_route, share in zip(before, route.chains, shares, strict=False):
+    def follow(self, placed: PlacedPlan) -> None:
+        """Switches to another plan. Raises PlanError for a plan of another model."""
+        before, shares, options = self.active, placed.plan.shares, self._options
+        routes = build_routes(placed, [chain.route for chain in before])
+        is_new = placed.epoch > self.placed.epoch
+        self.placed = placed
+        self.stays = placed.plan.after_answer == "stay"
+        self._num_blocks = placed.plan.num_blocks
+        for chain, chain_route, share in zip(before, routes, shares, strict=False):
             chain.route, chain.share = chain_route, share
             if is_new and chain.admission is not None:
                 chain.admission.follow(chain_route.plan, self._tokens_per_input)
-        self.active = before[: len(route.chains)]
-        for chain_route, share in zip(route.chains[len(before) :], shares[len(before) :], strict=True):
+        self.active = before[: len(routes)]
+        for chain_route, share in zip(routes[len(before) :], shares[len(before) :], strict=True):
             self.active.append(Chain(chain_route, share, options.admission(chain_route.plan)))
-        for chain in before[len(route.chains) :]:
+        for chain in before[len(routes) :]:
             chain.merge_into(self.active[-1])
         self._turns = RoundRobin(shares)
         for chain in self.active:
@@ -350,6 +357,11 @@ class Chains:
     def _tokens_per_input(self) -> float | None:
         """The mean tokens of the inputs so far; None before the first."""
         return self._tokens_taken / self._num_taken if self._num_taken else None
+
+    def check(self, block: int) -> None:
+        """Raises ExecutionError for a block that the model does not have."""
+        if not 0 <= block < self._num_blocks:
+            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
 
     def draw(self, number: int) -> list[Chain]:
         """Draws a chain for each of the next `number` inputs."""
@@ -402,11 +414,11 @@ class Chains:
 
     def _update(self, chain: Chain) -> None:
         """Recomputes how many inputs must wait before the next call, from the calls without a reply."""
-        first = chain.route.first
+        first, stage = chain.route.first, chain.route.first.assignment.stage
         chain.min_inputs, chain.min_tokens = min_to_send(
             first.budgets[0],
             pending_calls=self._pending_calls[first.slot],
-            batches=first.planned.replicas * first.planned.splits[0].side_by_side,
+            batches=stage.replicas * stage.splits[0].side_by_side,
             calls_per_batch=self._options.calls_per_replica,
             fills=first.assignment.fills,
         )

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
-from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
+from earlyexit.errors import PlanError, SequenceLostError
 from earlyexit.network.boundary import Budget, Split
 from optimizer.plan import PlacedPlan, Plan, Stage
 
@@ -299,8 +299,6 @@ class StageRoute:
     """The position of the route in the chain."""
     first: int
     """The first block."""
-    planned: Stage
-    """The stage of the plan."""
     assignment: Assignment
     """The assignment that every call to the stage carries. It is created once per plan."""
     budgets: tuple[Budget, ...]
@@ -402,32 +400,14 @@ class ChainRoute:
         return sum_s
 
 
-class PlanRoute:
-    """The routes of all chains of a plan."""
+def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[ChainRoute]:
+    """Returns the route of each chain of a plan.
 
-    def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute, ...]) -> None:
-        self.placed = placed
-        self.chains = chains
-        self.stays = placed.plan.after_answer == "stay"
-        self._num_blocks = placed.plan.num_blocks
-
-    @property
-    def epoch(self) -> int:
-        return self.placed.epoch
-
-    def check(self, block: int) -> None:
-        """Raises ExecutionError for a block that the model does not have."""
-        if not 0 <= block < self._num_blocks:
-            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
-
-
-def build_route(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
-    """Returns the routes of a plan. `before`: the routes of the previous plan, whose measured times are taken over.
-
-    Raises PlanError for a plan of another model.
+    `before`: the routes of the previous plan, whose measured times are taken over. Raises PlanError for a plan of
+    another model.
     """
-    if before is not None:
-        earlier, later = before.placed.plan, placed.plan
+    if before:
+        earlier, later = before[0].plan, placed.plan
         if earlier.num_blocks != later.num_blocks:
             raise PlanError(f"a plan of {later.num_blocks} blocks cannot follow one of {earlier.num_blocks}")
         if earlier.networks != later.networks:
@@ -436,8 +416,8 @@ def build_route(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRout
     assignments, chains = iter(assignments_of(placed).values()), list[ChainRoute]()
     for number, plan in enumerate(placed.plan.chains):
         block_s = [0.0] * plan.num_blocks
-        if before is not None:
-            block_s = before.chains[min(number, len(before.chains) - 1)].seconds_per_block
+        if before:
+            block_s = before[min(number, len(before) - 1)].seconds_per_block
         stages: list[StageRoute] = []
         for planned in plan.stages:
             assignment = next(assignments)
@@ -446,14 +426,13 @@ def build_route(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRout
                 route = StageRoute(
                     index=len(stages),
                     first=first,
-                    planned=planned,
                     assignment=assignment,
                     budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
                     expected_s=sum(block_s[first:end]),
                 )
                 stages.append(route)
         chains.append(ChainRoute(plan, tuple(stages), block_s))
-    return PlanRoute(placed, tuple(chains))
+    return chains
 
 
 def crossings_of(plan: Plan) -> dict[int, Crossing]:

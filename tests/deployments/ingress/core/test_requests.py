@@ -481,7 +481,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
         if rng.random() < 0.1:
             world.give_up("".join(rng.sample(submitted, min(3, len(submitted)))))
         if rng.random() < 0.1:
-            world.follow(any_plan(rng, world.core.route.epoch + rng.randint(0, 1)))
+            world.follow(any_plan(rng, world.core.placed.epoch + rng.randint(0, 1)))
         world.until(world.now_s + rng.uniform(0, 0.5))
     assert world.outcomes.keys() == set(submitted)
     world.until(world.now_s + 10 + CALL_GRACE_S)
