@@ -39,9 +39,9 @@ from deployments.ops.dashboard import ServiceFacts, SnapshotPoller, ask_service,
 from deployments.ops.prometheus import metrics_text
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.settings import ServeSettings, initial_replicas
-from deployments.versions.repository import RayCluster, VersionRoutes
+from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import Tally
-from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
+from deployments.versions.versions import IngressLink, RayCluster, VersionFacts, Versions
 from deployments.wire.controller_link import ControllerLink, DeploymentHandles
 from deployments.wire.directory import directory_of
 from deployments.wire.messages import IngressReport
@@ -233,7 +233,7 @@ class Ingress(RpcMethods):
             )
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        self.versions = Versions(self, self._settings, RayStore(), IngressLink, self._clock, VersionMetrics().export)
+        self.versions = Versions(self, self._settings, RayCluster(), IngressLink, self._clock, VersionMetrics().export)
 
     def _build_feed(self) -> Feed:
         settings = self._settings
@@ -258,7 +258,7 @@ class Ingress(RpcMethods):
         self._background.start("follow versions", self.versions.run())
         api = build_api(
             self,
-            VersionRoutes(self, self.versions, RayCluster(), settings.repository.folder),
+            VersionRoutes(self, self.versions, settings.repository.folder),
             gate=self._gate,
             cors_origins=() if settings.access is None else settings.access.cors_origins,
             tracer=self._tracer,

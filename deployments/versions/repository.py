@@ -15,12 +15,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.inventory import Inventory, inventory_of_nodes
 from cluster.render import application_config
 from deployments.api.endpoint import Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, parse_body
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
-from deployments.local_ray.private import find_applications, put_applications
 from deployments.settings import ServeSettings, max_accelerators
 from deployments.versions.versions import AnnouncedApp, IndexRow, Versions
 from earlyexit.errors import InputError, UnknownModelError
@@ -29,31 +27,15 @@ from earlyexit.network.store import read_card
 SETTINGS_FILE = "settings.json"
 
 
-class RayCluster:
-    """The applications that Serve runs on this cluster, and the cluster's hardware."""
-
-    async def applications(self) -> dict[str, Any]:
-        return await find_applications()
-
-    async def put(self, config: Mapping[str, Any]) -> None:
-        await put_applications(config)
-
-    async def inventory(self) -> Inventory:
-        import ray
-
-        return inventory_of_nodes(await asyncio.to_thread(ray.nodes))
-
-
 class VersionRoutes:
     """Handlers of the operations on versions.
 
     Only one version is loaded or unloaded at a time, because each change replaces the whole set of applications.
     """
 
-    def __init__(self, backend: Backend, versions: Versions, cluster: RayCluster, folder: str | None) -> None:
+    def __init__(self, backend: Backend, versions: Versions, folder: str | None) -> None:
         self._bodies = backend.bodies
         self._versions = versions
-        self._cluster = cluster
         self._folder = None if folder is None else Path(folder)
         self._lock = asyncio.Lock()
 
@@ -106,31 +88,32 @@ class VersionRoutes:
     async def _load(self, model: str, parameters: LoadParameters) -> None:
         """Starts a version; raises InputError, UnknownModelError, and ModelFolderError for a folder without a model."""
         settings = await asyncio.to_thread(self._settings, model, parameters)
-        serve = await self._cluster.applications()
-        self._check_new(settings, model, await self._versions.store.announced(), serve)
-        inventory = await self._cluster.inventory()
-        check_devices(max_accelerators(settings), inventory, claimed(serve, settings.app))
+        cluster = self._versions.cluster
+        serve = await cluster.applications()
+        self._check_new(settings, model, await cluster.announced(), serve)
+        check_devices(max_accelerators(settings), await cluster.inventory(), claimed(serve, settings.app))
         config = application_config(json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT)
         config = with_application(serve, {"applications": [config]})
-        await self._versions.store.announce(AnnouncedApp(app=settings.app, model=model, version=settings.version))
-        await self._cluster.put(config)
+        await cluster.announce(AnnouncedApp(app=settings.app, model=model, version=settings.version))
+        await cluster.put(config)
 
     async def _unload(self, model: str, parameters: LoadParameters) -> None:
         """Stops a version after its running requests are answered.
 
         Raises UnknownModelError, and InputError for a version that answers requests without a version.
         """
-        serve = await self._cluster.applications()
+        cluster = self._versions.cluster
+        serve = await cluster.applications()
         loaded = {
             each.version: each.app
-            for each in await self._versions.store.announced()
+            for each in await cluster.announced()
             if each.model == model and each.app in serve["applications"]
         }
         version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
         if version not in loaded:
             raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(loaded)}")
         await self._versions.check_free(model, version)
-        await self._cluster.put(without_application(serve, loaded[version]))
+        await cluster.put(without_application(serve, loaded[version]))
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         settings = parse_body(ServeSettings, self._config(model, parameters))

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
 from deployments.api.parsing import Canary, InferRequest
-from deployments.local_ray.private import kv_get, kv_keys, kv_put
+from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
 from deployments.settings import ServeSettings
 from deployments.versions.traffic import Tally, Traffic, TrafficSplitter
 from deployments.wire.controller_link import DeploymentHandles
@@ -58,14 +59,6 @@ class AnnouncedApp(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppStatus:
-    """What Serve reports about an application."""
-
-    status: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRow:
     """A row of the index of Triton's repository extension."""
 
@@ -75,16 +68,19 @@ class IndexRow:
     reason: str
 
     @classmethod
-    def of(cls, app: AnnouncedApp, status: AppStatus) -> IndexRow:
-        """Returns the row of an application that Serve knows."""
-        state = STATES.get(status.status, "UNAVAILABLE")
-        details = (f"{app.app} is {status.status}", status.message)
-        reason = "" if state == "READY" else ": ".join(filter(None, details))
+    def of(cls, app: AnnouncedApp, details: Mapping[str, Any]) -> IndexRow:
+        """Returns the row of an application, from Serve's details of it."""
+        state = STATES.get(details["status"], "UNAVAILABLE")
+        about = " is ".join((app.app, details["status"]))  # an f-string would have the name of Serve's enum
+        reason = "" if state == "READY" else ": ".join(filter(None, (about, details["message"])))
         return cls(name=app.model, version=app.version, state=state, reason=reason)
 
 
-class RayStore:
-    """The store of versions in Ray's GCS. Its calls block for about a millisecond, and therefore run in threads."""
+class RayCluster:
+    """What the ingresses of a cluster share: a store of versions in Ray's GCS, Serve's applications, and hardware.
+
+    Calls of the store block for about a millisecond, and therefore run in threads.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, Traffic] = {}
@@ -109,11 +105,18 @@ class RayStore:
     async def announce(self, app: AnnouncedApp) -> None:
         await asyncio.to_thread(kv_put, ANNOUNCED + app.app, app.model_dump_json())
 
-    async def statuses(self) -> Mapping[str, AppStatus]:
-        from ray import serve
+    async def applications(self) -> dict[str, Any]:
+        """Returns all applications and options of Serve; raises OfframpError if Serve does not answer."""
+        return await find_applications()
 
-        apps = (await asyncio.to_thread(serve.status)).applications
-        return {name: AppStatus(status=each.status.value, message=each.message) for name, each in apps.items()}
+    async def put(self, config: Mapping[str, Any]) -> None:
+        """Replaces the set of applications; raises OfframpError if Serve does not answer."""
+        await put_applications(config)
+
+    async def inventory(self) -> Inventory:
+        import ray
+
+        return inventory_of_nodes(await asyncio.to_thread(ray.nodes))
 
 
 ASK_S = 5.0
@@ -204,7 +207,7 @@ class Versions:
 
     own: ModelVersion
     settings: ServeSettings
-    store: RayStore
+    cluster: RayCluster
     link_to: Callable[[str], IngressLink]
     clock: Clock
     export: Callable[[Tally], None]
@@ -231,15 +234,16 @@ class Versions:
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
         app = AnnouncedApp(app=self.settings.app, model=self.own.card.name, version=self.own.version)
-        await self._retry(partial(self.store.announce, app), sleep)
+        await self._retry(partial(self.cluster.announce, app), sleep)
         while VERSIONS_PATH not in self.settings.route_prefix:
             await self._retry(self._refresh, sleep)
             await sleep(REFRESH_S)
 
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
         """Returns the versions of all models that Serve knows, sorted by name."""
-        announced, statuses = await self.store.announced(), await self.store.statuses()
-        rows = [IndexRow.of(each, statuses[each.app]) for each in announced if each.app in statuses]
+        announced, serve = await self.cluster.announced(), await self.cluster.applications()
+        running = serve["applications"]
+        rows = [IndexRow.of(each, running[each.app]) for each in announced if each.app in running]
         rows.sort(key=lambda row: (row.name, row.version))
         return [row for row in rows if row.state == "READY" or not ready_only]
 
@@ -254,7 +258,7 @@ class Versions:
 
     async def canary_report(self) -> dict[str, Any]:
         """Returns the default version and the canary, with the counts of all ingresses of this application."""
-        traffic = await self.store.traffic(self.own.card.name)
+        traffic = await self.cluster.traffic(self.own.card.name)
         tally = Tally()
         for each in await self._link(self.settings.app).tallies():
             tally.add(each)
@@ -303,7 +307,7 @@ class Versions:
 
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
-        traffic = await self.store.traffic(model)
+        traffic = await self.cluster.traffic(model)
         is_ours = (model, version) == (self.own.card.name, self.own.version)
         if is_ours or version == traffic.default:
             raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
@@ -321,16 +325,16 @@ class Versions:
         model, is_stored = self.own.card.name, False
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
-                before = await self.store.traffic(model)
+                before = await self.cluster.traffic(model)
                 traffic = before.model_copy(update={**changed(before), "changes": before.changes + 1})
                 await self._connect(version or self.own.version)
-                is_stored = await self.store.put_traffic(model, traffic)
+                is_stored = await self.cluster.put_traffic(model, traffic)
             if VERSIONS_PATH not in self.settings.route_prefix:
                 await self._apply(traffic)
 
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one
-            await self._apply(await self.store.traffic(self.own.card.name))
+            await self._apply(await self.cluster.traffic(self.own.card.name))
         if self._splitter is not None:
             self.export(self.tally)
 
@@ -375,7 +379,7 @@ class Versions:
     async def _try_connect(self, version: str) -> ModelVersion | None:
         try:
             return await self._connect(version)
-        except OfframpError as error:
+        except (InputError, UnknownModelError, VersionUnavailableError) as error:
             logger.warning("version %s is not used: %s", version, error)
             return None
 
@@ -419,13 +423,13 @@ class Versions:
     async def _find(self, version: str) -> str:
         """Returns the application of a version, preferably a running one; raises UnknownModelError."""
         model = self.own.card.name
-        announced, statuses = await self.store.announced(), await self.store.statuses()
+        announced, serve = await self.cluster.announced(), await self.cluster.applications()
         matching = [each.app for each in announced if (each.model, each.version) == (model, version)]
-        apps = [app for app in matching if app in statuses]
+        apps = [app for app in matching if app in serve["applications"]]
         if not apps:
             known = ", ".join(repr(each) for each in await self.names())
             raise UnknownModelError(f"unknown version {version!r} of {model!r}; there are {known}")
-        return min(apps, key=lambda app: (statuses[app].status != "RUNNING", app))
+        return min(apps, key=lambda app: (serve["applications"][app]["status"] != "RUNNING", app))
 
     def _link(self, app: str) -> IngressLink:
         if app not in self._links:

@@ -21,7 +21,7 @@ from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
 from deployments.keys import AccessSettings
-from deployments.versions.repository import RayCluster, VersionRoutes
+from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import TrafficSplitter
 from deployments.versions.versions import IndexRow, Versions
 from earlyexit.network.boundary import Answer
@@ -159,7 +159,7 @@ def gate(limits: RateLimits | None = None, *, keys: bool = True, clock: ManualCl
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
     """Returns an HTTP client of the whole application, including the routes of versions."""
     assert isinstance(backend.versions, FakeDesk)
-    routes = FakeRoutes(backend, backend.versions, RayCluster(), None)
+    routes = FakeRoutes(backend, backend.versions, None)
     app = build_api(backend, routes, gate=gate, **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.api.parsing import Canary
 from deployments.versions.traffic import MAX_COMPARISONS, Traffic, hashed_draws, losses_between
-from deployments.versions.versions import REFRESH_S, AppStatus, OtherVersion
+from deployments.versions.versions import REFRESH_S, OtherVersion
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, Value, values_of
 from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
@@ -56,16 +56,16 @@ async def test_a_canary_answers_until_it_ends_and_a_default_answers_what_names_n
     assert await world.answered_by() == "1"
     assert (await world.set_default("2")).json()["default"] == "2"
     assert await world.answered_by() == "2"
-    assert world.store.of_models["intents"] == Traffic(default="2", changes=3)
+    assert world.cluster.of_models["intents"] == Traffic(default="2", changes=3)
 
 
 async def test_a_canary_ends_without_a_share_or_when_it_becomes_the_default(world: World) -> None:
     await world.set_canary()
     await world.set_canary(share=0.0)
-    assert world.store.of_models["intents"] == Traffic(changes=2)
+    assert world.cluster.of_models["intents"] == Traffic(changes=2)
     await world.set_canary()
     await world.set_default("2")
-    assert world.store.of_models["intents"] == Traffic(default="2", changes=4)
+    assert world.cluster.of_models["intents"] == Traffic(default="2", changes=4)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
@@ -73,7 +73,7 @@ async def test_without_explicit_control_every_change_is_a_403(tmp_path: Path, or
     world = World(tmp_path, control="none")
     status, message = refused(await order(world))
     assert (status, "repository.control: explicit" in message) == (403, True)
-    assert (world.store.of_models, world.cluster.put_last) == ({}, None)
+    assert (world.cluster.of_models, world.cluster.put_last) == ({}, None)
 
 
 async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
@@ -87,7 +87,7 @@ async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
     world.own.card = tales()
     with pytest.raises(InputError, match=r"models that generate have no canary: .* 'name:version'"):
         await world.versions.set_canary(Canary(version="2", share=1.0))
-    assert world.store.of_models == {}
+    assert world.cluster.of_models == {}
 
 
 async def test_another_models_canary_is_a_404_and_a_wrong_method_a_405(world: World) -> None:
@@ -114,7 +114,7 @@ async def test_a_version_with_other_inputs_is_refused(world: World, codec: dict[
     world.own.card = a_card(codec=spectrum(3))
     world.others["2"].card = a_card(codec=codec)
     status, message = refused(await world.set_canary())
-    assert (status, said in message, world.store.of_models) == (400, True, {})
+    assert (status, said in message, world.cluster.of_models) == (400, True, {})
 
 
 async def test_versions_may_encode_the_same_rows_differently_and_be_cascades(world: World, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_a_canary_gets_the_requests_whose_draw_is_below_its_share(world: W
 
 async def test_another_default_gets_all_requests_that_the_canary_does_not_get(world: World) -> None:
     for canary in ("3", "1"):
-        world.store.of_models["intents"] = Traffic(default="2", canary=Canary(version=canary, share=SHARE))
+        world.cluster.of_models["intents"] = Traffic(default="2", canary=Canary(version=canary, share=SHARE))
         await world.look()
         assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("2", canary)
 
@@ -224,32 +224,32 @@ async def test_the_number_of_comparisons_is_limited(world: World) -> None:
 
 
 async def test_an_ingress_announces_itself_and_follows_what_is_stored(world: World) -> None:
-    del world.store.of_apps["one"]
+    del world.cluster.of_apps["one"]
     await world.look()
-    assert (world.store.of_apps["one"].version, world.shown) == ("1", [])
-    world.store.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
+    assert (world.cluster.of_apps["one"].version, world.shown) == ("1", [])
+    world.cluster.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
     await world.look(2)
     assert (await world.answered_by(), world.shown) == ("2", [world.versions.tally] * 2)
-    world.store.failures = [ConnectionError("no GCS")] * 2
+    world.cluster.failures = [ConnectionError("no GCS")] * 2
     await world.look(2)
     assert (world.slept[-2:], await world.answered_by()) == ([REFRESH_S] * 2, "2")
-    world.store.of_models["intents"] = Traffic()
+    world.cluster.of_models["intents"] = Traffic()
     await world.look()
     assert await world.answered_by() == "1"
 
 
 async def test_an_ingress_of_one_version_does_not_read_the_store(tmp_path: Path) -> None:
     world = World(tmp_path, route_prefix="/v2/models/intents/versions/1")
-    world.store.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
+    world.cluster.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
     await world.look()
     assert (world.slept, await world.answered_by()) == ([], "1")
 
 
 async def test_an_unreachable_version_is_not_used(world: World) -> None:
-    world.store.of_models["intents"] = Traffic(canary=Canary(version="9", share=1.0))
+    world.cluster.of_models["intents"] = Traffic(canary=Canary(version="9", share=1.0))
     await world.look()
     assert await world.answered_by() == "1"
-    world.store.of_models["intents"] = Traffic(default="9", canary=Canary(version="2", share=SHARE))
+    world.cluster.of_models["intents"] = Traffic(default="9", canary=Canary(version="2", share=SHARE))
     await world.look()
     assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("1", "2")
 
@@ -268,7 +268,7 @@ async def test_requests_that_wait_for_an_application_that_is_gone_are_answered_b
         await world.look()
         assert not silent.was_cancelled, "it is there, and may answer yet"
     silent.gone = RuntimeError("deleted")
-    del world.store.serving["two"]
+    del world.cluster.serving["two"]
     await world.look()
     assert (await waiting, await world.answered_by()) == ("1", "1")
 
@@ -276,36 +276,36 @@ async def test_requests_that_wait_for_an_application_that_is_gone_are_answered_b
 @pytest.mark.parametrize("read", [World.look, lambda world: world.http.delete(CANARY)], ids=["a look", "a change"])
 async def test_an_old_read_of_the_store_does_not_undo_a_change(world: World, read: Any) -> None:
     await world.set_canary()
-    held = world.store.held = Held()
+    held = world.cluster.held = Held()
     reading = asyncio.create_task(read(world))
     await held.began.wait()
     promoting = asyncio.create_task(world.set_default("2"))
     await asyncio.sleep(0.05)
     held.may_end.set()
     await asyncio.gather(reading, promoting)
-    traffic = world.store.of_models["intents"]
+    traffic = world.cluster.of_models["intents"]
     assert (traffic.default, traffic.canary, await world.answered_by()) == ("2", None, "2")
 
 
 async def test_simultaneous_changes_at_two_ingresses_do_not_undo_each_other(world: World, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = World(tmp_path / "other")
-    other.versions.store = world.store
+    other.versions.cluster = world.cluster
     await world.set_canary()
-    held = world.store.held = Held()
+    held = world.cluster.held = Held()
     ending = asyncio.create_task(world.http.delete(CANARY))
     await held.began.wait()
     promoted = await other.set_default("3")
     held.may_end.set()
     assert [promoted.status_code, (await ending).status_code] == [200, 200]
-    traffic = world.store.of_models["intents"]
+    traffic = world.cluster.of_models["intents"]
     assert (traffic.default, traffic.canary, await world.answered_by()) == ("3", None, "3")
 
 
 async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: World) -> None:
-    world.store.add("b", "7", AppStatus(status="RUNNING"), model="other")
+    world.cluster.add("b", "7", model="other")
     assert (await world.http.get("/v2/models/intents")).json()["versions"] == ["1", "2", "3"]
-    world.store.failures = [ConnectionError("no GCS")]
+    world.cluster.failures = [ConnectionError("no GCS")]
     assert (await world.http.get("/v2/models/intents")).json()["versions"] == ["1"]
 
 

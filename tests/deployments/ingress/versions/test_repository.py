@@ -11,7 +11,7 @@ import pytest
 
 from cluster.render import BUILDER
 from deployments.settings import ServeSettings
-from deployments.versions.versions import AnnouncedApp, AppStatus
+from deployments.versions.versions import AnnouncedApp
 from tests.deployments.ingress.versions.version_world import World, refused
 
 SECOND = "/v2/models/intents/versions/2"
@@ -22,7 +22,7 @@ def world(tmp_path: Path) -> World:
     """Only version 1 runs."""
     world = World(tmp_path)
     for app in ("two", "three"):
-        del world.store.of_apps[app], world.store.serving[app]
+        del world.cluster.of_apps[app], world.cluster.serving[app]
     world.run_on_cluster("one", "1", "/")
     return world
 
@@ -52,9 +52,9 @@ async def index(world: World, body: bytes = b"") -> Any:
 async def test_the_index_has_serves_applications_with_tritons_states(world: World) -> None:
     statuses = {"two": "DEPLOYING", "three": "DEPLOY_FAILED", "four": "DELETING"}
     for version, (app, status) in enumerate(statuses.items(), start=2):
-        world.store.add(app, str(version), AppStatus(status=status, message="why" if app == "three" else ""))
-    world.store.add("gone", "9")
-    del world.store.serving["gone"]
+        world.cluster.add(app, str(version), status, message="why" if app == "three" else "")
+    world.cluster.add("gone", "9")
+    del world.cluster.serving["gone"]
     assert await index(world, b"{}") == [
         {"name": "intents", "version": "1", "state": "READY", "reason": ""},
         {"name": "intents", "version": "2", "state": "LOADING", "reason": "two is DEPLOYING"},
@@ -65,8 +65,8 @@ async def test_the_index_has_serves_applications_with_tritons_states(world: Worl
 
 
 async def test_the_running_application_of_a_version_is_preferred(world: World) -> None:
-    world.store.add("two", "2", AppStatus(status="DEPLOYING"))
-    world.store.add("three", "2")
+    world.cluster.add("two", "2", "DEPLOYING")
+    world.cluster.add("three", "2")
     world.others["3"].version = "2"
     await world.set_canary()
     await world.answered_by()
@@ -74,14 +74,14 @@ async def test_the_running_application_of_a_version_is_preferred(world: World) -
 
 
 async def test_a_loaded_version_is_added_to_the_others_and_announced(world: World) -> None:
-    before = world.cluster.configs["one"]
+    before = world.cluster.serving["one"]["deployed_app_config"]
     assert (await load(world, second(world))).json() == {}
     assert world.cluster.put_last is not None
     first, loaded = world.cluster.put_last["applications"]
     assert first == before
     assert (loaded["name"], loaded["route_prefix"], loaded["import_path"]) == ("two", SECOND, BUILDER)
     assert ServeSettings.model_validate(loaded["args"]) == second(world)
-    assert world.store.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
+    assert world.cluster.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
 
 
 async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World) -> None:
@@ -95,7 +95,7 @@ async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World
     several = "parameters.version is needed: the repository has 'intents' as versions '2', '3'"
     assert refused(await order(world, "load")) == (400, several)
     await order(world, "load", version="3", unload_dependents=False)
-    assert set(world.cluster.configs) == {"one", "three"}
+    assert set(world.cluster.serving) == {"one", "three"}
 
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str], int, str]] = {
@@ -116,7 +116,7 @@ async def test_settings_that_cannot_run_beside_the_others_are_refused(
     config = second(world).model_dump(mode="json") | others
     found, message = refused(await order(world, "load", **{"config": json.dumps(config)} | asked))
     assert (found, words in message) == (status, True), message
-    assert (world.cluster.put_last, set(world.store.of_apps)) == (None, {"one"})
+    assert (world.cluster.put_last, set(world.cluster.of_apps)) == (None, {"one"})
 
 
 async def test_accelerators_of_other_versions_are_not_available(world: World) -> None:
@@ -126,22 +126,22 @@ async def test_accelerators_of_other_versions_are_not_available(world: World) ->
     world.cluster.cores = 4
     await load(world, second(world))
     await load(world, second(world, max_queued=7))  # its own are not another's
-    assert world.cluster.configs["two"]["args"]["max_queued"] == 7
+    assert world.cluster.serving["two"]["deployed_app_config"]["args"]["max_queued"] == 7
 
 
 async def test_an_unloaded_version_is_removed_from_serve(world: World) -> None:
     assert refused(await order(world, "unload", version="2"))[0] == 404
     world.run_on_cluster("two", "2", SECOND)
-    world.store.add("two", "2")
+    world.cluster.add("two", "2")
     several = "parameters.version is needed: 'intents' is loaded as versions '1', '2'"
     assert refused(await order(world, "unload")) == (400, several)
     assert (await order(world, "unload", version="2")).json() == {}
-    assert set(world.cluster.configs) == {"one"}
+    assert set(world.cluster.serving) == {"one"}
 
 
 async def test_a_version_that_answers_requests_is_not_unloaded(world: World) -> None:
     world.run_on_cluster("two", "2", SECOND)
-    world.store.add("two", "2")
+    world.cluster.add("two", "2")
     await world.set_canary(share=0.1)
     canary = refused(await order(world, "unload", version="2"))
     assert canary == (400, "version '2' is the canary; end that first")
@@ -149,4 +149,4 @@ async def test_a_version_that_answers_requests_is_not_unloaded(world: World) -> 
     for version in ("1", "2"):
         status, message = refused(await order(world, "unload", version=version))
         assert (status, "answers requests that name none" in message) == (400, True)
-    assert set(world.cluster.configs) == {"one", "two"}
+    assert set(world.cluster.serving) == {"one", "two"}

@@ -20,9 +20,9 @@ from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.local_ray.applications import THROUGHPUT
 from deployments.settings import ServeSettings
-from deployments.versions.repository import RayCluster, VersionRoutes
+from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import Tally, Traffic
-from deployments.versions.versions import AnnouncedApp, AppStatus, IngressLink, RayStore, VersionFacts, Versions
+from deployments.versions.versions import AnnouncedApp, IngressLink, RayCluster, VersionFacts, Versions
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
@@ -31,7 +31,6 @@ from tests.deployments.ingress.api.faces import V2_BODY, FakeBackend
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
 
-RUNNING = AppStatus(status="RUNNING")
 CANARY = "/v2/models/intents/canary"
 DEFAULT = "/v2/models/intents/default"
 PLAN = {
@@ -116,12 +115,14 @@ class Held:
 
 
 @dataclass
-class FakeStore(RayStore):
-    """A store in memory."""
+class FakeCluster(RayCluster):
+    """A store in memory, and a Serve that runs the applications of the last PUT, on a number of cores."""
 
     of_models: dict[str, Traffic] = field(default_factory=dict)
     of_apps: dict[str, AnnouncedApp] = field(default_factory=dict)
-    serving: dict[str, AppStatus] = field(default_factory=dict)
+    serving: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cores: int = 8
+    put_last: Mapping[str, Any] | None = None
     failures: list[Exception] = field(default_factory=list)
     """Errors that the next reads raise, one after the other."""
     held: Held | None = None
@@ -150,41 +151,30 @@ class FakeStore(RayStore):
         self._fail()
         self.of_apps[app.app] = app
 
-    async def statuses(self) -> Mapping[str, AppStatus]:
-        return self.serving
+    async def applications(self) -> dict[str, Any]:
+        return {"applications": self.serving}
 
-    def add(self, app: str, version: str, status: AppStatus = RUNNING, model: str = "intents") -> None:
-        """Adds an application."""
+    async def put(self, config: Mapping[str, Any]) -> None:
+        self.put_last, self.serving = config, {}
+        for each in config["applications"]:
+            self.run(each)
+
+    async def inventory(self) -> Inventory:
+        return Inventory(devices={"cpu": Accelerators(count=self.cores)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+
+    def run(self, config: Mapping[str, Any]) -> None:
+        """Runs the application of a config."""
+        details = {"route_prefix": config["route_prefix"], "deployed_app_config": config}
+        self.serving[config["name"]] = {"status": "RUNNING", "message": "", **details}
+
+    def add(self, app: str, version: str, status: str = "RUNNING", model: str = "intents", message: str = "") -> None:
+        """Adds an application, which keeps its config if it has one."""
         self.of_apps[app] = AnnouncedApp(app=app, model=model, version=version)
-        self.serving[app] = status
+        self.serving[app] = self.serving.get(app, {}) | {"status": status, "message": message}
 
     def _fail(self) -> None:
         if self.failures:
             raise self.failures.pop(0)
-
-
-@dataclass
-class FakeCluster(RayCluster):
-    """A Serve that runs the applications of the last PUT, on a number of cores."""
-
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    cores: int = 8
-    put_last: Mapping[str, Any] | None = None
-
-    async def applications(self) -> dict[str, Any]:
-        return {
-            "applications": {
-                name: {"route_prefix": config["route_prefix"], "deployed_app_config": config}
-                for name, config in self.configs.items()
-            }
-        }
-
-    async def put(self, config: Mapping[str, Any]) -> None:
-        self.put_last = config
-        self.configs = {each["name"]: each for each in config["applications"]}
-
-    async def inventory(self) -> Inventory:
-        return Inventory(devices={"cpu": Accelerators(count=self.cores)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
 
 
 class World:
@@ -202,18 +192,18 @@ class World:
             "two": FakeLink(served=self.others["2"]),
             "three": FakeLink(served=self.others["3"]),
         }
-        self.store, self.cluster, self.clock = FakeStore(), FakeCluster(), ManualClock()
+        self.cluster, self.clock = FakeCluster(), ManualClock()
         self.slept: list[float] = []
         self.shown: list[Tally] = []
         settings = self.settings("one", "1", route_prefix, repository={"control": control})
         link_to = self.links.__getitem__
-        self.versions = Versions(self.own, settings, self.store, link_to, self.clock, self.shown.append)
+        self.versions = Versions(self.own, settings, self.cluster, link_to, self.clock, self.shown.append)
         self.own.versions = self.versions
-        routes = VersionRoutes(self.own, self.versions, self.cluster, str(self.folder))
+        routes = VersionRoutes(self.own, self.versions, str(self.folder))
         app = build_api(self.own, routes).router
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         for app_name, version in (("one", "1"), ("two", "2"), ("three", "3")):
-            self.store.add(app_name, version)
+            self.cluster.add(app_name, version)
 
     def settings(self, app: str, version: str, route_prefix: str, **others: Any) -> ServeSettings:
         fields = {"model": str(self.model), "plan": PLAN, "app": app, "version": version, "route_prefix": route_prefix}
@@ -221,7 +211,7 @@ class World:
 
     def run_on_cluster(self, app: str, version: str, route_prefix: str) -> None:
         args = json.loads(self.settings(app, version, route_prefix).model_dump_json())
-        self.cluster.configs[app] = application_config(args, name=app, environment=THROUGHPUT)
+        self.cluster.run(application_config(args, name=app, environment=THROUGHPUT))
 
     async def look(self, times: int = 1) -> None:
         """Runs the ingress's background work until it has read the store so many times."""
