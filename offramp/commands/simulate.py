@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from offramp.commands.options import SimulateJob
 from offramp.commands.output import make_table, milliseconds, print_result
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer
 from offramp.commands.progress import progress_share, provenance
-from offramp.commands.simulation import Simulation, prepare
+from offramp.commands.simulation import Simulation, plan_source, policy_of, prepare
 from offramp.load.report import percentile
 from optimizer.evaluate import step_figures
 from optimizer.generation.figures import SequenceFigures, sequence_figures
@@ -31,20 +31,13 @@ from simulator.simulate import PlayedSequences, Progress, generate, simulate
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SimulationResult:
-    """The result of a simulation."""
+def run_simulation(
+    simulation: Simulation, progress: Progress | None = None
+) -> tuple[dict[str, Any], tuple[Table, ...]] | None:
+    """Runs a simulation; returns the result as JSON data and as tables.
 
-    document: dict[str, Any]
-    """The result as JSON data."""
-    tables: tuple[Table, ...]
-    interrupted: bool
-    notes: tuple[str, ...] = ()
-    """Notes on the result, one sentence each."""
-
-
-def run_simulation(simulation: Simulation, progress: Progress | None = None) -> SimulationResult | None:
-    """Runs a simulation. After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up."""
+    After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up.
+    """
     if simulation.scenario.sequences is not None:
         played = generate(simulation.scenario, progress=progress)
         return _simulated_sequences(simulation, played) if played.said_K.any() else None
@@ -53,10 +46,10 @@ def run_simulation(simulation: Simulation, progress: Progress | None = None) -> 
     return None if figures is None else _simulated(simulation, figures)
 
 
-def _simulated(simulation: Simulation, figures: Figures) -> SimulationResult:
+def _simulated(simulation: Simulation, figures: Figures) -> tuple[dict[str, Any], tuple[Table, ...]]:
     networks, capacity_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
     title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
-    document = {
+    simulated = {
         **figures.document(),
         "in_slo_share": figures.in_slo_share,
         "utilisation": figures.utilisation,
@@ -73,27 +66,22 @@ def _simulated(simulation: Simulation, figures: Figures) -> SimulationResult:
         *_networks_table(networks),
         _exits_table(simulation, figures),
     )
-    notes = (
+    overload = (
         f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {capacity_per_s:.1f}/s: some inputs are "
-        "dropped or late",
+        "dropped or late"
     )
-    return SimulationResult(
-        document={"simulated": document},
-        tables=tables,
-        interrupted=figures.interrupted,
-        notes=notes if figures.offered_per_s > capacity_per_s else (),
-    )
+    notes = (overload,) if figures.offered_per_s > capacity_per_s else ()
+    return _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted), tables
 
 
-def _simulated_sequences(simulation: Simulation, played: PlayedSequences) -> SimulationResult:
-    expected = sequence_figures(
-        simulation.scenario.problem, simulation.played.plan.stages, **step_figures(simulation.predicted)
-    )
-    figures, exits = _sequence_figures(simulation.scenario, played), dict(played.exits)
+def _simulated_sequences(simulation: Simulation, played: PlayedSequences) -> tuple[dict[str, Any], tuple[Table, ...]]:
+    scenario = simulation.scenario
+    expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(simulation.predicted))
+    figures, exits = _sequence_figures(scenario, played), dict(played.exits)
     exits_document = {str(block): tokens for block, tokens in exits.items()}
-    document = {"predicted_sequences": asdict(expected), "simulated": figures | {"exits": exits_document}}
+    results = {"predicted_sequences": asdict(expected), "simulated": figures | {"exits": exits_document}}
     tables = _sequence_tables(expected, figures, exits, interrupted=played.interrupted)
-    return SimulationResult(document=document, tables=tables, interrupted=played.interrupted)
+    return _document(simulation, results, interrupted=played.interrupted), tables
 
 
 def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, Any]:
@@ -140,15 +128,15 @@ def partial_figures(outcome: Outcome) -> Figures | None:
     return replace(figures, slots=slots)
 
 
-def result_document(simulation: Simulation, simulated: SimulationResult) -> dict[str, Any]:
-    """Returns job and result as JSON data. Equal jobs give equal bytes on the same machine and commit."""
-    job, scenario, played, predicted = simulation.job, simulation.scenario, simulation.played, simulation.predicted
-    plan = plan_document(played.plan) | ({} if played.policy is not None else {"policy": None})
+def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, interrupted: bool) -> dict[str, Any]:
+    """Returns job and results as JSON data. Equal jobs give equal bytes on the same machine and commit."""
+    job, scenario, predicted = simulation.job, simulation.scenario, simulation.predicted
+    plan = plan_document(scenario.plan) | ({} if policy_of(scenario.plan) is not None else {"policy": None})
     return {
         "schema_version": SCHEMA_VERSION,
-        "interrupted": simulated.interrupted,
+        "interrupted": interrupted,
         "problem": str(job.problem),
-        "plan": {"from": played.source, **plan},
+        "plan": {"from": plan_source(job), **plan},
         "arrivals": {
             "spec": job.arrivals,
             "requests": len(scenario.arrivals_s),
@@ -156,7 +144,7 @@ def result_document(simulation: Simulation, simulated: SimulationResult) -> dict
             "duration_s": job.duration_s,
             "warm_up_s": job.warm_up_s,
         },
-        "inputs": dict(simulation.inputs.document),
+        "inputs": dict(simulation.inputs),
         "slo_s": scenario.problem.slo.latency_s,
         "admission": job.admission,
         "ingresses": job.num_ingresses,
@@ -170,15 +158,15 @@ def result_document(simulation: Simulation, simulated: SimulationResult) -> dict
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],
         },
-        **simulated.document,
-        "notes": [*simulation.notes, *simulated.notes],
+        **results,
+        "notes": [*simulation.notes, *notes],
         "provenance": {name: value for name, value in provenance().items() if name != "created_at"},
     }
 
 
 def predicted_exits(simulation: Simulation) -> dict[int, float]:
     """Returns the share of inputs that leave after each active ramp and the last block, by the problem's survival."""
-    problem, plan = simulation.scenario.problem, simulation.played.plan
+    problem, plan = simulation.scenario.problem, simulation.scenario.plan
     reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
     last = problem.num_blocks - 1
     return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}, last: reach_N[last]}
@@ -189,7 +177,7 @@ def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str,
 
     `used`: whether the plan uses it. Empty for a single network.
     """
-    plan, exits = simulation.played.plan, figures.exits
+    plan, exits = simulation.scenario.plan, figures.exits
     return [
         {
             "first": first,
@@ -208,35 +196,34 @@ INTERRUPTED = 130
 
 def run(job: SimulateJob) -> None:
     """Simulates, and prints the result, or after an interrupt the result so far."""
-    simulated = None
+    result = None
     try:
         simulation = prepare(job)
         if isinstance(simulation, NoPlanAnswer):
             print(simulation.message, file=sys.stderr)
             raise typer.Exit(NO_PLAN)
         with progress_share("simulate") as progress:
-            simulated = run_simulation(simulation, progress)
+            result = run_simulation(simulation, progress)
     except KeyboardInterrupt:
         pass  # interrupted before the simulation
-    if simulated is None:
+    if result is None:
         print("interrupted before there was a result", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    assert isinstance(simulation, Simulation)
-    notes, tables = (*simulation.notes, *simulated.notes), simulated.tables
-    print_result(result_document(simulation, simulated), lambda: tables, notes, as_json=job.as_json)
-    if simulated.interrupted:
+    document, tables = result
+    print_result(document, lambda: tables, document["notes"], as_json=job.as_json)
+    if document["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 
 
 def _splits_table(simulation: Simulation, figures: Figures) -> Table:
     table = make_table(
         *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
-        title=f"Plan ({simulation.played.source})",
+        title=f"Plan ({plan_source(simulation.job)})",
         narrow=True,
     )
     ran = {(each.first, each.end): each for each in figures.splits}
     planned = {(each.split.first, each.split.end): each for each in simulation.predicted.splits}
-    for index, (stage, slot) in enumerate(zip(simulation.played.plan.stages, figures.slots, strict=True)):
+    for index, (stage, slot) in enumerate(zip(simulation.scenario.plan.stages, figures.slots, strict=True)):
         for split in stage.splits:
             stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
             key = (split.first, split.end)

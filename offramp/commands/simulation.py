@@ -42,21 +42,10 @@ SAME_RATE = 0.01
 ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
 """Keys at the top of the output of `offramp plan --json`, which a plan file has below `predicted`."""
 NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
-"""Placeholder policy for plans without one. The simulator does not read it: inputs leave by their decisions."""
+"""Policy of plans with active ramps and no policy. The simulator does not read it: inputs leave by their decisions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPlan:
-    """A plan with its policy and its source."""
-
-    plan: Plan
-    policy: PolicySpec | None
-    """The exit policy; None if the plan has active ramps and no policy."""
-    source: str
-    """A description of where the plan comes from."""
-
-
-def planner_plan(file: ProblemFile, strategy: Strategy) -> SimulatedPlan | NoPlanAnswer:
+def planner_plan(file: ProblemFile, strategy: Strategy) -> Plan | NoPlanAnswer:
     """Returns the planner's plan for the problem."""
     # Exit records may prefer the plan of another strategy.
     compared = () if file.recorded is None else strategies_for(file.problem)
@@ -64,13 +53,10 @@ def planner_plan(file: ProblemFile, strategy: Strategy) -> SimulatedPlan | NoPla
     if isinstance(result, NoPlanAnswer):
         return result
     plan = plan_of(file, result.planned, NO_POLICY)
-    policy = file.policy(plan.ramps)
-    return SimulatedPlan(
-        plan=replace(plan, policy=policy or NO_POLICY), policy=policy, source=f"the planner's, {strategy}"
-    )
+    return replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
 
 
-def plan_of_file(path: Path, problem: PlanProblem) -> SimulatedPlan:
+def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     """Reads a plan file, or the output of `offramp plan --json`; raises PlanError if it does not fit the problem."""
     document = read_source(path, PlanError).document
     shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
@@ -81,15 +67,19 @@ def plan_of_file(path: Path, problem: PlanProblem) -> SimulatedPlan:
         plan_fields = {key: document[key] for key in keys if key in document}
         plan_fields["predicted"] = {key: document[key] for key in ANSWER_KEYS if key in document}
         plan_fields["policy"] = {"name": NO_POLICY.name, "thresholds": NO_POLICY.thresholds}
-        plan, policy = parse_plan(plan_fields, shape, where=str(path)), None
+        plan = replace(parse_plan(plan_fields, shape, where=str(path)), policy=NO_POLICY)
     else:
         plan = read_plan(path, shape)
-        policy = plan.policy
     for key in ANSWER_KEYS:  # admission control uses these numbers, which plan files do not check
         value = plan.predicted.get(key)
         if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise PlanError(f"{path}: predicted.{key}: it must be a finite number, 0 or above, not {value!r}")
-    return SimulatedPlan(plan=plan, policy=policy, source=str(path))
+    return plan
+
+
+def policy_of(plan: Plan) -> PolicySpec | None:
+    """Returns the plan's policy; None if it has none."""
+    return None if plan.policy is NO_POLICY else plan.policy
 
 
 def parse_thresholds(text: str) -> float | dict[int, float]:
@@ -125,51 +115,48 @@ class Inputs:
     description: str
     document: Mapping[str, Any]
     """The description as JSON data."""
-    tokens_R: IntArray | None = None
-    """Recorded number of tokens of each row of the decisions, if known."""
     lengths_R: IntArray | None = None
-    """Simulated number of tokens of each row; None if all inputs cost the same."""
+    """Number of tokens of each row of the decisions; None if all inputs cost the same."""
 
 
 def draw_inputs(
-    file: ProblemFile, played: SimulatedPlan, path: Path | None, thresholds: Thresholds | None, rng: np.random.Generator
+    job: SimulateJob, file: ProblemFile, plan: Plan, thresholds: Thresholds | None, lengths: ParsedLengths | None
 ) -> Inputs:
-    """Returns inputs drawn from exit records (`path`, else those of the plan or the problem), or by survival.
+    """Returns inputs drawn from exit records (those of the job, the plan or the problem), or by survival.
 
-    Raises DataError for records of another model, and InputError if there are no thresholds, or unknown ones.
+    `lengths`: those of the job. Raises DataError for records of another model, and InputError if there are no
+    thresholds, or unknown ones.
     """
-    named_records = _find_records(path, file, played)
+    rng, named_records = np.random.default_rng([job.seed, 1]), _find_records(job.records, file, plan)
     if named_records is None:
         if thresholds is not None:
             raise InputError("--thresholds goes with exit records: add --records FILE")
-        return Inputs(
-            decisions=nested(file.problem.survival_N, file.problem.ramps, rng, num_rows=NUM_ROWS),
-            rows_N=np.arange(NUM_ROWS),
-            description="random, they leave according to the problem's survival; --records FILE uses recorded ones",
-            document={"from": "survival"},
-        )
-    name, records = named_records
-    ramps = played.plan.ramps
-    policy = _policy(file, played, records, thresholds)
-    decisions, rule = _exit_decisions(name, records, policy, ramps)
-    return Inputs(
-        decisions=decisions,
-        rows_N=rng.integers(len(records), size=NUM_ROWS),
-        description=f"{len(records)} recorded ones of {name}, drawn at random; {rule}",
-        document={"from": "records", "records": name, "recorded": len(records), "policy": rule},
-        tokens_R=records.tokens_N,
-    )
+        decisions: Decisions = nested(file.problem.survival_N, file.problem.ramps, rng, num_rows=NUM_ROWS)
+        rows_N, tokens_R = np.arange(NUM_ROWS), None
+        description = "random, they leave according to the problem's survival; --records FILE uses recorded ones"
+        document: dict[str, Any] = {"from": "survival"}
+    else:
+        name, records = named_records
+        decisions, rule = _exit_decisions(name, records, _policy(file, plan, records, thresholds), plan.ramps)
+        rows_N, tokens_R = rng.integers(len(records), size=NUM_ROWS), records.tokens_N
+        description = f"{len(records)} recorded ones of {name}, drawn at random; {rule}"
+        document = {"from": "records", "records": name, "recorded": len(records), "policy": rule}
+    lengths_R = None
+    if file.problem.lengths is not None:
+        lengths_R, text = _row_lengths(file.problem.lengths, decisions.num_rows, lengths, tokens_R, job.seed)
+        description, document = f"{description}; lengths: {text}", document | {"lengths": text}
+    return Inputs(decisions=decisions, rows_N=rows_N, description=description, document=document, lengths_R=lengths_R)
 
 
-def _find_records(path: Path | None, file: ProblemFile, played: SimulatedPlan) -> tuple[str, ExitRecords] | None:
+def _find_records(path: Path | None, file: ProblemFile, plan: Plan) -> tuple[str, ExitRecords] | None:
     """Returns the name of the exit records, and the records; None if there are none."""
-    named = played.policy.records if played.policy is not None else None
-    if path is None and named is not None:
-        path = Path(named)
+    policy = policy_of(plan)
+    if path is None and policy is not None and policy.records is not None:
+        path = Path(policy.records)
     if path is None:
         return None if file.recorded is None else ("the problem's exit records", file.recorded.records)
     records = read_records(path)
-    num_blocks, ramps = file.problem.num_blocks, played.plan.ramps
+    num_blocks, ramps = file.problem.num_blocks, plan.ramps
     if records.num_blocks != num_blocks:
         raise DataError(f"{path}: records of a model with {records.num_blocks} blocks; the problem has {num_blocks}")
     missing = sorted(set(ramps) - set(records.ramps))
@@ -178,11 +165,9 @@ def _find_records(path: Path | None, file: ProblemFile, played: SimulatedPlan) -
     return str(path), records
 
 
-def _policy(
-    file: ProblemFile, played: SimulatedPlan, records: ExitRecords, thresholds: Thresholds | None
-) -> PolicySpec | None:
+def _policy(file: ProblemFile, plan: Plan, records: ExitRecords, thresholds: Thresholds | None) -> PolicySpec | None:
     """Returns the policy with `thresholds`, else the plan's, else the problem's; None without active ramps."""
-    ramps = played.plan.ramps
+    ramps = plan.ramps
     if thresholds is not None:
         known, named = file.problem.ramps, thresholds if isinstance(thresholds, Mapping) else ramps
         if unknown := sorted(set(named) - set(known)):
@@ -191,7 +176,7 @@ def _policy(
             raise InputError(f"--thresholds: none for the plan's ramps {missing}")
         of_ramps = _per_ramp(thresholds, ramps)
         return policy_of_score(records.score, of_ramps, records.confidences, decay=decay_of(records))
-    policy = played.policy or file.policy(ramps)
+    policy = policy_of(plan) or file.policy(ramps)
     if policy is None and ramps:
         raise InputError(f"ramps {list(ramps)} are active and have no thresholds; give --thresholds")
     return policy if ramps else None
@@ -262,27 +247,20 @@ def with_lengths(file: ProblemFile, lengths: ParsedLengths | None) -> ProblemFil
     return replace(file, problem=problem)
 
 
-def with_input_lengths(inputs: Inputs, file: ProblemFile, given: ParsedLengths | None, seed: int) -> Inputs:
-    """Returns the inputs with lengths: those of the option (`given`), the recorded ones, or the problem's."""
-    lengths, rows = file.problem.lengths, inputs.decisions.num_rows
-    if lengths is None:
-        return inputs
+def _row_lengths(
+    lengths: Lengths, num_rows: int, given: ParsedLengths | None, tokens_R: IntArray | None, seed: int
+) -> tuple[IntArray, str]:
+    """Returns the lengths of all rows (those `given`, the recorded ones, or the problem's), and a description."""
     rng = np.random.default_rng([seed, STREAM])
     if given is not None:
-        lengths_R, origin = rng.choice(given[0], rows), given[1]
-    elif inputs.tokens_R is not None:
-        lengths_R, origin = inputs.tokens_R, "as recorded"
+        lengths_R, origin = rng.choice(given[0], num_rows), given[1]
+    elif tokens_R is not None:
+        lengths_R, origin = tokens_R, "as recorded"
     elif lengths.shares is None:
-        lengths_R, origin = np.full(rows, _drawn(lengths, 1, rng)), "the problem's mean for all"
+        lengths_R, origin = np.full(num_rows, _drawn(lengths, 1, rng)), "the problem's mean for all"
     else:
-        lengths_R, origin = _drawn(lengths, rows, rng), "drawn from the problem's"
-    text = f"{origin}, {lengths_R.mean():.4g} tokens on average"
-    return replace(
-        inputs,
-        lengths_R=lengths_R.astype(np.int64),
-        description=f"{inputs.description}; lengths: {text}",
-        document={**inputs.document, "lengths": text},
-    )
+        lengths_R, origin = _drawn(lengths, num_rows, rng), "drawn from the problem's"
+    return lengths_R.astype(np.int64), f"{origin}, {lengths_R.mean():.4g} tokens on average"
 
 
 def _numbers(text: str) -> list[float]:
@@ -346,11 +324,16 @@ class Simulation:
 
     job: SimulateJob
     scenario: Scenario
-    played: SimulatedPlan
     predicted: Evaluation
     """The cost model's prediction, with the problem's survival."""
-    inputs: Inputs
+    inputs: Mapping[str, Any]
+    """A description of the inputs, as JSON data."""
     notes: tuple[str, ...]
+
+
+def plan_source(job: SimulateJob) -> str:
+    """Returns a description of where the plan comes from."""
+    return f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
 
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
@@ -362,20 +345,19 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     check_sequences(job, read.problem)
     file = with_lengths(read, lengths)
     arrivals = parse_arrivals(job.arrivals)
-    played = planner_plan(file, job.strategy or "best") if job.plan is None else plan_of_file(job.plan, file.problem)
-    if isinstance(played, NoPlanAnswer):
-        return played
+    plan = planner_plan(file, job.strategy or "best") if job.plan is None else plan_of_file(job.plan, file.problem)
+    if isinstance(plan, NoPlanAnswer):
+        return plan
     if job.overlap_below is not None:
-        played = replace(played, plan=played.plan.with_splits(overlap_below=job.overlap_below))
+        plan = plan.with_splits(overlap_below=job.overlap_below)
     if order is not None:
-        played = replace(played, plan=replace(played.plan, order=order))
-    drawn = draw_inputs(file, played, job.records, thresholds, np.random.default_rng([job.seed, 1]))
-    inputs = with_input_lengths(drawn, file, lengths, job.seed)
+        plan = replace(plan, order=order)
+    inputs = draw_inputs(job, file, plan, thresholds, lengths)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
-        predicted = evaluate(file.problem, played.plan.stages)
+        predicted = evaluate(file.problem, plan.stages)
         scenario = Scenario(
             problem=file.problem,
-            plan=played.plan,
+            plan=plan,
             decisions=inputs.decisions,
             rows_N=inputs.rows_N,
             lengths_R=inputs.lengths_R,
@@ -389,16 +371,15 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
         )
         scenario = with_sequences(scenario, file.problem, job)
     except PlanError as error:
-        raise PlanError(f"{played.source}: {error}") from error
+        raise PlanError(f"{plan_source(job)}: {error}") from error
     arrivals_s = arrivals.process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
     return Simulation(
         job=job,
         scenario=replace(scenario, arrivals_s=arrivals_s),
-        played=played,
         predicted=predicted,
-        inputs=inputs,
-        notes=(f"inputs: {inputs.description}", *arrivals.notes, *_plan_notes(file.problem, played, predicted)),
+        inputs=inputs.document,
+        notes=(f"inputs: {inputs.description}", *arrivals.notes, *_plan_notes(file.problem, plan, predicted)),
     )
 
 
@@ -415,11 +396,11 @@ def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
         )
 
 
-def _plan_notes(problem: PlanProblem, played: SimulatedPlan, predicted: Evaluation) -> tuple[str, ...]:
+def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> tuple[str, ...]:
     """Returns notes on differences between the plan and the problem's figures."""
-    broken = violations(problem, played.plan.stages, predicted)
+    broken = violations(problem, plan.stages, predicted)
     notes = [f"by the problem's figures the plan {'; '.join(broken)}"] if broken else []
-    planned_per_s, per_s = played.plan.predicted.get("rate_per_s"), predicted.rate_per_s
+    planned_per_s, per_s = plan.predicted.get("rate_per_s"), predicted.rate_per_s
     if isinstance(planned_per_s, float | int) and abs(planned_per_s / per_s - 1) > SAME_RATE:
         notes.append(f"the plan file predicts {planned_per_s:.1f}/s; by the problem's figures it is {per_s:.1f}/s")
     return tuple(notes)
