@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,22 +20,20 @@ from deployments.api.access import build_gate
 from deployments.api.endpoint import RequestBodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.api.http import build_api
-from deployments.api.live_page import Feed, Viewer
 from deployments.api.operations import OPERATION_BY_RPC
 from deployments.api.parsing import InferRequest, Signature
 from deployments.api.server import HttpServer, PrefixedApp, build_standalone_server, start_in_serve
 from deployments.api.service import InferService
+from deployments.api.state import LivePage, StateRoutes
 from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of
 from deployments.ingress.core.calls import IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
-from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics
-from deployments.ops.dashboard import ServiceFacts, SnapshotPoller, ask_service, image_facts
-from deployments.ops.prometheus import metrics_text
+from deployments.ops.dashboard import ServiceFacts, image_facts
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.versions.repository import VersionRoutes
@@ -48,7 +45,7 @@ from deployments.wire.messages import IngressReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
-from earlyexit.errors import InputError, OfframpError, PlanError, StageUnavailableError
+from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, read_card
@@ -214,8 +211,8 @@ class Ingress(RpcMethods):
         link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._stage_handles, phase=random.random(), link=link)
         self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec)
-        self._handles = DeploymentHandles(self._settings.app)
-        self._feed = self._build_feed()
+        self._state = self._build_state()
+        self._page = LivePage(self._state.event, self._clock)
         trace = None if self._tracer is None else self._tracer.record_inputs
         self._service = InferService(
             codec,
@@ -235,7 +232,7 @@ class Ingress(RpcMethods):
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         self.versions = Versions(self, self._settings, RayCluster(), IngressLink, self._clock, VersionMetrics().export)
 
-    def _build_feed(self) -> Feed:
+    def _build_state(self) -> StateRoutes:
         settings = self._settings
         facts = ServiceFacts(
             model=self.card.name,
@@ -244,10 +241,10 @@ class Ingress(RpcMethods):
             emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
             image=image_facts(self.signature.codec),
             generates=self.card.generates,
+            hop_dtype=settings.hop_dtype,
         )
-        broadcast = self._handles.try_broadcast
-        poller = SnapshotPoller(facts, self._core, broadcast, self._controller, WallClock())
-        return Feed(poller.event, self._clock)
+        ask_all = DeploymentHandles(settings.app).try_broadcast
+        return StateRoutes(facts, self._core, ask_all, self._controller, WallClock())
 
     def __serve_build_asgi_app__(self) -> Router:
         settings = self._settings
@@ -259,6 +256,8 @@ class Ingress(RpcMethods):
         api = build_api(
             self,
             VersionRoutes(self, self.versions, settings.repository.folder),
+            self._state,
+            self._page,
             gate=self._gate,
             cors_origins=() if settings.access is None else settings.access.cors_origins,
             tracer=self._tracer,
@@ -311,7 +310,7 @@ class Ingress(RpcMethods):
 
     async def __del__(self) -> None:
         """Closes the ingress. Serve calls this once the replica gets no more requests."""
-        self._feed.close()  # otherwise viewers of the page would stay connected
+        self._page.close()  # otherwise viewers of the page would stay connected
         if self._http_server is not None:
             await self._http_server.close()
         if self._tracer is not None:
@@ -374,46 +373,3 @@ class Ingress(RpcMethods):
 
     def _peek(self) -> IngressReport:
         return self._core.peek(self._clock.now_s(), time.time())
-
-    def watch(self) -> Viewer:
-        return self._feed.join()
-
-    async def plan(self) -> dict[str, Any]:
-        """Returns the controller's description of the plan in force, or our own if there is no controller.
-
-        Raises ControllerUnavailableError.
-        """
-        if self._controller is not None:
-            return await self._controller.describe()
-        return own_plan(self._core.placed, self._settings.hop_dtype)
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
-        """Returns the controller's plans, none without a controller; raises ControllerUnavailableError."""
-        return [] if self._controller is None else await self._controller.history(limit)
-
-    async def metrics(self) -> str:
-        """Returns the counts of all ingresses and replicas, for Prometheus; raises StageUnavailableError."""
-        ingresses, replicas = await ask_service(self._handles.try_broadcast, self._core.placed.occupied)
-        if ingresses is None:
-            raise StageUnavailableError("the ingresses do not report their counts", retry_after_s=1.0)
-        return metrics_text(ingresses, replicas, self.card.chain)
-
-    async def stats(self) -> dict[str, Any]:
-        """Returns the counts of the plan's replicas since they started, and the counts of this ingress."""
-        placed, replicas = self._core.placed, list[Any]()
-        for device in placed.occupied:
-            replicas += await self._handles.try_broadcast(deployment_name(device), "stats") or ()
-        return {
-            "model": self.card.name,
-            "ingress_pid": os.getpid(),
-            "epoch": placed.epoch,
-            "suspended": self._core.suspended,
-            "unanswered": self._core.num_unanswered,
-            "probe_agreement": self._core.agreement,
-            "crossings": {
-                "inputs": self._core.counts.crossings.total(),
-                "p50_s": latency_s(self._core.counts.crossed_in, 0.5),
-                "p99_s": latency_s(self._core.counts.crossed_in, 0.99),
-            },
-            "stages": [[each for each in replicas if each["slot"] == slot] for slot in placed.slots],
-        }

@@ -28,7 +28,6 @@ from starlette.websockets import WebSocketClose
 
 from deployments.api.access import Gate
 from deployments.api.generation import GenerateRequest, Stream
-from deployments.api.live_page import Viewer
 from deployments.api.operations import GENERATION_PATHS, JSON, MODEL, OPERATION_BY_NAME, TRACED, Handler, error_type_of
 from deployments.api.parsing import EXIT, InferRequest, OpenAiError, Signature, V2Error, V2Reply, pack_elements
 from deployments.process_setup import HideExceptionMessages
@@ -124,16 +123,6 @@ class Backend(ModelVersion, Protocol):
 
     async def generate(self, request: GenerateRequest) -> Stream:
         """Starts a sequence; raises what `GenerateService.start` raises."""
-
-    async def stats(self) -> dict[str, Any]: ...
-
-    async def plan(self) -> dict[str, Any]: ...
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
-
-    async def metrics(self) -> str: ...
-
-    def watch(self) -> Viewer: ...
 
 
 class Api:

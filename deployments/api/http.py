@@ -15,7 +15,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.api import live_page as pages
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
@@ -42,7 +41,6 @@ from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, handlers_of
 from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
 from deployments.api.server import FastPath, FastPaths
-from deployments.ops.prometheus import CONTENT_TYPE
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.boundary import Answer
@@ -53,9 +51,6 @@ if TYPE_CHECKING:
 MEDIA = ("image/", "audio/", "video/")
 """Prefixes of content types that are not JSON. All others are parsed as JSON, because many clients send a wrong one."""
 HEADER_LENGTH = "inference-header-content-length"
-DEFAULT_PLANS = 20
-"""Plans of the history that are returned by default."""
-MAX_PLANS = 1000
 
 
 class Routes:
@@ -63,7 +58,6 @@ class Routes:
 
     def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
-        self.page, self.asset = pages.page, pages.asset
         self._api = Api(backend, gate)
         self._has_keys = gate is not None and gate.ring is not None
 
@@ -135,21 +129,6 @@ class Routes:
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     model_ready = ready
-
-    async def stats(self, request: Request) -> Response:
-        return json_response(await self._backend.stats())
-
-    async def plan(self, request: Request) -> Response:
-        return json_response(await self._backend.plan())
-
-    async def plan_history(self, request: Request) -> Response:
-        return json_response(await self._backend.plan_history(_limit(request)))
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(await self._backend.metrics(), headers={"content-type": CONTENT_TYPE})
-
-    async def events(self, request: Request) -> Response:
-        return pages.watch(request, self._backend.watch)
 
     async def openapi(self, request: Request) -> Response:
         backend = self._backend
@@ -254,11 +233,3 @@ def _json_length(request: Request) -> int | None:
     if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
         raise InputError(f"Inference-Header-Content-Length must be a number of bytes (got {length[:20]!r})")
     return int(length)
-
-
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", str(DEFAULT_PLANS))
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else 0
-    if not 1 <= limit <= MAX_PLANS:
-        raise InputError(f"limit must be a number from 1 to {MAX_PLANS} (got {text[:20]!r})")
-    return limit

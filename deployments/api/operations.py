@@ -37,7 +37,7 @@ MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version}"
 REPOSITORY, CANARY = "/v2/repository", MODEL + "/canary"
 OBJECT: Mapping[str, Any] = {"type": "object"}
-LIMIT = {
+LIMIT: Mapping[str, Any] = {
     "name": "limit",
     "in": "query",
     "required": False,

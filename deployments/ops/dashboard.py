@@ -1,26 +1,20 @@
-"""The state of the live page: polls all processes, and computes rates and percentiles from differences of counts."""
+"""The state of the live page: rates and percentiles, computed from differences between the counts of all processes."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic_core import to_json
-
 from deployments.controller.intake import IngressIntake, batch_means, latency_s, network_figures, ran_since
-from deployments.ingress.core.ingress_core import IngressCore
-from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport
-from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.engine import TimesRun
-from earlyexit.errors import ControllerUnavailableError
+from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from optimizer.plan import PlacedPlan, Stage, deployment_name
+from optimizer.plan import PlacedPlan, Stage
 
 ControllerState = Literal["none", "answers", "silent"]
 """`none`: there is no controller. `silent`: it does not answer, and its last report is shown."""
@@ -38,6 +32,8 @@ class ServiceFacts:
     """Real seconds per emulated second, by emulated accelerator type."""
     generates: bool = False
     """Whether answers are steps of sequences, which yield a token or process a part of a prompt."""
+    hop_dtype: HopDtype = "same"
+    """The data type of hidden states between stages."""
     image: Mapping[str, Any] | None = None
     """For image models: how images are resized, and the accepted file types; None for other models."""
 
@@ -370,90 +366,3 @@ def change_state(row: Mapping[str, Any], described: Mapping[str, Any] | None) ->
         **{name: observed.get(field) for name, field in names.items()},
         "dropped": dropped,
     }
-
-
-CONTROLLER_S = 5.0
-"""Interval between requests to the controller, in seconds, which is also the controller's own interval."""
-MAX_CHANGES = 12
-"""Most plans of the history on the page."""
-MAX_MISSED = 2
-"""After so many snapshots without itself, an ingress concludes that it is being stopped, because Serve does not notify
-a draining replica."""
-RETRY = b"retry: 2000\n"
-
-AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
-"""Calls a method of each running replica of a deployment; returns None if one does not answer."""
-
-
-async def ask_service(
-    ask_all: AskAll, devices: Iterable[str]
-) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
-    """Returns the reports of all ingresses, or None without an answer, and of all replicas on the accelerator types."""
-    ingresses, *of_types = await asyncio.gather(
-        ask_all("ingress", "peek"), *(ask_all(deployment_name(device), "report") for device in devices)
-    )
-    return ingresses, [report for reports in of_types for report in reports or ()]
-
-
-@dataclass(slots=True, eq=False)
-class SnapshotPoller:
-    """Takes a snapshot for each event, and keeps the snapshots that rates and shares need."""
-
-    facts: ServiceFacts
-    ingress: IngressCore
-    ask_all: AskAll
-    controller: ControllerLink | None
-    wall: Clock
-    """Seconds since 1970."""
-    _snapshots: deque[Snapshot] = field(default_factory=deque, init=False)
-    _polled_s: float = field(default=-CONTROLLER_S, init=False)
-    _controller_state: ControllerState = field(default="none", init=False)
-    _described: Mapping[str, Any] | None = field(default=None, init=False)
-    _history: Sequence[Mapping[str, Any]] = field(default=(), init=False)
-    _missed: int = field(default=0, init=False)
-    _serial: int = field(default=0, init=False)
-
-    async def event(self) -> bytes | None:
-        """Returns the page's present state as a server-sent event; None if this ingress is being stopped."""
-        snapshot = await self._poll()
-        if snapshot is None:
-            return None
-        self._snapshots.append(snapshot)
-        while len(self._snapshots) > len(within(list(self._snapshots), SHARES_S)):
-            self._snapshots.popleft()
-        self._serial += 1
-        state = page_state(self.facts, list(self._snapshots)) | {"serial": self._serial}
-        return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
-
-    async def _poll(self) -> Snapshot | None:
-        ingresses, replicas = await ask_service(self.ask_all, self.ingress.placed.occupied)
-        await self._poll_controller()
-        if ingresses is not None:
-            is_listed = any(report.name == self.ingress.name for report in ingresses)
-            self._missed = 0 if is_listed else self._missed + 1
-        if self._missed >= MAX_MISSED:
-            return None
-        return Snapshot(
-            at_s=self.wall.now_s(),
-            placed=self.ingress.placed,
-            suspended=self.ingress.suspended,
-            ingresses=ingresses or (),
-            replicas=replicas,
-            controller=self._controller_state,
-            described=self._described,
-            history=self._history,
-            agreement=self.ingress.agreement,
-        )
-
-    async def _poll_controller(self) -> None:
-        now_s = self.wall.now_s()
-        if self.controller is None or now_s - self._polled_s < CONTROLLER_S:
-            return
-        self._polled_s = now_s
-        try:
-            self._described, self._history = await asyncio.gather(
-                self.controller.describe(), self.controller.history(MAX_CHANGES)
-            )
-            self._controller_state = "answers"
-        except ControllerUnavailableError:  # the page shows this; a log message would repeat every few seconds
-            self._controller_state = "silent"

@@ -46,16 +46,8 @@ from deployments.ingress.core.routes import KVPlacement
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
-from earlyexit.named import HopDtype
 from earlyexit.network.boundary import ExitResult
 from optimizer.plan import PlacedPlan
-from optimizer.plan_file import placed_document
-
-
-def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
-    """Returns the plan as plain data, which `parse_placed` reads back."""
-    return {**placed_document(placed), "hops": {"dtype": hop_dtype}}
-
 
 SUSPENDED_RETRY_S = 5.0
 """Retry-After of a service without a plan. Planning and starting a replica take seconds."""

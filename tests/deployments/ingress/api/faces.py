@@ -7,6 +7,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -18,14 +19,19 @@ from deployments.api.endpoint import ModelVersion, RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
-from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
+from deployments.api.state import LivePage, StateRoutes, Viewer
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import IngressOptions
 from deployments.keys import AccessSettings
+from deployments.ops.dashboard import ServiceFacts
 from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import TrafficSplitter
 from deployments.versions.versions import IndexRow, Versions
+from deployments.wire.controller_link import ControllerLink
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
+from optimizer.plan import NO_RAMPS, PlacedPlan, early_exit_plan
 from tests.clock import ManualClock
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
@@ -63,6 +69,25 @@ class FakeDesk(Versions):
     def check_control(self) -> None: ...
 
 
+class FakeController(ControllerLink):
+    """A controller whose predictions are not finite."""
+
+    async def describe(self) -> dict[str, Any]:
+        return {"epoch": 3, "predicted": {"latency_s": float("inf")}}
+
+    async def history(self, limit: int) -> list[dict[str, Any]]:
+        return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
+
+
+class FakePage(LivePage):
+    """A live page without events."""
+
+    def join(self) -> Viewer:
+        viewer = Viewer(0.0, lambda _: None)
+        viewer.leave()
+        return viewer
+
+
 class FakeRoutes(VersionRoutes):
     """A cluster that loads and unloads nothing."""
 
@@ -96,32 +121,15 @@ class FakeBackend(Described):
     def is_ready(self) -> bool:
         return self.ready
 
-    async def stats(self) -> dict[str, Any]:
-        self._fail()
-        return {"unanswered": 0}
-
-    async def metrics(self) -> str:
-        self._fail()
-        return "# TYPE offramp_inputs_total counter\n"
-
-    async def plan(self) -> dict[str, Any]:
-        self._fail()
-        return {"epoch": 3, "predicted": {"latency_s": float("inf")}}
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
-        return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
-
     async def generate(self, request: GenerateRequest) -> Stream:
         raise AssertionError("this model answers each input at once")
 
-    def watch(self) -> Viewer:
-        """Returns a viewer without events."""
-        viewer = Viewer(0.0, lambda _: None)
-        viewer.leave()
-        return viewer
-
     def count_request(self, route: str, status: int) -> None:
         self.counted.append((route, status))
+
+    async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
+        self._fail()
+        return []
 
     def _fail(self) -> None:
         if self.failure is not None:
@@ -159,8 +167,12 @@ def gate(limits: RateLimits | None = None, *, keys: bool = True, clock: ManualCl
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
     """Returns an HTTP client of the whole application, including the routes of versions."""
     assert isinstance(backend.versions, FakeDesk)
-    routes = FakeRoutes(backend, backend.versions, None)
-    app = build_api(backend, routes, gate=gate, **options).router
+    placed = PlacedPlan(plan=early_exit_plan(2, (), NO_RAMPS, batch=4, device="cpu"))
+    core = IngressCore("a", placed, IngressOptions(calls_per_replica=1, max_attempts=1), Random(0))
+    facts = ServiceFacts(model="intents", chain=backend.card.chain, slo_s=None, emulated={})
+    state = StateRoutes(facts, core, backend.ask_all, FakeController("offramp"), ManualClock())
+    routes = FakeRoutes(backend, backend.versions, None), state, FakePage(state.event, ManualClock())
+    app = build_api(backend, *routes, gate=gate, **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 
 

@@ -14,6 +14,7 @@ from deployments.api.http import Routes
 from deployments.api.openapi import openapi_document
 from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS, RPC_SERVICE
 from deployments.api.parsing import Signature
+from deployments.api.state import LivePage, StateRoutes
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, StageUnavailableError
 from earlyexit.tasks.token import TokenTask
@@ -180,8 +181,6 @@ def references(node: object) -> list[str]:
     return [each for value in node for each in references(value)] if isinstance(node, list) else []
 
 
-ASSIGNED = ("page", "asset")
-"""Names of handlers that are functions, and of attributes of the routes."""
 GENERATES = Signature(PromptCodec(8), TokenTask(16))
 
 
@@ -232,9 +231,8 @@ def test_routes_depend_on_whether_the_model_generates() -> None:
 
 def test_every_operation_has_one_handler_under_a_name_of_its_own() -> None:
     names = [each.name for each in OPERATIONS]
-    handled = [
-        name for name in names for routes in (Routes, GenerateRoutes) if hasattr(routes, name) or name in ASSIGNED
-    ]
+    all_routes = Routes, GenerateRoutes, StateRoutes, LivePage
+    handled = [name for name in names for routes in all_routes if hasattr(routes, name)]
     of_versions = {"index", "load", "unload", "canary", "set_canary", "end_canary", "set_default"}
     assert len(names) == len(set(names))
     assert set(names) - set(handled) == of_versions

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deployments.api.state import own_plan
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import (
     CALL_TIMEOUT,
@@ -20,7 +21,6 @@ from deployments.ingress.core.calls import (
     bucket_of,
     latencies_within,
 )
-from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from deployments.wire.messages import BUCKET
 from earlyexit.engine.queue import OrderName, OrderSpec

@@ -20,10 +20,10 @@ from typing import Any
 import uvicorn
 
 from deployments.api.http import build_api
-from deployments.api.live_page import Feed, Viewer
+from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.core.calls import bucket_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ops.dashboard import ServiceFacts, SnapshotPoller, image_facts
+from deployments.ops.dashboard import ServiceFacts, image_facts
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
@@ -91,8 +91,8 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             emulated={"emulated:V100": 2.0},
             image=image_facts(self.signature.codec),
         )
-        lookout = SnapshotPoller(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
-        self.feed = Feed(lookout.event, self._clock, max_viewers=self.max_viewers)
+        self.state = StateRoutes(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
+        self.page = LivePage(self.state.event, self._clock, max_viewers=self.max_viewers)
 
     @property
     def placed(self) -> PlacedPlan:
@@ -197,15 +197,6 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             for outcome, epoch, ago_s, said, measured in rows
         ][:limit]
 
-    def watch(self) -> Viewer:
-        return self.feed.join()
-
-    async def plan(self) -> dict[str, Any]:
-        return await self.describe()
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
-        return await self.history(limit)
-
 
 class _Server(uvicorn.Server):
     """A server that signals when it listens."""
@@ -222,9 +213,9 @@ class _Server(uvicorn.Server):
 @contextmanager
 def served(service: FakeBackend, port: int) -> Iterator[str]:
     """Serves on a port of this machine, in a thread."""
-    config = uvicorn.Config(
-        build_api(service).router, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
-    )
+    routes = (service.state, service.page) if isinstance(service, FakeService) else ()
+    app = build_api(service, *routes).router
+    config = uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = _Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(),))
     thread.start()

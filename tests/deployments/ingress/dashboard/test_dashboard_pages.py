@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api import live_page
+from deployments.api import state
 from deployments.api.http import build_api
-from deployments.api.live_page import FAILURE_EVENT, PERIOD_S, Feed, Viewer, assets
 from deployments.api.server import DisconnectWatch, EventStream
+from deployments.api.state import FAILURE_EVENT, PERIOD_S, LivePage, Viewer, assets
 from earlyexit.errors import OverloadedError
 from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.fake_service import FakeService
@@ -29,7 +29,7 @@ def service() -> FakeService:
 
 @pytest.fixture
 async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_api(service).router)
+    transport = httpx.ASGITransport(build_api(service, service.state, service.page).router)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -75,7 +75,7 @@ async def test_a_request_for_the_head_of_the_stream_gets_no_stream(
     client: httpx.AsyncClient, service: FakeService
 ) -> None:
     response = await client.head("/dashboard/events")
-    assert (response.status_code, len(service.feed.viewers)) == (200, 0)
+    assert (response.status_code, len(service.page.viewers)) == (200, 0)
     assert response.headers["content-type"].startswith("text/event-stream")
 
 
@@ -133,7 +133,7 @@ class Scene:
         self.failing = False
         self.ending = False
         self._sleepers: list[tuple[float, asyncio.Event]] = []
-        feed = partial(Feed, self.produce, self.clock, sleep=self.sleep)
+        feed = partial(LivePage, self.produce, self.clock, sleep=self.sleep)
         self.feed = feed(max_viewers=max_viewers, max_connected_s=max_connected_s)
 
     async def sleep(self, seconds: float) -> None:
@@ -210,7 +210,7 @@ async def test_slow_updates_do_not_overlap() -> None:
 
 
 async def test_viewers_get_an_event_if_an_update_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "POLL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(state, "POLL_TIMEOUT_S", 0.01)
     scene = Scene()
     scene.takes_s = 1e6
     viewer = scene.feed.join()

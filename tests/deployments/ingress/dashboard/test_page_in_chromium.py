@@ -210,7 +210,7 @@ def test_a_viewer_beyond_the_limit_sees_a_message(browser: Browser) -> None:
         with opened(browser, f"{url}/dashboard") as second:
             second.wait_for_connection("lost")
             assert second.text("#connection") == "No connection, or too many viewers; trying again"
-        assert len(service.feed.viewers) == 1
+        assert len(service.page.viewers) == 1
 
 
 def test_a_closed_or_hidden_page_requests_nothing(browser: Browser) -> None:
@@ -219,13 +219,13 @@ def test_a_closed_or_hidden_page_requests_nothing(browser: Browser) -> None:
         page.wait_for_connection("live")
         page.page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
         page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        assert soon(lambda: len(service.feed.viewers) == 0)
+        assert soon(lambda: len(service.page.viewers) == 0)
         looks = service.num_looks
         page.page.evaluate("delete document.hidden")
         page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.wait_for_updates(1)
         assert service.num_looks > looks
-    assert soon(lambda: len(service.feed.viewers) == 0)
+    assert soon(lambda: len(service.page.viewers) == 0)
 
 
 def test_colours_are_the_systems_until_others_are_chosen(browser: Browser) -> None:

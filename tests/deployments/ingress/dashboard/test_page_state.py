@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
+from deployments.api.state import CONTROLLER_S, MAX_MISSED, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import (
-    CONTROLLER_S,
-    MAX_MISSED,
     MOST_REPLICAS,
     Snapshot,
-    SnapshotPoller,
     blocks_state,
     change_state,
     page_state,
@@ -294,7 +292,7 @@ class Scene(IngressCore, ControllerLink):
         self.ingresses: list[Any] | None = [ingress("a", answered=7)]
         self.of_slots: list[Any] | None = []
         self.controller_fails = False
-        self.poller = SnapshotPoller(FACTS, self, self.ask_all, self if has_controller else None, self.clock)
+        self.poller = StateRoutes(FACTS, self, self.ask_all, self if has_controller else None, self.clock)
 
     @property
     def placed(self) -> PlacedPlan:

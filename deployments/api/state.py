@@ -1,0 +1,339 @@
+"""The routes on the service's state: counts, plans and metrics, and the live page with its stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.endpoint import MAX_DIGITS, json_response
+from deployments.api.operations import LIMIT
+from deployments.api.server import EVENT_HEADERS, DisconnectWatch, EventStream
+from deployments.controller.intake import latency_s
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ops.dashboard import SHARES_S, ControllerState, ServiceFacts, Snapshot, page_state, within
+from deployments.ops.prometheus import CONTENT_TYPE, metrics_text
+from deployments.wire.controller_link import ControllerLink
+from deployments.wire.messages import IngressReport, ReplicaReport
+from earlyexit.clock import Clock
+from earlyexit.errors import (
+    ControllerUnavailableError,
+    InputError,
+    OverloadedError,
+    StageUnavailableError,
+    UnknownPathError,
+)
+from earlyexit.named import HopDtype
+from optimizer.plan import PlacedPlan, deployment_name
+from optimizer.plan_file import placed_document
+
+PERIOD_S = 1.0
+POLL_TIMEOUT_S = 10.0
+"""Timeout of an update, in seconds. Viewers then get an error event, because proxies close idle connections."""
+MAX_VIEWERS = 16
+RETRY_S = 10.0
+MAX_CONNECTED_S = 600.0
+"""Viewers must reconnect after this time. This limits what a proxy buffers, and moves viewers to new ingresses."""
+STALLED_S = 60.0
+"""A viewer that reads nothing for this time is disconnected."""
+FAILURE_EVENT = b'event: trouble\ndata: {"words": "the service\'s state is not available; see the ingress log"}\n\n'
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+Produce = Callable[[], Awaitable[bytes | None]]
+"""Returns the newest event; None if there are no more events."""
+
+
+class Viewer:
+    """An asynchronous iterator of events. A slow viewer gets only the newest one."""
+
+    def __init__(self, since_s: float, leave: Callable[[Viewer], None]) -> None:
+        self.since_s = since_s
+        self._leave = leave
+        self._newest: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+
+    def offer(self, event: bytes | None) -> None:
+        """Replaces an event that was not read yet; None ends the iteration."""
+        if self._newest.full():
+            self._newest.get_nowait()
+        self._newest.put_nowait(event)
+
+    def leave(self) -> None:
+        """Ends the iteration, and removes the viewer from its page."""
+        self._leave(self)
+        self.offer(None)
+
+    def __aiter__(self) -> Viewer:
+        return self
+
+    async def __anext__(self) -> bytes:
+        event = await self._newest.get()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+
+@dataclass(slots=True, eq=False)
+class LivePage:
+    """Handlers of the live page, and its viewers at one ingress. Events are produced while there are viewers."""
+
+    produce: Produce
+    clock: Clock
+    _: KW_ONLY
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    max_viewers: int = MAX_VIEWERS
+    max_connected_s: float = MAX_CONNECTED_S
+    viewers: set[Viewer] = field(default_factory=set, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _newest: bytes | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    async def page(self, request: Request) -> Response:
+        """Answers with the page."""
+        return _respond(request, PAGE)
+
+    async def asset(self, request: Request) -> Response:
+        """Answers with a file that the page loads; raises UnknownPathError."""
+        name = request.path_params["asset"]
+        if name == PAGE or name not in assets():
+            raise UnknownPathError(f"GET {request.url.path}: there is no such path; see /openapi.json")
+        return _respond(request, name)
+
+    async def events(self, request: Request) -> Response:
+        """Answers with the event stream; raises what `join` raises."""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
+        viewer = self.join()
+        return EventStream(viewer, DisconnectWatch(request.receive, viewer.leave), stalled_s=STALLED_S)
+
+    def join(self) -> Viewer:
+        """Adds a viewer; raises OverloadedError if there are too many, or if the ingress is shutting down."""
+        if self._closed:
+            raise OverloadedError("this ingress is shutting down; another one serves the page", retry_after_s=1.0)
+        if len(self.viewers) >= self.max_viewers:
+            message = f"the page of this ingress has {self.max_viewers} viewers already"
+            raise OverloadedError(message, retry_after_s=RETRY_S)
+        viewer = Viewer(self.clock.now_s(), self._remove)
+        self.viewers.add(viewer)
+        if self._newest is not None:
+            viewer.offer(self._newest)
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_producing())
+        return viewer
+
+    def close(self) -> None:
+        """Disconnects all viewers and accepts no more, because the ingress is shutting down."""
+        self._closed = True
+        for viewer in list(self.viewers):
+            viewer.leave()
+
+    def _remove(self, viewer: Viewer) -> None:
+        self.viewers.discard(viewer)
+        if not self.viewers and self._task is not None:
+            self._task.cancel()
+            self._task = self._newest = None
+
+    async def _keep_producing(self) -> None:
+        while not self._closed:
+            start_s = self.clock.now_s()
+            await self._publish()
+            await self.sleep(max(0.0, start_s + PERIOD_S - self.clock.now_s()))
+
+    async def _publish(self) -> None:
+        try:
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                event = await self.produce()
+        except Exception:
+            logger.exception("the live page could not be updated")
+            event = FAILURE_EVENT
+        if event is None:
+            self.close()
+            return
+        self._newest = event
+        for viewer in list(self.viewers):
+            viewer.offer(event)
+            if self.clock.now_s() - viewer.since_s >= self.max_connected_s:
+                viewer.leave()
+
+
+PAGE = "page.html"
+CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The page may load only files of this service."""
+PAGE_HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # browsers revalidate by ETag, so the page always has the service's version
+}
+
+
+@cache
+def assets() -> Mapping[str, bytes]:
+    """Returns the page's files by name. They are read once."""
+    return {entry.name: entry.read_bytes() for entry in (files(__package__) / "assets").iterdir()}
+
+
+def _respond(request: Request, name: str) -> Response:
+    content = assets()[name]
+    etag = f'"{sha256(content).hexdigest()[:16]}"'
+    headers = PAGE_HEADERS | {"etag": etag}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=CONTENT_TYPES[name.rpartition(".")[2]], headers=headers)
+
+
+CONTROLLER_S = 5.0
+"""Interval between requests to the controller, in seconds, which is also the controller's own interval."""
+MAX_CHANGES = 12
+"""Most plans of the history on the page."""
+MAX_MISSED = 2
+"""After so many snapshots without itself, an ingress concludes that it is being stopped, because Serve does not notify
+a draining replica."""
+RETRY = b"retry: 2000\n"
+
+AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
+"""Calls a method of each running replica of a deployment; returns None if one does not answer."""
+
+
+def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
+    """Returns the plan as plain data, which `parse_placed` reads back."""
+    return {**placed_document(placed), "hops": {"dtype": hop_dtype}}
+
+
+def _limit(request: Request) -> int:
+    schema = LIMIT["schema"]
+    text = request.query_params.get("limit", str(schema["default"]))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else 0
+    if not schema["minimum"] <= limit <= schema["maximum"]:
+        raise InputError(f"limit must be a number from 1 to {schema['maximum']} (got {text[:20]!r})")
+    return limit
+
+
+@dataclass(slots=True, eq=False)
+class StateRoutes:
+    """Handlers of the operations on the service's state, and the events of the live page.
+
+    An event is computed from the snapshots that rates and shares need.
+    """
+
+    facts: ServiceFacts
+    ingress: IngressCore
+    ask_all: AskAll
+    controller: ControllerLink | None
+    wall: Clock
+    """Seconds since 1970."""
+    _snapshots: deque[Snapshot] = field(default_factory=deque, init=False)
+    _polled_s: float = field(default=-CONTROLLER_S, init=False)
+    _controller_state: ControllerState = field(default="none", init=False)
+    _described: Mapping[str, Any] | None = field(default=None, init=False)
+    _history: Sequence[Mapping[str, Any]] = field(default=(), init=False)
+    _missed: int = field(default=0, init=False)
+    _serial: int = field(default=0, init=False)
+
+    async def stats(self, request: Request) -> Response:
+        """Answers with the counts of the plan's replicas since they started, and the counts of this ingress."""
+        placed, counts, replicas = self.ingress.placed, self.ingress.counts, list[Any]()
+        for device in placed.occupied:
+            replicas += await self.ask_all(deployment_name(device), "stats") or ()
+        stats = {
+            "model": self.facts.model,
+            "ingress_pid": os.getpid(),
+            "epoch": placed.epoch,
+            "suspended": self.ingress.suspended,
+            "unanswered": self.ingress.num_unanswered,
+            "probe_agreement": self.ingress.agreement,
+            "crossings": {
+                "inputs": counts.crossings.total(),
+                "p50_s": latency_s(counts.crossed_in, 0.5),
+                "p99_s": latency_s(counts.crossed_in, 0.99),
+            },
+            "stages": [[each for each in replicas if each["slot"] == slot] for slot in placed.slots],
+        }
+        return json_response(stats)
+
+    async def plan(self, request: Request) -> Response:
+        """Answers with the controller's description of the plan in force, or our own if there is no controller."""
+        if self.controller is not None:
+            return json_response(await self.controller.describe())
+        return json_response(own_plan(self.ingress.placed, self.facts.hop_dtype))
+
+    async def plan_history(self, request: Request) -> Response:
+        """Answers with the controller's last plans, none without a controller."""
+        limit = _limit(request)
+        return json_response([] if self.controller is None else await self.controller.history(limit))
+
+    async def metrics(self, request: Request) -> Response:
+        """Answers with the counts of all ingresses and replicas, for Prometheus; raises StageUnavailableError."""
+        ingresses, replicas = await self._ask_service()
+        if ingresses is None:
+            raise StageUnavailableError("the ingresses do not report their counts", retry_after_s=1.0)
+        text = metrics_text(ingresses, replicas, self.facts.chain)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def event(self) -> bytes | None:
+        """Returns the page's present state as a server-sent event; None if this ingress is being stopped."""
+        snapshot = await self._poll()
+        if snapshot is None:
+            return None
+        self._snapshots.append(snapshot)
+        while len(self._snapshots) > len(within(list(self._snapshots), SHARES_S)):
+            self._snapshots.popleft()
+        self._serial += 1
+        state = page_state(self.facts, list(self._snapshots)) | {"serial": self._serial}
+        return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
+
+    async def _poll(self) -> Snapshot | None:
+        ingresses, replicas = await self._ask_service()
+        await self._poll_controller()
+        if ingresses is not None:
+            is_listed = any(report.name == self.ingress.name for report in ingresses)
+            self._missed = 0 if is_listed else self._missed + 1
+        if self._missed >= MAX_MISSED:
+            return None
+        return Snapshot(
+            at_s=self.wall.now_s(),
+            placed=self.ingress.placed,
+            suspended=self.ingress.suspended,
+            ingresses=ingresses or (),
+            replicas=replicas,
+            controller=self._controller_state,
+            described=self._described,
+            history=self._history,
+            agreement=self.ingress.agreement,
+        )
+
+    async def _ask_service(self) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
+        """Returns the reports of all ingresses, or None without an answer, and of the replicas on the plan's types."""
+        types = (deployment_name(device) for device in self.ingress.placed.occupied)
+        ingresses, *of_types = await asyncio.gather(
+            self.ask_all("ingress", "peek"), *(self.ask_all(each, "report") for each in types)
+        )
+        return ingresses, [report for reports in of_types for report in reports or ()]
+
+    async def _poll_controller(self) -> None:
+        now_s = self.wall.now_s()
+        if self.controller is None or now_s - self._polled_s < CONTROLLER_S:
+            return
+        self._polled_s = now_s
+        try:
+            self._described, self._history = await asyncio.gather(
+                self.controller.describe(), self.controller.history(MAX_CHANGES)
+            )
+            self._controller_state = "answers"
+        except ControllerUnavailableError:  # the page shows this; a log message would repeat every few seconds
+            self._controller_state = "silent"
