@@ -28,7 +28,8 @@ from experiments.data import RUNS
 from experiments.kit import print_table, write_json
 from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, possible_answers
 from offramp.demo.turns import RunningService, manual_control, served
-from offramp.load.report import RequestRecord, percentile
+from offramp.load.generator import RequestRecord
+from offramp.load.sustained import percentile
 from optimizer.plan import Plan
 
 KILL = "kill"

@@ -56,7 +56,7 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
 
 
 COMMANDS = {
-    "serve": Command("spec.jobs:ServeJob", "commands.serve:run"),
+    "serve": Command("spec.documents:ServeJob", "commands.serve:run"),
     "demo": Command("commands.options:DemoJob", "demo.run:run"),
     "bench": Command("commands.options:BenchJob", "commands.bench:run"),
     "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
@@ -64,7 +64,7 @@ COMMANDS = {
     "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
     "chain": Command("commands.jobs:ChainJob", "commands.chain:run"),
     "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
-    "doctor": Command("commands.options:DoctorJob", "commands.doctor:run"),
+    "doctor": Command("commands.options:DoctorJob", "doctor.inspection:run"),
     "predict": Command("commands.options:PredictJob", "commands.predict:run"),
     "generate": Command("commands.options:GenerateJob", "commands.generate:run"),
     "profile": Command("commands.jobs:ProfileOptions", "commands.profile:run"),

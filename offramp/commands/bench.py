@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.commands.options import BenchJob
-from offramp.commands.output import print_result
+from offramp.commands.output import make_table, print_result
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
-from offramp.load.generator import LoadConfig, run_load
+from offramp.load.generator import LoadConfig, RequestRecord, run_load
 from offramp.load.processes import Poisson, Uniform
-from offramp.load.report import render, summarize
-from offramp.load.sustained import ProbeResult, Search
+from offramp.load.sustained import LATE_SHARE, ProbeResult, Search, percentile
 
 ARRIVALS: Mapping[str, type[Poisson | Uniform]] = {"poisson": Poisson, "constant": Uniform}
 START_PER_S, PROBE_S = 50.0, 10.0
 """Defaults of the first rate of `--sustained`, and of the duration of a probe in seconds."""
 MAX_RATE_RATIO = 1000.0
 """Largest ratio between a probed rate and the first rate."""
+SCHEMA_VERSION = 1
+PERCENTILES = (50, 90, 95, 99)
 
 
 def run(job: BenchJob) -> None:
@@ -124,3 +129,95 @@ def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
         print(json.dumps({"sustained_per_s": search.best_per_s, "ending": search.ending, "probes": probes}))
     else:
         print(f"sustained: {search.best_per_s:.1f} requests/s within {1000 * slo_s:g} ms ({search.ending})")
+
+
+def summarize(
+    records: Sequence[RequestRecord],
+    *,
+    started_at: str,
+    seed: int,
+    slo_s: float,
+    offered_rps: float | None,
+    labels: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Returns the figures of a load run as JSON data. Rates count inputs rather than requests, which may have several.
+
+    `started_at`: ISO date and time with the time zone. `offered_rps`: the requested rate, None for a closed loop.
+    `labels`: the correct label of each input, if known. Values that are unknown without answers are None.
+    """
+    answered = [record for record in records if record.error is None]
+    answers = [prediction for record in answered for prediction in record.predictions]
+    exits = sorted(Counter(answer.exit for answer in answers).items())
+    duration_s = max((record.done_s for record in records), default=0.0)  # until the last outcome
+    lateness_p99_s = None if offered_rps is None else percentile([record.lateness_s for record in records], 99)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "started_at": started_at,
+        "seed": seed,
+        "duration_s": duration_s,
+        "num_requests": len(records),
+        "num_inputs": sum(len(record.input_indices) for record in records),
+        "num_answers": len(answers),
+        "num_retries": sum(record.num_attempts - 1 for record in records),
+        "offered_rps": offered_rps,
+        "achieved_rps": len(answers) / (duration_s or math.inf),
+        "goodput_rps": sum(len(r.predictions) for r in answered if r.latency_s <= slo_s) / (duration_s or math.inf),
+        "slo_s": slo_s,
+        "latency": _latency([record.latency_s for record in answered]),
+        "answers_by_exit": {str(block): number for block, number in exits},
+        # An answer at the exit after block 0 took one block.
+        "mean_exit_blocks": float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
+        "accuracy": _accuracy(answered, labels) if answers and labels is not None else None,
+        # By the server's error kind, or `connection`, `timeout` or `malformed`.
+        "errors": dict(sorted(Counter(record.error for record in records if record.error is not None).items())),
+        "lateness_p99_s": lateness_p99_s,
+        # Whether the client was so late that the latencies do not describe the server.
+        "is_client_bound": lateness_p99_s is not None and lateness_p99_s > LATE_SHARE * slo_s,
+    }
+
+
+def _latency(latencies_s: Sequence[float]) -> dict[str, float] | None:
+    if not latencies_s:
+        return None
+    by_share = zip(PERCENTILES, np.percentile(latencies_s, PERCENTILES).tolist(), strict=True)
+    figures = {f"p{share}_s": value for share, value in by_share}
+    return figures | {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
+
+
+def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:
+    """Returns the share of correct answers; None if the answers are not labels."""
+    if not all("label" in prediction.task_values for record in answered for prediction in record.predictions):
+        return None
+    pairs = [pair for record in answered for pair in zip(record.input_indices, record.predictions, strict=True)]
+    return sum(labels[index] == prediction.label for index, prediction in pairs) / len(pairs)
+
+
+def render(report: Mapping[str, Any]) -> Table:
+    """Returns the figures of a load run as a table, with times in milliseconds."""
+    title = f"load of {report['started_at']}, seed {report['seed']}"
+    late = "The client was late: measure with fewer requests per second, or from more machines."
+    caption = late if report["is_client_bound"] else None
+    offered_rps, blocks, accuracy = report["offered_rps"], report["mean_exit_blocks"], report["accuracy"]
+    lateness_s, latencies = report["lateness_p99_s"], report["latency"] or {}
+    rows = (
+        ("requests", f"{report['num_requests']} in {report['duration_s']:.1f} s, {report['num_retries']} repeated"),
+        ("answers", f"{report['num_answers']} of {report['num_inputs']} inputs"),
+        ("offered", "closed loop" if offered_rps is None else f"{offered_rps:.1f} inputs/s"),
+        ("achieved", f"{report['achieved_rps']:.1f} answers/s"),
+        ("goodput", f"{report['goodput_rps']:.1f} answers/s within {_milliseconds(report['slo_s'])}"),
+        *((f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in latencies.items()),
+        ("answers by exit", _counts(report["answers_by_exit"])),
+        ("blocks per answer", "-" if blocks is None else f"{blocks:.2f}"),
+        ("accuracy", "-" if accuracy is None else f"{accuracy:.2%}"),
+        ("errors", _counts(report["errors"])),
+        ("client lateness p99", "-" if lateness_s is None else _milliseconds(lateness_s)),
+    )
+    return make_table("", "value", title=title, title_justify="left", caption=caption, rows=rows)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

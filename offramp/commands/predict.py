@@ -14,12 +14,13 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeAlias
 
 import numpy as np
 
@@ -54,22 +55,8 @@ TEMPORARY_ERRORS = (OverloadedError, AdmissionError, StageUnavailableError, Dead
 """Errors that remain after the client's retries, although later inputs may succeed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """An input and its result: exactly one of `prediction` and `error` is set."""
-
-    id_columns: Mapping[str, object]
-    """The columns that identify the input."""
-    prediction: Prediction | None = None
-    error: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Returns the row as JSON data, with lists instead of arrays."""
-        if self.prediction is None:
-            return {**self.id_columns, "error": self.error}
-        values = self.prediction.task_values.items()
-        lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
-        return {**self.id_columns, **lists, "exit": self.prediction.exit}
+Row: TypeAlias = dict[str, Any]
+"""The columns that identify an input, and the values of its answer and its `exit`, or an `error`."""
 
 
 @dataclass(slots=True)
@@ -107,9 +94,10 @@ async def predict_all(
     async for rows in _answered(inputs, client, job):
         for row in rows:
             write(row)
-            tally.failed += row.prediction is None
-            if row.prediction is not None:
-                tally.exits[row.prediction.exit] += 1
+            if "exit" in row:
+                tally.exits[row["exit"]] += 1
+            else:
+                tally.failed += 1
         tally.rows += len(rows)
         on_rows(tally.rows)
     tally.seconds = clock.now_s() - started_s
@@ -186,9 +174,12 @@ async def _rows(batch: Sequence[InputRow], client: AsyncClient, job: PredictJob)
             return [*await _rows(batch[:middle], client, job), *await _rows(batch[middle:], client, job)]
         if not (by_one_input or isinstance(error, TEMPORARY_ERRORS)):
             raise
-        return [Row(id_columns=each.id_columns, error=f"{error.kind}: {error}") for each in batch]
-    pairs = zip(batch, predictions, strict=True)
-    return [Row(id_columns=each.id_columns, prediction=prediction) for each, prediction in pairs]
+        return [{**each.id_columns, "error": f"{error.kind}: {error}"} for each in batch]
+    return [_row(each, prediction) for each, prediction in zip(batch, predictions, strict=True)]
+
+
+def _row(given: InputRow, prediction: Prediction) -> Row:
+    return {**given.id_columns, **prediction.task_values, "exit": prediction.exit}
 
 
 def format_of(out: Path | None, requested: Format | None) -> Format:
@@ -236,12 +227,10 @@ def map_folder(folder: Path | None, model_inputs: Mapping[str, str], paths: Iter
 
 def with_pictures(row: Row, folder: Path | None) -> Row:
     """Writes the PNG files of an answer, and returns the row with their paths instead."""
-    if folder is None or row.prediction is None:
+    if folder is None:
         return row
-    stem = Path(str(row.id_columns["image"])).stem
-    values = vars(row.prediction).items()
-    written = {name: _write_png(folder, stem, value) if is_png(value) else value for name, value in values}
-    return replace(row, prediction=Prediction(**written))
+    stem = Path(str(row["image"])).stem
+    return {name: _write_png(folder, stem, value) if is_png(value) else value for name, value in row.items()}
 
 
 def is_png(value: object) -> bool:
@@ -260,19 +249,21 @@ def _write_png(folder: Path, stem: str, content: str) -> str:
 
 
 def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[str, None]) -> Callable[[Row], None]:
+    to_json = partial(json.dumps, ensure_ascii=False, default=np.ndarray.tolist)
     if form == "jsonl":
-        return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
+        return lambda row: print(to_json(row), file=file)
     names = (*columns, "error")
     table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
     table.writeheader()
 
     def write(row: Row) -> None:
-        cells = row.to_json()
-        left_out.update(dict.fromkeys(name for name in cells if name not in names))
-        for name, value in cells.items():
-            if isinstance(value, list | dict):
-                cells[name] = json.dumps(value, ensure_ascii=False)
-        table.writerow(cells)
+        left_out.update(dict.fromkeys(name for name in row if name not in names))
+        table.writerow(
+            {
+                name: to_json(value) if isinstance(value, list | dict | np.ndarray) else value
+                for name, value in row.items()
+            }
+        )
 
     return write
 
@@ -307,9 +298,10 @@ def _predict_few(arguments: Sequence[str], job: PredictJob) -> None:
         maps = map_folder(job.maps, model_inputs, map(Path, arguments))
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for each, prediction in zip(inputs, predictions, strict=True):
-        row = with_pictures(Row(id_columns=each.id_columns, prediction=prediction), maps)
-        name = " | ".join(map(str, row.id_columns.values()))
-        print(json.dumps(row.to_json()) if job.as_json else f"{_summary_line(row)}  {name}")
+        row = with_pictures(_row(each, prediction), maps)
+        name = " | ".join(map(str, each.id_columns.values()))
+        summary = f"{_summary_line(row, each.id_columns)}  {name}"
+        print(json.dumps(row, default=np.ndarray.tolist) if job.as_json else summary)
 
 
 def _inputs_of_arguments(arguments: Sequence[str], model_inputs: Mapping[str, str]) -> list[InputRow]:
@@ -334,12 +326,10 @@ def _text_names(model_inputs: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(model_inputs)
 
 
-def _summary_line(row: Row) -> str:
-    prediction = row.prediction
-    assert prediction is not None, "if one of few inputs fails, the command fails"
-    values = ", ".join(_short_text(value) for name, value in prediction.task_values.items() if name != "score")
-    score = f"score {prediction.score:.3f}, " if "score" in prediction.task_values else ""
-    return f"{values}  ({score}left after block {prediction.exit})"
+def _summary_line(row: Row, id_columns: Collection[str]) -> str:
+    names = [name for name in row if name not in (*id_columns, "score", "exit")]
+    score = f"score {row['score']:.3f}, " if "score" in row else ""
+    return f"{', '.join(_short_text(row[name]) for name in names)}  ({score}left after block {row['exit']})"
 
 
 def _short_text(value: Any) -> str:

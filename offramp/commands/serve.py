@@ -26,8 +26,7 @@ from offramp.commands.checkpoint import check_model, model_folder_for
 from offramp.commands.options import parse_order
 from offramp.commands.output import command, run_in_subprocess
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
-from offramp.spec.documents import FolderDocument, IngressDocument
-from offramp.spec.jobs import ServeJob
+from offramp.spec.documents import FolderDocument, IngressDocument, ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Example arguments of `offramp predict`, by the kind of input."""

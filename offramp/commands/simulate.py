@@ -18,7 +18,7 @@ from offramp.commands.output import make_table, milliseconds, print_result
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer
 from offramp.commands.progress import progress_share, provenance
 from offramp.commands.simulation import Simulation, plan_source, policy_of, prepare
-from offramp.load.report import percentile
+from offramp.load.sustained import percentile
 from optimizer.evaluate import step_figures
 from optimizer.generation.figures import SequenceFigures, sequence_figures
 from optimizer.networks import survival_with

@@ -1,7 +1,11 @@
-"""Collects facts about this machine for the checks: libraries, processors, memory, ports, Ray, models and services."""
+"""`offramp doctor`: collects facts about this machine for the checks, and prints the findings.
+
+The facts are about libraries, processors, memory, ports, Ray, models and services.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -18,8 +22,11 @@ from shutil import disk_usage, which
 from typing import Any
 
 import psutil
+import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from rich.table import Column
+from rich.text import Text
 
 from cluster.devices import find_device
 from cluster.memory import machine_memory
@@ -29,7 +36,8 @@ from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE
 from offramp.commands.calibration_files import calibrate_command, read_calibration
 from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
-from offramp.commands.output import command
+from offramp.commands.options import DoctorJob
+from offramp.commands.output import command, make_table, show
 from offramp.commands.progress import installed_version, num_cores
 from offramp.doctor import checks
 from offramp.doctor.checks import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES, Finding, Port
@@ -261,3 +269,23 @@ def examine(targets: Sequence[Path], ports: Sequence[int]) -> tuple[Finding, ...
         *checks.data(os.environ.get("OFFRAMP_DATA")),
         *(finding for finding, _ in checked),
     )
+
+
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+def run(job: DoctorJob) -> None:
+    """Prints the findings with advice; the exit status is 1 if a check failed."""
+    findings = examine(job.targets, job.port or ())
+    if job.as_json:
+        typer.echo(json.dumps([each._asdict() for each in findings], indent=2))
+    else:
+        columns = Column("check", no_wrap=True), Column(no_wrap=True), Column("found", overflow="fold")
+        table = make_table(*columns, box=None, pad_edge=False)
+        for each in findings:
+            text = Text(each.found)
+            if each.advice is not None:
+                text.append(f"\n-> {each.advice}", style="bold")
+            table.add_row(each.check, Text(each.verdict, style=STYLES[each.verdict]), text)
+        show(table)
+    raise typer.Exit(int(any(each.verdict == "failed" for each in findings)))

@@ -37,7 +37,6 @@ from offramp.client.protocol import (
     retry_wait_s,
 )
 from offramp.load.connections import Body, Post, connected
-from offramp.load.report import RequestRecord
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -119,6 +118,37 @@ class LoadConfig:
         """Returns the indices of a request's inputs."""
         first = request_index * self.inputs_per_request
         return tuple(index % len(self.inputs) for index in range(first, first + self.inputs_per_request))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """The outcome of one request. Times are seconds after the start of the run."""
+
+    request_id: str
+    input_indices: tuple[int, ...]
+    """The positions of its inputs in the run's `inputs`."""
+    scheduled_s: float
+    sent_s: float
+    done_s: float
+    num_attempts: int
+    predictions: tuple[Prediction, ...] = ()
+    error: str | None = None
+    """The kind of error, if the request failed."""
+    message: str | None = None
+    """The server's or the client's description of the error, if there is one."""
+
+    def __post_init__(self) -> None:
+        assert (self.error is None) == bool(self.predictions), "a request has either an answer or an error"
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from the scheduled send time to the outcome, so that a late client is not hidden."""
+        return self.done_s - self.scheduled_s
+
+    @property
+    def lateness_s(self) -> float:
+        """Seconds by which the client itself was late."""
+        return self.sent_s - self.scheduled_s
 
 
 OnRecord = Callable[[RequestRecord], object]

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from earlyexit.errors import InputError
-from offramp.load.report import LATE_SHARE, RequestRecord, percentile
+
+if TYPE_CHECKING:
+    from offramp.load.generator import RequestRecord  # needs HTTP libraries
 
 Verdict = Literal["passed", "failed", "client late"]
 """Result of a probe. `client late`: the client could not send at this rate, so the server was not tested."""
@@ -21,8 +26,17 @@ Ending = Literal["bracketed", "client late", "highest", "none passed", "most pro
 probes was reached."""
 
 
+LATE_SHARE = 0.1
+"""Lateness of the client, as a share of the SLO, above which its measurements are distorted."""
 MAX_LOST_SHARE = 0.01
 """Largest share of refused or failed requests at a sustained rate."""
+
+
+def percentile(values_N: npt.ArrayLike, percent: float) -> float | None:
+    """Returns the percentile of the values that are not NaN; None if there are none."""
+    known_N = np.asarray(values_N, dtype=np.float64)
+    known_N = known_N[~np.isnan(known_N)]
+    return float(np.percentile(known_N, percent)) if len(known_N) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

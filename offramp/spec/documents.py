@@ -1,19 +1,26 @@
-"""The fields that `offramp serve` and service files share: settings of the application, and where it listens."""
+"""The fields that `offramp serve` and service files share, and the options of `offramp serve`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.data.strict import StrictDocument
+from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.options import OrderOption
+from offramp.commands.options import Address, Job, OrderOption, option_error, parse_order
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")
 """Names of built-in plans, which need no file."""
 
@@ -116,3 +123,111 @@ class FolderDocument(ApplicationDocument):
     """The options of `offramp serve` for a model folder, as a document."""
 
     plan: PlanOptions = Field(default_factory=PlanOptions)
+
+
+OPTIONS = {
+    "plan": "plan.plan",
+    "batch": "plan.batch",
+    "replicas": "plan.replicas",
+    "device": "plan.device",
+    "order": "plan.order",
+    "dispatch": "plan.dispatch",
+    "port": "ingress.port",
+    "host": "ingress.host",
+    "front": "ingress.front",
+    "ingress_replicas": "ingress.replicas",
+    "dtype": "model.dtype",
+    "hop_dtype": "model.hop_dtype",
+    "backend": "model.backend",
+    "attention": "model.attention",
+    "threads": "model.threads_per_replica",
+    "kv_tokens": "model.kv_tokens",
+    "kv_fill": "model.kv_fill",
+    "max_queued": "ingress.max_queued",
+    "max_body_bytes": "ingress.max_body_bytes",
+    "max_held_bytes": "ingress.max_held_bytes",
+    "timeout_s": "ingress.default_timeout_s",
+    "token_timeout_s": "ingress.token_timeout_s",
+    "grpc_port": "ingress.grpc_port",
+    "trace_ratio": "tracing.ratio",
+    "api_keys": "access.keys_file",
+    "rate_limit": "access.rate_per_s",
+    "cors_origin": "access.cors_origins",
+}
+"""Options of `offramp serve` that are fields of `FolderDocument`, with their paths."""
+MACHINE_DEFAULTS = {
+    "batch": "32; without --plan as measured, up to 16",
+    "replicas": "1; without --plan as many as this machine has room for",
+    "threads": "1; without --plan more if memory limits the number of replicas",
+    "backend": "torch; without --plan the faster one on this machine",
+}
+"""Options that are chosen for this machine if no plan is given, with the texts of their defaults."""
+WITH_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
+"""Options of `offramp serve` that are allowed with a service file."""
+
+
+def _field_at(model: type[BaseModel], path: str) -> FieldInfo:
+    """Returns a copy of the field at a path such as `ingress.port`."""
+    *parents, last = path.split(".")
+    for name in parents:
+        annotation = model.model_fields[name].annotation
+        [model] = [each for each in (annotation, *getattr(annotation, "__args__", ())) if isinstance(each, type(model))]
+    return copy.copy(model.model_fields[last])
+
+
+def _with_options(job: type[JobT]) -> type[JobT]:
+    """Adds the fields of `OPTIONS` to a job."""
+    options = {option: _field_at(FolderDocument, path) for option, path in OPTIONS.items()}
+    for option, default in MACHINE_DEFAULTS.items():
+        meaning = str(options[option].description).partition(" None: ")[0]
+        options[option].default, options[option].description = None, f"{meaning} None: {default}"
+    fields: Mapping[str, Any] = {option: (field.annotation, field) for option, field in options.items()}
+    return create_model(job.__name__, __base__=job, __doc__=job.__doc__, **fields)
+
+
+@_with_options
+class ServeJob(Job):
+    """Serve a model folder, a checkpoint or a service file on this machine until Ctrl-C or SIGTERM."""
+
+    model: Path = Field(json_schema_extra={"argument": "MODEL"})
+    """Model folder, checkpoint of transformers, or service file, which contains all settings but the ports."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the Prometheus metrics. None: a free one."""
+    otlp_endpoint: Address | None = None
+    """Address of an OpenTelemetry collector, for traces. None: no traces."""
+    restart: bool = False
+    """Restart if Ray's head dies, instead of ending with status 4."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> ServeJob:
+        given = self.model_fields_set
+        parse_order(getattr(self, "order", None))  # refused before a model is measured
+        if self.model.is_file():
+            refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *WITH_A_FILE})
+            if refused:
+                allowed = "--port, --grpc-port, --metrics-port, --restart"
+                raise InputError(f"{' and '.join(refused)}: the service file sets this; only {allowed} go with a file")
+        elif "trace_ratio" in given and self.otlp_endpoint is None:
+            raise InputError("--trace-ratio goes with --otlp-endpoint, the collector of the traces")
+        return self
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports that the command line sets."""
+        return {name: getattr(self, name) for name in ("port", "grpc_port") if name in self.model_fields_set}
+
+    @property
+    def document(self) -> FolderDocument:
+        """The options as a document; raises InputError for options that contradict each other."""
+        document: dict[str, Any] = {"model": {"folder": str(self.model)}}
+        if self.otlp_endpoint is not None:
+            document["tracing"] = {"endpoint": self.otlp_endpoint}
+        for name in self.model_fields_set & set(OPTIONS):
+            part, _, field = OPTIONS[name].partition(".")
+            document.setdefault(part, {})[field] = getattr(self, name)
+        try:
+            return FolderDocument.model_validate(document)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+        path = ".".join(map(str, first["loc"]))
+        raise option_error(next((name for name, at in OPTIONS.items() if at == path), path), first)

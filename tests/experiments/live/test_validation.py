@@ -8,7 +8,7 @@ import pytest
 from earlyexit.network.boundary import Split
 from experiments.live.validation import Driven, compare, is_right, possible_answers, simulated_s
 from offramp.client.protocol import Prediction
-from offramp.load.report import RequestRecord
+from offramp.load.generator import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords

@@ -22,7 +22,7 @@ from experiments.peers.client import ClientOptions, LoadResult, run_client, send
 from experiments.peers.processes import MARK, Server, serving
 from experiments.peers.stock import Kernel, Prediction, ServerOptions, StockModel, Texts, answer, parse_body
 from offramp.client.protocol import Prediction as Answered
-from offramp.load.report import RequestRecord
+from offramp.load.generator import RequestRecord
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 from tests.free_port import free_port
 from tests.offramp.load.scripted_server import ok, scripted

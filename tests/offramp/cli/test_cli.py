@@ -22,9 +22,8 @@ from deployments.keys import AccessSettings
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
-from offramp.client.protocol import Prediction
 from offramp.commands.options import StrategyName
-from offramp.commands.predict import Row, _summary_line
+from offramp.commands.predict import _summary_line
 from optimizer.decision import Strategy
 from optimizer.plan import stock_plan
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
@@ -406,5 +405,5 @@ PNG = "iVBORw0KGgo" + "A" * 89
     ids=["label", "number", "keypoints", "class-map", "array", "list"],
 )
 def test_an_answer_is_summarised_in_one_line(said: dict[str, Any], words: str) -> None:
-    found = Prediction(exit=3, request_id="r", score=0.5, **said)
-    assert _summary_line(Row(id_columns={}, prediction=found)) == f"{words}  (score 0.500, left after block 3)"
+    row = {"text": "a", **said, "score": 0.5, "exit": 3}
+    assert _summary_line(row, ["text"]) == f"{words}  (score 0.500, left after block 3)"

@@ -13,7 +13,7 @@ from offramp.client.protocol import Prediction
 from offramp.commands.machine import plan_for, stock_s
 from offramp.demo.run import V100, draw, emulated_problem
 from offramp.demo.turns import Load, PlanRun, batch_at_block, mean, results_table, summarize_run
-from offramp.load.report import RequestRecord
+from offramp.load.generator import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.exit_records import exit_records
 

@@ -12,7 +12,6 @@ import pytest
 
 from earlyexit.errors import DataError, OfframpError
 from offramp.client.client import AsyncClient
-from offramp.client.protocol import Prediction
 from offramp.commands.options import PredictJob
 from offramp.commands.predict import Row, Tally, format_of, predict_all, row_writer
 from offramp.load.data_stream import InputRow
@@ -80,8 +79,8 @@ async def test_rows_are_in_the_order_of_the_texts_although_a_request_is_slow() -
     texts = ["a", "bb", "c", "dd", "e"]
     server = Server(slow="a")
     rows, tally = await run(iter(texts), server)
-    assert [row.id_columns["text"] for row in rows] == texts
-    assert [row.prediction.label for row in rows if row.prediction] == texts
+    assert [row["text"] for row in rows] == texts
+    assert [row["label"] for row in rows] == texts
     assert (tally.rows, tally.failed, dict(tally.exits)) == (5, 0, {1: 3, 2: 2})
     assert sorted(server.batches) == [["a", "bb"], ["c", "dd"], ["e"]]
 
@@ -124,9 +123,9 @@ async def test_few_inputs_are_read_ahead_of_the_running_requests() -> None:
 async def test_a_text_that_fails_alone_has_an_error_in_its_row() -> None:
     server = Server()
     rows, tally = await run(iter(["a", "b", "x", "d"]), server, batch=4)
-    assert [row.error for row in rows] == [None, None, "unprocessable_input: an x", None]
-    assert rows[2].to_json() == {"text": "x", "error": "unprocessable_input: an x"}
-    assert rows[3].to_json() == {"text": "d", "label": "d", "score": 0.5, "exit": 1}
+    assert [row.get("error") for row in rows] == [None, None, "unprocessable_input: an x", None]
+    assert rows[2] == {"text": "x", "error": "unprocessable_input: an x"}
+    assert rows[3] == {"text": "d", "label": "d", "score": 0.5, "exit": 1}
     assert (tally.rows, tally.failed) == (4, 1)
     assert server.batches == [["a", "b", "x", "d"], ["a", "b"], ["x", "d"], ["x"], ["d"]]
     asked: list[str] = []
@@ -138,7 +137,7 @@ async def test_a_text_that_fails_alone_has_an_error_in_its_row() -> None:
         return failure(503, "overloaded", "queue is full") if overloaded else answered([text])
 
     rows, tally = await run(iter(["busy", "soon", "a"]), busy, batch=1)
-    assert [row.error for row in rows] == ["overloaded: queue is full", None, None]
+    assert [row.get("error") for row in rows] == ["overloaded: queue is full", None, None]
     assert (asked.count("busy"), asked.count("soon"), tally.failed) == (4, 2, 1)
 
 
@@ -152,7 +151,7 @@ async def test_an_error_of_the_service_ends_the_run_after_all_earlier_rows() -> 
     rows: list[Row] = []
     with pytest.raises(OfframpError, match="no connection to http://server"):
         await run(iter("abcdefgh"), server, batch=1, rows=rows)
-    assert [row.id_columns["text"] for row in rows] == ["a"]
+    assert [row["text"] for row in rows] == ["a"]
 
     def texts() -> Iterator[str]:
         yield from ("a", "b")
@@ -161,15 +160,14 @@ async def test_an_error_of_the_service_ends_the_run_after_all_earlier_rows() -> 
     rows.clear()
     with pytest.raises(DataError, match=r"t\.csv:4"):
         await run(texts(), Server(), batch=1, rows=rows)
-    assert [row.id_columns["text"] for row in rows] == ["a", "b"]
+    assert [row["text"] for row in rows] == ["a", "b"]
 
 
 def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     joints = [{"joint": "head", "x": 1.0}]
     with row_writer(tmp_path / "o.csv", "csv", ("image", "keypoints", "exit")) as write:
         for _ in range(2):
-            found = Prediction(exit=1, request_id="r", keypoints=joints, classes=["sky"])
-            write(Row(id_columns={"image": "a.png"}, prediction=found))
+            write({"image": "a.png", "keypoints": joints, "classes": ["sky"], "exit": 1})
     [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
     assert json.loads(row["keypoints"]) == joints
     assert capsys.readouterr().err == "left out of the CSV file: classes; --format jsonl includes them\n"

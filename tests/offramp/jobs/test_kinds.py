@@ -29,17 +29,16 @@ from earlyexit.network.boundary import TensorSpec, bytes_per_input
 from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
-from offramp.client.protocol import Prediction
 from offramp.commands import machine, serve
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_for
 from offramp.commands.codec_and_task import codec_for
 from offramp.commands.jobs import RampJob, TrainJob
-from offramp.commands.predict import IMAGES, Row, is_png, map_folder, with_pictures
+from offramp.commands.predict import IMAGES, is_png, map_folder, with_pictures
 from offramp.commands.ramp import read_log
 from offramp.commands.train import train
 from offramp.doctor.inspection import check_target
-from offramp.spec.jobs import ServeJob
+from offramp.spec.documents import ServeJob
 from profiles.latency import LatencyProfile
 from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.families.checkpoints import hf_inputs, hf_model, resnet_state
@@ -186,16 +185,15 @@ CONTENT = base64.b64encode(to_png(MAP, 3)).decode()
 
 
 def put(folder: Path, image: str, **said: Any) -> dict[str, Any]:
-    row = with_pictures(Row(id_columns={"image": image}, prediction=Prediction(exit=2, request_id="r", **said)), folder)
-    assert row.prediction is not None
-    return row.prediction.task_values
+    return with_pictures({"image": image, **said, "exit": 2}, folder)
 
 
 def test_a_class_map_is_written_under_an_unused_name_of_its_image(tmp_path: Path) -> None:
     maps = map_folder(tmp_path / "maps", IMAGES, ())
     assert maps is not None
     said = put(maps, "street/a.jpg", class_map=CONTENT, score=0.5, note="PNG")
-    assert said == {"class_map": str(tmp_path / "maps/a.png"), "score": 0.5, "note": "PNG"}
+    path = str(tmp_path / "maps/a.png")
+    assert said == {"image": "street/a.jpg", "class_map": path, "score": 0.5, "note": "PNG", "exit": 2}
     assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()
     (tmp_path / "a.png").write_bytes(b"a photo")
     images = ("1/a.jpg", "2/a.png", "b.jpg", "elsewhere/a.jpg")
@@ -205,9 +203,8 @@ def test_a_class_map_is_written_under_an_unused_name_of_its_image(tmp_path: Path
 
 
 def test_rows_contain_the_paths_of_class_maps_unless_they_failed(tmp_path: Path) -> None:
-    found = Prediction(exit=2, request_id="r", class_map=CONTENT, score=0.5)
-    rows = Row(id_columns={"image": "a.jpg"}, prediction=found), Row(id_columns={"image": "b.jpg"}, error="no image")
-    assert [with_pictures(row, tmp_path).to_json() for row in rows] == [
+    found = {"image": "a.jpg", "class_map": CONTENT, "score": 0.5, "exit": 2}
+    assert [with_pictures(row, tmp_path) for row in (found, {"image": "b.jpg", "error": "no image"})] == [
         {"image": "a.jpg", "class_map": str(tmp_path / "a.png"), "score": 0.5, "exit": 2},
         {"image": "b.jpg", "error": "no image"},
     ]

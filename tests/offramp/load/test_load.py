@@ -15,9 +15,9 @@ from aiohttp import web
 from rich.console import Console
 
 from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
+from offramp.commands.bench import render, summarize
 from offramp.load.data_stream import stream_lines, stream_texts
-from offramp.load.generator import Generator, LoadConfig, run_load
-from offramp.load.report import RequestRecord, render, summarize
+from offramp.load.generator import Generator, LoadConfig, RequestRecord, run_load
 from tests.clock import ManualClock
 
 ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}

@@ -12,8 +12,8 @@ from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, ModelFolderError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
+from offramp.commands.service import Dashboard, applications_document, token_header
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
-from offramp.spec.deploying import Dashboard, applications_document, token_header
 from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
 from optimizer.calibration_file import CalibrationCard

@@ -18,7 +18,7 @@ from offramp.commands import machine
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.machine import ASKED, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
 from offramp.commands.serve import folder_settings
-from offramp.spec.jobs import ServeJob
+from offramp.spec.documents import ServeJob
 from optimizer.plan import Plan, PolicySpec, early_exit_plan, stock_plan
 from optimizer.problem import PlanProblem
 from profiles.latency import LatencyProfile
