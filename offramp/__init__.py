@@ -15,7 +15,7 @@ __all__ = ["AsyncClient", "Client", "__version__"]
 def __getattr__(name: str) -> object:
     """Imports the clients on first use, so that `import offramp` loads no HTTP library."""
     if name == "__version__":
-        return _installed_version()
+        return installed_version("offramp") or "0+uninstalled"  # a checkout that was never installed
     if name in __all__:
         from offramp.client import client
 
@@ -23,10 +23,11 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _installed_version() -> str:
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("offramp")
-    except PackageNotFoundError:  # a checkout that was never installed
-        return "0+uninstalled"
+        return version(package)
+    except PackageNotFoundError:
+        return None

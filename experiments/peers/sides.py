@@ -28,7 +28,7 @@ from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, with_slo
+from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem
 from offramp.demo.run import Processors
 from offramp.demo.turns import manual_control
 from offramp.load.sustained import Search
@@ -69,8 +69,8 @@ def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: Back
     slo_s = SLO_FACTOR * stock_s
     profile = kept_profile(workload.folder, ProfileJob(dtype=dtype, backend=backend), print)
     survival, ramps = workload.records.nested_survival(workload.thresholds), tuple(sorted(workload.thresholds))
-    measured = processor_problem(profile, survival, ramps, machine.workers)
-    problem = with_slo(with_batch_limit(measured, machine.batch_limit), slo_s)
+    measured = processor_problem(profile, survival, ramps, machine.workers, slo_s)
+    problem = with_batch_limit(measured, machine.batch_limit)
     plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
     plans = {side: on_cores(plan, problem, machine.workers, profile.backend) for side, plan in plans.items()}
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=profile.backend)

@@ -19,7 +19,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.commands.options import BenchJob
-from offramp.commands.output import make_table, print_result
+from offramp.commands.output import counts_text, make_table, print_result
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
@@ -206,17 +206,13 @@ def render(report: Mapping[str, Any]) -> Table:
         ("achieved", f"{report['achieved_rps']:.1f} answers/s"),
         ("goodput", f"{report['goodput_rps']:.1f} answers/s within {_milliseconds(report['slo_s'])}"),
         *((f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in latencies.items()),
-        ("answers by exit", _counts(report["answers_by_exit"])),
+        ("answers by exit", counts_text(report["answers_by_exit"], "none")),
         ("blocks per answer", "-" if blocks is None else f"{blocks:.2f}"),
         ("accuracy", "-" if accuracy is None else f"{accuracy:.2%}"),
-        ("errors", _counts(report["errors"])),
+        ("errors", counts_text(report["errors"], "none")),
         ("client lateness p99", "-" if lateness_s is None else _milliseconds(lateness_s)),
     )
     return make_table("", "value", title=title, title_justify="left", caption=caption, rows=rows)
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -25,7 +25,6 @@ from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import Progress, no_progress
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
 from offramp.commands.calibration_files import (
-    fitted_exits,
     forget_calibration,
     keeps_answers,
     members_of,
@@ -145,7 +144,7 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
         return parts
     ((rows, raw),) = parts
     design_B = torch.from_numpy(design)
-    for block in fitted_exits(raw, model.info.provenance):
+    for block in sorted(raw)[:-1] if keeps_answers(model.info.provenance) else sorted(raw):
         raw_NC = raw[block]
         model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
     return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]

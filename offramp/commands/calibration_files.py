@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,6 @@ def read_calibration(folder: Path, calibration_folder: Path | None = None) -> Ca
 def calibrate_command(folder: Path) -> str:
     """Returns the command that calibrates a model."""
     return command("calibrate", folder, "--data", "VALIDATION_FILE")
-
-
-def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the exits whose temperatures are fitted: all, except the last of a model that keeps its answers."""
-    *ramps, last = sorted(exits)
-    return tuple(ramps) if keeps_answers(provenance) else (*ramps, last)
 
 
 def keeps_answers(provenance: Mapping[str, Any]) -> bool:

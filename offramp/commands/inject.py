@@ -154,23 +154,25 @@ def _inject_into(
     pretrained, cuts = _cut(job, foreign, codec, encoded, folder, notify)
     assert pretrained.head is not None
     numbers = tuple(map(str, range(pretrained.head.num_outputs)))
-    with_ramps = partial(_with_ramps, job, foreign, codec, pretrained)
-    check_inputs(with_ramps((), numbers), encoded[0])
+    with_ramps = partial(add_ramps, pretrained, name=job.name, family=foreign.family, codec=codec)
+    unnamed, of_job = LabelTask(numbers), job.ramp_options
+    check_inputs(with_ramps(task=unnamed, ramps=replace(of_job, at=())), encoded[0])
     _check_looked_up(job, pretrained.backbone.inputs, encoded)
     check_names(job, learned, numbers)
-    untrained = with_ramps(job.ramps, numbers)
+    untrained = with_ramps(task=unnamed, ramps=of_job)
     block_s, ramp_s = times(untrained, folder)
     requested = job.ramps is not None
-    ramps = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, requested=requested, notify=notify)
-    unnamed = with_ramps(ramps, numbers)
-    features = exit_features(unnamed, encoded, progress=progress)
-    answers = _answers(unnamed, features, job)
+    at = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, requested=requested, notify=notify)
+    ramps = replace(of_job, at=at)
+    model = with_ramps(task=unnamed, ramps=ramps)
+    features = exit_features(model, encoded, progress=progress)
+    answers = _answers(model, features, job)
     names = answer_names(job, learned, answers, numbers)
     labels = {*learned.label_names, *(() if held is None else held.label_names)}
     if unknown := labels - {*names, ""}:
         notify(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
         learned, held = unlabelled(learned), None if held is None else unlabelled(held)
-    model = with_ramps(ramps, names, _facts(job, pretrained, cuts, learned))
+    model = with_ramps(task=LabelTask(names), ramps=ramps, provenance=_facts(job, pretrained, cuts, learned))
     targets = learned.labels if learned.are_labelled else [names[k] for k in answers.tolist()]
     before = model.backbone.sha256()
     truth_N = model.task.targets(targets)
@@ -207,26 +209,6 @@ def _cut(
     if len(sites) < 2 and not job.sets:
         notify("--sets finds more sites, at which two or three tensors together carry all information")
     return foreign.build(cuts, codec, folder, rows), cuts
-
-
-def _with_ramps(
-    job: InjectJob,
-    foreign: ForeignModel,
-    codec: NamedSpec,
-    pretrained: Pretrained,
-    at: tuple[int, ...] | None,
-    names: Sequence[str],
-    provenance: dict[str, Any] | None = None,
-) -> EarlyExitModel:
-    return add_ramps(
-        pretrained,
-        name=job.name,
-        family=foreign.family,
-        codec=codec,
-        task=LabelTask(names),
-        ramps=replace(job.ramp_options, at=at),
-        provenance=provenance,
-    )
 
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:

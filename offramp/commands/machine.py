@@ -188,8 +188,7 @@ def _best_plan(
     if calibration is not None:
         records, thresholds = ExitRecords.load(folder / RECORDS_FILE), calibration.thresholds
         policy, survival_N = calibration.policy_spec(), records.nested_survival(thresholds)
-    problem = processor_problem(profile, survival_N, tuple(sorted(thresholds)), 1)
-    problem = with_batch_limit(with_slo(problem, SLO_FACTOR * stock_s(problem)), batch)
+    problem = with_batch_limit(processor_problem(profile, survival_N, tuple(sorted(thresholds)), 1), batch)
     stock = plan_for(problem, "stock", None)
     best = plan_for(problem, "serial", policy, records) if thresholds else stock
     return best, stock.predicted["rate_per_s"], problem
@@ -257,14 +256,19 @@ def _plan_text(plan: Plan) -> str:
 
 
 def processor_problem(
-    profile: LatencyProfile, survival_N: Sequence[float], ramps: tuple[int, ...], workers: int
+    profile: LatencyProfile,
+    survival_N: Sequence[float],
+    ramps: tuple[int, ...],
+    workers: int,
+    slo_s: float | None = None,
 ) -> PlanProblem:
     """Returns the problem of the highest rate of `workers` processes with the times of the profile.
 
-    `survival_N` and `ramps` are those of the thresholds that a plan may use.
+    `survival_N` and `ramps` are those of the thresholds that a plan may use. `slo_s`: None for `SLO_FACTOR` times the
+    full model's time for one text.
     """
     [length] = profile.lengths
-    return PlanProblem(
+    problem = PlanProblem(
         num_blocks=profile.num_blocks,
         ramps=ramps,
         survival_N=tuple(survival_N),
@@ -275,16 +279,12 @@ def processor_problem(
         slo=Slo(latency_s=1.0, slack=SLACK),
         objective=MaximizeRate(),
     )
+    return replace(problem, slo=replace(problem.slo, latency_s=slo_s or SLO_FACTOR * stock_s(problem)))
 
 
 def stock_s(problem: PlanProblem, batch: int = 1) -> float:
     """Returns the time of the full model for a batch on the first accelerator type, in seconds."""
     return float(next(iter(problem.latency.values())).blocks_at(np.array(float(batch))).sum())
-
-
-def with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
-    """Returns the problem with another SLO."""
-    return replace(problem, slo=replace(problem.slo, latency_s=latency_s))
 
 
 def plan_for(

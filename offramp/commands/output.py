@@ -7,7 +7,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -75,6 +75,11 @@ def percent(share: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Returns milliseconds with two decimals; `endless` for infinity."""
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
+
+
+def counts_text(counts: Mapping[str, int], nothing: str = "-") -> str:
+    """Returns counts by name as text."""
+    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or nothing
 
 
 def make_folder(out: Path) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from earlyexit.network.store import read_card
 from offramp.client.client import Client
 from offramp.commands.options import CanaryJob, LoadJob, PromoteJob, UnloadJob, VersionsJob
-from offramp.commands.output import make_table, print_result
+from offramp.commands.output import counts_text, make_table, print_result
 
 
 def versions(job: VersionsJob) -> None:
@@ -70,19 +70,15 @@ def side_by_side_table(report: Mapping[str, Any]) -> Table:
     caption = None if compared["agreement"] is None else agreement
     rows: dict[str, tuple[str, Callable[[Any], str]]] = {
         "requests": ("requests", str),
-        "errors": ("errors", _counts),
+        "errors": ("errors", counts_text),
         "p50": ("p50_s", _ms),
         "p99": ("p99_s", _ms),
-        "left after block": ("exits", _counts),
+        "left after block": ("exits", counts_text),
         "agreement with its full model": ("agreement", _percent),
     }
     versions = [report["versions"][name] for name in names]
     cells = ((title, *(text(each[field]) for each in versions)) for title, (field, text) in rows.items())
     return make_table("", *(f"version {name}" for name in names), title=title, caption=caption, rows=cells)
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "-"
 
 
 def _ms(seconds: float | None) -> str:

@@ -18,15 +18,7 @@ from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.network.store import read_card
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.machine import (
-    SLO_FACTOR,
-    kept_profile,
-    on_cores,
-    plan_for,
-    processor_problem,
-    stock_s,
-    with_slo,
-)
+from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, stock_s
 from offramp.commands.options import DemoJob
 from offramp.commands.output import run_in_subprocess
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
@@ -194,7 +186,6 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     profile = kept_profile(prepared.folder, ProfileJob(backend="auto"), console.print)
     ramps = tuple(sorted(calibration.thresholds))
     problem = processor_problem(profile, expected.nested_survival(calibration.thresholds), ramps, MACHINE.workers)
-    problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
     plans = _plans(problem, calibration.policy_spec(), prepared)
     plans = {name: on_cores(plan, problem, MACHINE.workers, profile.backend) for name, plan in plans.items()}
     write_plan(plans["planned"], runs / "plan.yaml")

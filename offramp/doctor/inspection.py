@@ -34,11 +34,12 @@ from deployments.local_ray.ports import RunningProcess, find_listeners, find_pro
 from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE
+from offramp import installed_version
 from offramp.commands.calibration_files import calibrate_command, read_calibration
 from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, show
-from offramp.commands.progress import installed_version, num_cores
+from offramp.commands.progress import num_cores
 from offramp.doctor import checks
 from offramp.doctor.checks import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES, Finding, Port
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE

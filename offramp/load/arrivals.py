@@ -236,6 +236,20 @@ class _Numbers:
     lines_N: IntArray
     values_N: FloatArray
 
+    @classmethod
+    def of(cls, path: Path, texts: Sequence[str], lines_N: IntArray) -> _Numbers:
+        """Parses texts; raises DataError for a text that is not a number."""
+        try:
+            return cls(path=path, texts=texts, lines_N=lines_N, values_N=np.array(texts, dtype=np.float64))
+        except ValueError:
+            pass
+        for index, text in enumerate(texts):
+            try:
+                float(text)
+            except ValueError:
+                raise _error(path, texts, lines_N, index, f"is not a number; allowed are {FORMS}") from None
+        raise AssertionError("unreachable")
+
     def check(self, is_wrong_N: BoolArray, reason: str) -> None:
         """Raises DataError for the first wrong number."""
         if is_wrong_N.any():
@@ -251,7 +265,7 @@ def _numbers(path: Path, lines: Sequence[str], interpretation: Interpretation | 
     rows = [line.split() for line in lines]
     texts = [text for row in rows for text in row]
     lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
-    numbers = _Numbers(path=path, texts=texts, lines_N=lines_N, values_N=_floats(path, texts, lines_N))
+    numbers = _Numbers.of(path, texts, lines_N)
     if interpretation is None:
         one_per_line = len(texts) == sum(map(bool, rows))
         are_whole = set().union(*texts) <= set("+-0123456789")
@@ -262,19 +276,6 @@ def _numbers(path: Path, lines: Sequence[str], interpretation: Interpretation | 
     numbers.check(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is not a whole number of requests")
     numbers.check(counts_S < 0, "is negative; a second has 0 requests or more")
     return _count_replay(path, counts_S, bin_s=1.0)
-
-
-def _floats(path: Path, texts: Sequence[str], lines_N: IntArray) -> FloatArray:
-    try:
-        return np.array(texts, dtype=np.float64)
-    except ValueError:
-        pass
-    for index, text in enumerate(texts):
-        try:
-            float(text)
-        except ValueError:
-            raise _error(path, texts, lines_N, index, f"is not a number; allowed are {FORMS}") from None
-    raise AssertionError("unreachable")
 
 
 def _stamp_replay(times: _Numbers) -> StampReplay:
@@ -301,8 +302,7 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Cou
         raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
     for line, row in islice(csv_cells(path, lines), 1, None):
-        texts, lines_M = [row[index] for index in minutes], np.full(len(minutes), line)
-        counts = _Numbers(path=path, texts=texts, lines_N=lines_M, values_N=_floats(path, texts, lines_M))
+        counts = _Numbers.of(path, [row[index] for index in minutes], np.full(len(minutes), line))
         counts.check(~(np.isfinite(counts.values_N) & (counts.values_N >= 0)), "is not a count, which is 0 or more")
         sums_M += counts.values_N
     return _count_replay(path, sums_M, bin_s=60.0)
