@@ -24,11 +24,10 @@ from deployments.controller.observe import (
     MakeTuner,
     MissingAccelerators,
     ObservedStream,
-    ServiceSnapshot,
     Tuning,
     tuner_of,
 )
-from deployments.controller.remember import History, PlanRow, State, parse_state
+from deployments.controller.remember import History, State, parse_state
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport
@@ -37,7 +36,7 @@ from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import Decision, Planned
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.plan import PlacedPlan
-from optimizer.plan_file import ModelShape, parse_plan, parse_policy, placed_document, policy_document
+from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
 from optimizer.problem import PlanProblem, Reach
 from profiles.stream import Observations, empty
 
@@ -120,7 +119,7 @@ class ControlLoop:
             settings=settings,
             now_s=now_s,
             state=State.first(first, now_s),
-            snapshot=ServiceSnapshot(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={}),
+            looked_s=now_s,
             stream=self.stream,
             tuning=self.tuning,
         )
@@ -252,13 +251,12 @@ class ControlLoop:
         in_force = self.state.placed if self.state.followed == self.state.placed else None
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(capacity, running, served, now_s)
-        seen = ServiceSnapshot(at_s=now_s, ingresses=ingresses, replicas=replicas, capacity=left, running=running)
-        self._update_view(snapshot=seen)
-        if self._is_baseline_due and seen.replicas:
+        self._update_view(looked_s=now_s, ingresses=ingresses, replicas=replicas, capacity=left, running=running)
+        if self._is_baseline_due and replicas:
             self._is_baseline_due = False
-            self._update_view(baseline={report.replica: report for report in seen.replicas})
+            self._update_view(baseline={report.replica: report for report in replicas})
         self._update_view(first_counts=self._view.first_counts or self._view.counts)
-        highest = max((report.epoch for report in seen.ingresses), default=0)
+        highest = max((report.epoch for report in ingresses), default=0)
         if highest > self.state.placed.epoch:
             self._log_event("error", f"an ingress follows plan {highest}, which is unknown")
             placed = self.state.placed
@@ -299,12 +297,12 @@ class ControlLoop:
         if basis is None or basis.thresholds == thresholds:
             return
         forecast = await self._forecast()
-        reach, problem = self._reach(self._view.snapshot.at_s), forecast.expected(basis.problem)
+        reach, problem = self._reach(self._view.looked_s), forecast.expected(basis.problem)
         self._update_view(basis=replace(basis, forecast=forecast, reach=reach, problem=problem, thresholds=thresholds))
 
     async def _forecast(self) -> Forecast:
         state = self.state
-        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.snapshot.at_s)
+        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.looked_s)
 
     def _reach(self, now_s: float) -> Reach | None:
         return self.stream.reach(self.state, now_s)
@@ -363,7 +361,7 @@ class ControlLoop:
         """Plans, and changes to the new plan if it is worth it; returns the verdict."""
         with self._timed("forecast"):
             forecast = await self._forecast()
-            reach = self._reach(self._view.snapshot.at_s)
+            reach = self._reach(self._view.looked_s)
         await self._perform(decide.end_rests(self.view))
         counts = self.view.counts
         with self._timed("solve"):
@@ -371,7 +369,7 @@ class ControlLoop:
         thresholds = self.stream.thresholds(self.state)
         basis = PlanningBasis(forecast=forecast, reach=reach, problem=problem, counts=counts, thresholds=thresholds)
         self._update_view(basis=basis)
-        self.update_state(planned_s=self._view.snapshot.at_s)
+        self.update_state(planned_s=self._view.looked_s)
         actions, words = decide.evaluate_proposal(self.view, found, reason)
         await self._perform_all(actions)
         for each in actions:
@@ -421,16 +419,16 @@ class ControlLoop:
 
     async def _finish_change(self) -> None:
         """Continues the change to the current plan, or repairs deviations from it."""
-        placed, followed, snapshot = self.state.placed, self.state.followed, self._view.snapshot
+        placed, followed, running = self.state.placed, self.state.followed, self._view.running
         if followed == placed:
             # An ingress may have received a suspension from before this plan late.
-            if any(report.epoch < placed.epoch or report.suspended for report in snapshot.ingresses):
+            if any(report.epoch < placed.epoch or report.suspended for report in self._view.ingresses):
                 await self._fleet.follow(placed)
-            for device, replicas in snapshot.running.items():  # redeploying the application resets the replica counts
+            for device, replicas in running.items():  # redeploying the application resets the replica counts
                 if replicas != placed.occupied.get(device, 0):
                     await self._scale(device, placed.occupied.get(device, 0))
             return
-        coming = {device: max(count, self._targets.get(device, 0)) for device, count in snapshot.running.items()}
+        coming = {device: max(count, self._targets.get(device, 0)) for device, count in running.items()}
         before, after = (
             None if each is None else (each.avoided, each.plan.stages, each.plan.dispatch)
             for each in (followed, placed)
@@ -438,7 +436,7 @@ class ControlLoop:
         if followed is not None and before == after and followed.plan.policy != placed.plan.policy:
             todo: tuple[ChangeStep, ...] = (Switch(),)
         else:
-            todo = steps(followed, placed, self.view.counts, snapshot.running, coming)
+            todo = steps(followed, placed, self.view.counts, running, coming)
             is_current = self.view.uses_current_thresholds
             if followed is not None and not is_current(followed) and is_current(placed):
                 updated = self._with_current_thresholds(followed, 0)
@@ -577,15 +575,7 @@ class ControlLoop:
             logger.warning("the history cannot be written", exc_info=error)
 
     def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
-        row = PlanRow(
-            epoch=placed.epoch,
-            at_s=self._clock.now_s(),
-            outcome=outcome,
-            reason=reason,
-            words=words,
-            placed=placed_document(placed),
-        )
-        self._history.add_plan(row)
+        self._history.add_plan(self._clock.now_s(), placed, outcome, reason, words)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -18,13 +18,12 @@ from deployments.controller.observe import (
     LEAST_PROBES,
     Forecast,
     ObservedStream,
-    ServiceSnapshot,
     Tuning,
     effective_probes,
 )
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
-from deployments.wire.messages import Interval, ReplicaReport, total
+from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
@@ -152,7 +151,14 @@ class View:
     now_s: float
     """Wall clock."""
     state: State
-    snapshot: ServiceSnapshot
+    looked_s: float
+    """When the next four fields were collected."""
+    ingresses: Sequence[IngressReport] = ()
+    replicas: Sequence[ReplicaReport] = ()
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """The available accelerators by type."""
+    running: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that accept calls, by accelerator type."""
     stream: ObservedStream
     tuning: Tuning
     baseline: Mapping[str, ReplicaReport] = field(default_factory=dict)
@@ -184,17 +190,17 @@ class View:
     def counts(self) -> dict[str, int]:
         """The usable accelerators by type, including those of stragglers."""
         devices = self.settings.problem.devices.items()
-        return {device: min(supply.count, self.snapshot.capacity.get(device, 0)) for device, supply in devices}
+        return {device: min(supply.count, self.capacity.get(device, 0)) for device, supply in devices}
 
     @property
     def next_epoch(self) -> int:
         """An epoch that is higher than any that an ingress has seen."""
-        return max([self.state.placed.epoch, *(report.epoch for report in self.snapshot.ingresses)]) + 1
+        return max([self.state.placed.epoch, *(report.epoch for report in self.ingresses)]) + 1
 
     @property
     def hosted(self) -> dict[str, str]:
         """The slot of the stage that each replica hosts, by replica."""
-        return {each.replica: each.slot for each in self.snapshot.replicas if each.slot}
+        return {each.replica: each.slot for each in self.replicas if each.slot}
 
     @property
     def is_changing(self) -> bool:
@@ -322,7 +328,7 @@ def _shrink_plan(view: View) -> Actions:
     resting = Counter(placed.avoided.values())
     left: dict[str, int] = {}
     for device in {stage.device for stage in placed.plan.stages}:
-        left |= divide_replicas(placed.needed(device), view.snapshot.running.get(device, 0) - resting[device])
+        left |= divide_replicas(placed.needed(device), view.running.get(device, 0) - resting[device])
     if view.is_changing or min(left.values()) < 1:
         return ()
     plan = placed.plan.with_replicas([min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()])
@@ -334,7 +340,7 @@ def _shrink_plan(view: View) -> Actions:
 def change_failed(view: View) -> Actions:
     """Checks whether the change to the current plan failed too often: returns to the plan that is still followed."""
     state, followed = view.state, view.state.followed
-    all_run = all(view.snapshot.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
+    all_run = all(view.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
     is_late = view.late >= START_TRIES and not all_run
     if followed is None or not (is_late or view.failed >= TRIES):
         return ()
@@ -426,11 +432,11 @@ def plan_out_of_date(view: View) -> Actions:
         return ()
     if basis is None and view.is_restored:
         return (Replan("restart"),)  # deviations can only be detected with a forecast
-    if basis is not None and basis.forecast.at_s <= state.changed_s <= view.snapshot.at_s:
+    if basis is not None and basis.forecast.at_s <= state.changed_s <= view.looked_s:
         return _after_change(view, state.changed_s)
     if _is_period_over(view):
         return (Replan("period"),)
-    if basis is None or view.snapshot.at_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
+    if basis is None or view.looked_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
         return ()
     deviations = _deviations(view, basis)
     if deviations:
@@ -447,18 +453,18 @@ def plan_out_of_date(view: View) -> Actions:
 def _is_period_over(view: View) -> bool:
     """Whether the window of the last forecast is over. This is also true if the clock was set back."""
     period_s = view.settings.period_s
-    return view.snapshot.at_s // period_s != view.state.planned_s // period_s
+    return view.looked_s // period_s != view.state.planned_s // period_s
 
 
 def _after_change(view: View, changed_s: float) -> Actions:
     """Replans once there are enough probes since the stream changed, or one period after the change."""
-    is_late = view.snapshot.at_s >= changed_s + view.settings.period_s
+    is_late = view.looked_s >= changed_s + view.settings.period_s
     return (Replan("reaction"),) if is_late or _num_probes(view, changed_s) >= LEAST_PROBES else ()
 
 
 def _num_probes(view: View, since_s: float) -> int:
     """Number of probes that what was seen since a time is worth."""
-    return effective_probes(view.stream.observed(view.state, since_s, view.snapshot.at_s))
+    return effective_probes(view.stream.observed(view.state, since_s, view.looked_s))
 
 
 Deviation = tuple[float, str]
@@ -527,7 +533,7 @@ def _shared_coverage(coverage: float, num_tests: float) -> float:
 def _stragglers(view: View) -> tuple[Straggler, ...]:
     """Returns the replicas that are slower than their peers."""
     share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
-    times = [_times(each, view, share_N) for each in view.snapshot.replicas if each.device in view.problem.latency]
+    times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
     return find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
 
 
@@ -666,10 +672,10 @@ def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[FailedPlan
 
 def end_rests(view: View) -> UpdateState:
     """Ends expired rests and blames, and the rests of replicas that no longer exist."""
-    reported = {report.replica for report in view.snapshot.replicas}
-    reporting_types = {report.device for report in view.snapshot.replicas}
+    reported = {report.replica for report in view.replicas}
+    reporting_types = {report.device for report in view.replicas}
     # If no replica of a type reports, its replicas may still exist.
-    silent_types = {device for device, running in view.snapshot.running.items() if running} - reporting_types
+    silent_types = {device for device, running in view.running.items() if running} - reporting_types
     resting = tuple(
         rest
         for rest in view.state.resting

@@ -116,7 +116,7 @@ def _fill(view: View) -> list[dict[str, Any]]:
     """Describes, for each split of the plan, how full its batches were since the last planning."""
     rows = []
     for slot, stage in view.state.placed.stage_of.items():
-        reports = [report for report in view.snapshot.replicas if report.slot == slot]
+        reports = [report for report in view.replicas if report.slot == slot]
         times = [each for report in reports for each in ran_since(view.baseline.get(report.replica), report)]
         for split in stage.splits:
             about = {"slot": slot, "first": split.first, "end": split.end, "batch": split.batch, "tokens": split.tokens}
@@ -128,9 +128,9 @@ def _fill(view: View) -> list[dict[str, Any]]:
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
     """Describes the accelerators by type. `time_scale`: real seconds per second of an emulated accelerator."""
     described: dict[str, Any] = {}
-    for device, count in view.snapshot.capacity.items():
+    for device, count in view.capacity.items():
         emulated = settings.emulated.get(device)
-        used = view.snapshot.running.get(device, 0)
+        used = view.running.get(device, 0)
         described[device] = {"alive": count, "used": used, "emulated": emulated is not None}
         if emulated is not None:
             described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}

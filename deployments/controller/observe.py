@@ -1,4 +1,4 @@
-"""The controller's observations: a snapshot of the service, the stream of the last two hours, and forecasts from it.
+"""The controller's observations: the stream of the last two hours, forecasts from it, and missing accelerators.
 
 This module does not use Ray: the service is behind `Fleet`, and time is passed in.
 """
@@ -438,20 +438,7 @@ def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
     return Batching(table=table, ramps=problem.ramps, size=min(size, table.batches[-1]))
 
 
-# The state of the service
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceSnapshot:
-    """The state of the service at one tick."""
-
-    at_s: float
-    ingresses: Sequence[IngressReport]
-    replicas: Sequence[ReplicaReport]
-    capacity: Mapping[str, int]
-    """The available accelerators by type."""
-    running: Mapping[str, int]
-    """Replicas that accept calls, by accelerator type."""
+# Missing accelerators
 
 
 EMPTY_S = 30.0

@@ -218,11 +218,11 @@ class History:
         rows = self._connection.execute("SELECT interval FROM counts ORDER BY at_s, rowid")
         return [INTERVAL.validate_json(text) for (text,) in rows]
 
-    def add_plan(self, row: PlanRow) -> None:
-        """Stores a plan."""
+    def add_plan(self, at_s: float, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
+        """Stores a plan; see `PlanRow`."""
         self._connection.execute(
             "INSERT INTO plans (epoch, at_s, outcome, reason, words, placed) VALUES (?, ?, ?, ?, ?, ?)",
-            (row.epoch, row.at_s, row.outcome, row.reason, row.words, json.dumps(row.placed)),
+            (placed.epoch, at_s, outcome, reason, words, json.dumps(placed_document(placed))),
         )
 
     def gained(self, epoch: int, measured: Mapping[str, Any]) -> None:

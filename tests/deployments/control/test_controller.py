@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deployments.controller.description import describe
-from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow, State, parse_state
+from deployments.controller.remember import KEEP_S, MOST_PLANS, History, State, parse_state
 from deployments.controller.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
 from deployments.wire.messages import Interval
@@ -174,8 +174,8 @@ def test_an_operators_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> N
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 
 
-def row(epoch: int, outcome: str = "in force") -> PlanRow:
-    return PlanRow(epoch=epoch, at_s=1.0, outcome=outcome, reason="period", words="better", placed={"plan": {}})
+def add_plan(history: History, epoch: int, outcome: str = "in force") -> None:
+    history.add_plan(1.0, PlacedPlan(plan=replace(PLAN, epoch=epoch)), outcome, "period", "better")
 
 
 def opened(tmp_path: Path, app: str = "app") -> History:
@@ -184,9 +184,9 @@ def opened(tmp_path: Path, app: str = "app") -> History:
 
 def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:
     history = opened(tmp_path)
-    history.add_plan(row(1))
-    history.add_plan(row(1))  # an application with other settings begins at 0 again
-    history.add_plan(row(2, "proposed"))
+    add_plan(history, 1)
+    add_plan(history, 1)  # an application with other settings begins at 0 again
+    add_plan(history, 2, "proposed")
     history.gained(1, {"goodput_rps": 40.0})
     history.gained(2, {"goodput_rps": 99.0})
     assert [(each.epoch, each.outcome, each.gained) for each in history.plans(9)] == [
@@ -204,7 +204,7 @@ def test_old_rows_are_forgotten(tmp_path: Path) -> None:
         history.add_event(at_s, "keep", str(at_s))
         history.add_probes(at_s, probes([at_s], [True], PLAN))
     for epoch in range(MOST_PLANS + 5):
-        history.add_plan(row(epoch))
+        add_plan(history, epoch)
     history.forget(KEEP_S + 50.0)
     assert [each.at_s for each in history.counts()] == [100.0]
     assert [each["words"] for each in history.events(9)] == ["100.0"]
