@@ -7,7 +7,7 @@ import collections
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.api.http import build_api
 from deployments.api.operations import OPERATION_BY_RPC
 from deployments.api.parsing import InferRequest, Signature
-from deployments.api.server import HttpServer, PrefixedApp, build_standalone_server, start_in_serve
+from deployments.api.server import HttpServer, below_prefix, build_standalone_server, start_in_serve
 from deployments.api.service import InferService
 from deployments.api.state import LivePage, StateRoutes
 from deployments.controller.intake import latency_s
@@ -81,24 +81,22 @@ class IngressMetrics:
 
         `report` and `counts` come from the ingress core. `hops`, from the dispatcher, are removed.
         """
-        set_total, set_gauge = self.metrics.set_total, self.metrics.set_gauge
+        set_total, set_gauge, set_totals = self.metrics.set_total, self.metrics.set_gauge, self.metrics.set_totals
         for (route, status), number in self.finished.items():
             set_total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
         for block, number in counts.all_exits.items():
             where = {"exit": str(block), "network": self._chain.name_of(block)}
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
-        for reason, number in report.drops.items():
-            set_total("offramp_drops", "Inputs without an answer, by reason", number, reason=reason)
-        for slot, number in counts.retries.items():
-            set_total("offramp_retries", "Inputs sent again because a replica failed", number, slot=slot)
+        set_totals("offramp_drops", "Inputs without an answer, by reason", report.drops, "reason")
+        set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
         while hops:
             slot, seconds = hops.popleft()
             hop = "offramp_hop_seconds", "Time a call spent outside its stage"
             self.metrics.observe(*hop, SECONDS, seconds, slot=slot)
         set_total("offramp_inputs", "Inputs that arrived, including refused ones", report.arrived)
         set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", report.in_slo)
-        latency = "offramp_latency_seconds_bucket", "Answers by latency, at most `le`"
-        _set_latency_totals(self.metrics, *latency, report.latencies)
+        latencies = latencies_within(report.latencies)
+        set_totals("offramp_latency_seconds_bucket", "Answers by latency, at most `le`", latencies, "le")
         set_total("offramp_answered_tokens", "Tokens of answered inputs", report.answered_tokens)
         for name, description, totals in (
             ("offramp_crossings", "Inputs that were passed to another network", report.crossings),
@@ -119,19 +117,18 @@ class IngressMetrics:
 
 def export_sequence_metrics(metrics: LazyMetrics, loop: GenerationLoop) -> None:
     """Exports the counts of generated sequences."""
-    set_total, counts = metrics.set_total, loop.counts
+    set_total, set_totals, counts = metrics.set_total, metrics.set_totals, loop.counts
     metrics.set_gauge("offramp_sequences_running", "Sequences that were admitted and have not ended", loop.num_running)
-    for reason, number in counts.ended.items():
-        set_total("offramp_sequences_ended", "Sequences that ended, by reason", number, ended=reason)
+    set_totals("offramp_sequences_ended", "Sequences that ended, by reason", counts.ended, "ended")
     set_total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
     set_total("offramp_sequences_in_slo", "Sequences that completed within both SLOs", counts.in_slo)
     set_total("offramp_sequences_lost", "Times that a sequence started again on another replica", counts.lost)
     set_total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
     set_total("offramp_prompt_tokens", "Tokens of admitted prompts", counts.prompt_tokens)
-    for block, number in counts.exits.items():
-        set_total("offramp_generated_tokens", "Tokens, by the block they left after", number, exit=str(block))
-    _set_latency_totals(metrics, "offramp_ttft_seconds_bucket", "Sequences by time to first token", counts.ttft)
-    _set_latency_totals(metrics, "offramp_tpot_seconds_bucket", "Sequences by time per output token", counts.tpot)
+    set_totals("offramp_generated_tokens", "Tokens, by the block they left after", counts.exits, "exit")
+    ttft, tpot = latencies_within(counts.ttft), latencies_within(counts.tpot)
+    set_totals("offramp_ttft_seconds_bucket", "Sequences by time to first token", ttft, "le")
+    set_totals("offramp_tpot_seconds_bucket", "Sequences by time per output token", tpot, "le")
 
 
 class VersionMetrics:
@@ -147,8 +144,7 @@ class VersionMetrics:
             self._exported = tally
             self.metrics.totals.clear()
         compared = "offramp_version_compared", "Inputs that two versions answered"
-        for outcome, total in (tally.inputs | {"failed": tally.failed}).items():
-            self.metrics.set_total(*compared, total, outcome=outcome)
+        self.metrics.set_totals(*compared, tally.inputs | {"failed": tally.failed}, "outcome")
         requests = "offramp_version_requests", "Requests without a version, by answering version"
         latency = "offramp_version_latency_seconds", "Latency by version, since its figures began"
         for version, each in tally.versions.items():
@@ -157,11 +153,6 @@ class VersionMetrics:
             for share in (0.5, 0.99):
                 value = latency_s(each.latencies, share)
                 self.metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
-
-
-def _set_latency_totals(metrics: LazyMetrics, name: str, description: str, buckets: Mapping[int, int]) -> None:
-    for le, number in latencies_within(buckets).items():
-        metrics.set_total(name, description, number, le=le)
 
 
 class RpcMethods:
@@ -267,7 +258,7 @@ class Ingress(RpcMethods):
             lane = {} if settings.access_log else api.fast_paths  # only Serve's layers write the access log
             replace_http_server(partial(start_in_serve, lane))
         else:
-            site = PrefixedApp(router=api.router, prefix=settings.route_prefix, name=settings.app)
+            site = below_prefix(api.router, settings.route_prefix, settings.app)
             self._http_server = build_standalone_server(site, api.fast_paths, access_log=settings.access_log)
             self._background.start("listen", self._http_server.serve([take_listener(settings.listener)]))
         return api.router
@@ -304,7 +295,7 @@ class Ingress(RpcMethods):
     async def _keep_exporting(self) -> None:
         while True:
             await asyncio.sleep(EXPORT_S)
-            self._metrics.export(self._peek(), self._core.counts, self._dispatcher.hops)
+            self._metrics.export(await self.peek(), self._core.counts, self._dispatcher.hops)
             if self._generation is not None:
                 export_sequence_metrics(self._metrics.metrics, self._generation.loop)
 
@@ -369,7 +360,4 @@ class Ingress(RpcMethods):
 
     async def peek(self) -> IngressReport:
         """Returns the counts so far, and leaves the observations for the controller."""
-        return self._peek()
-
-    def _peek(self) -> IngressReport:
         return self._core.peek(self._clock.now_s(), time.time())

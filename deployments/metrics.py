@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.metrics import Counter, Gauge, Histogram
@@ -30,6 +30,11 @@ class LazyMetrics:
         key = name, *labels.values()
         self.add(name, description, total - self.totals[key], **labels)
         self.totals[key] = max(total, self.totals[key])
+
+    def set_totals(self, name: str, description: str, totals: Mapping[Any, float], label: str) -> None:
+        """Sets the total of each value of a label."""
+        for value, total in totals.items():
+            self.set_total(name, description, total, **{label: str(value)})
 
     def set_gauge(self, name: str, description: str, value: float | None, **labels: str) -> None:
         """Sets a gauge; None keeps its last value."""

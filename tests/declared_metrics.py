@@ -14,7 +14,6 @@ from deployments.controller.controller import export_metrics
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
 from deployments.ingress_deployment import IngressMetrics, VersionMetrics, export_sequence_metrics
-from deployments.replica.host import WorkTimes
 from deployments.replica.replica import StageMetrics
 from deployments.versions.traffic import Tally
 from deployments.wire.messages import COUNT_FIELDS, IngressReport
@@ -38,14 +37,13 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     kept: dict[str, Any] = {name: {0: 1} for name in COUNT_FIELDS} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
     ingress.export(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque([("cpu-0", 0.1)]))
-    versions, times, tally = VersionMetrics(), WorkTimes(), Tally()
+    versions, stage, tally = VersionMetrics(), StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
-    times.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])
+    stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])
     split = Split(first=0, end=1, batch=1, tokens=4)
-    times.batch_finished(Batch(split=split, members=(member,), tokens=1, started_s=0.0), 0.1)
+    stage.batch_finished(Batch(split=split, members=(member,), tokens=1, started_s=0.0), 0.1)
     device = SimpleNamespace(memory_use=MemoryUse(), engine=SimpleNamespace(num_waiting=0))
     host: Any = SimpleNamespace(slot="cpu-0", device=device)
-    stage = StageMetrics("cpu", times)
     stage.export(host)
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
     export_sequence_metrics(ingress.metrics, loop)

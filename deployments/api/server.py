@@ -526,33 +526,29 @@ class HttpServer(uvicorn.Server):
             self.sweep(asyncio.get_running_loop().time())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixedApp:
-    """An ASGI application that serves a router below a prefix, and answers Serve's own paths."""
+def below_prefix(router: ASGIApp, prefix: str, name: str) -> ASGIApp:
+    """Returns an application that passes requests below a prefix to a router, as Serve's proxies do.
 
-    router: ASGIApp
-    prefix: str
-    """The prefix of its paths."""
-    name: str
-    """The name of the application in Serve."""
+    It also answers Serve's own paths. `name`: the application's name in Serve.
+    """
+    root = prefix.rstrip("/")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes requests below the prefix to the router, as Serve's proxies do."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        root = self.prefix.rstrip("/")
         if path == HEALTH:
-            answer: ASGIApp = PlainTextResponse("success")
+            app: ASGIApp = PlainTextResponse("success")
         elif path == ROUTES:
-            answer = Response(json.dumps({self.prefix: self.name}), media_type="application/json")
+            app = Response(json.dumps({prefix: name}), media_type="application/json")
         elif path == root or path.startswith(root + "/"):
-            answer, scope = self.router, {**scope, "root_path": root}
+            app, scope = router, {**scope, "root_path": root}
         else:
-            message = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
-            answer = PlainTextResponse(message, 404)
-        await answer(scope, receive, send)
+            app = PlainTextResponse(f"Path '{path}' not found. Ping http://.../-/routes for available routes.", 404)
+        await app(scope, receive, send)
+
+    return answer
 
 
-def build_standalone_server(app: PrefixedApp, fast_paths: FastPaths, *, access_log: bool) -> HttpServer:
+def build_standalone_server(app: ASGIApp, fast_paths: FastPaths, *, access_log: bool) -> HttpServer:
     """Returns a server that passes requests to the application without any of Serve's layers."""
     if not access_log:
         return HttpServer(app, fast_paths=fast_paths, standalone=True)

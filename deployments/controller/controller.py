@@ -203,5 +203,4 @@ def export_metrics(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:
     for kind, survival in survivals.items():
         for block, share in enumerate(survival or ()):
             gauge("offramp_survival", survives, share, block=str(block), kind=kind)
-    for reason, changes in described["plan_changes"].items():
-        metrics.set_total("offramp_plan_changes", "Changes of the plan, by reason", changes, reason=reason)
+    metrics.set_totals("offramp_plan_changes", "Changes of the plan, by reason", described["plan_changes"], "reason")

@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -409,37 +409,18 @@ MOST_UNKNOWN = 256
 """The largest number of connections without a token so far. Each occupies a file descriptor, so more are closed."""
 
 
-class WorkTimes:
-    """The times of inputs and batches since the last export of metrics. The device thread adds them."""
-
-    def __init__(self) -> None:
-        self.spent_s: deque[tuple[float, float]] = deque()
-        """Seconds of waiting and of running, per input."""
-        self.ran: deque[tuple[Split, int, int, bool, float]] = deque()
-        """For each batch: split, inputs, tokens, whether they are probes, and seconds."""
-
-    def record(self, releases: list[Release[Any]]) -> None:
-        """Records the times of inputs. The ingress counts failed inputs, because it knows if it sends them again."""
-        for release in releases:
-            if isinstance(release, Answered) and not release.stays:
-                self.spent_s.append((release.member.queue_s, release.member.compute_s))
-            elif isinstance(release, Survivors):
-                self.spent_s.extend((member.queue_s, member.compute_s) for member in release.members)
-
-    def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
-        """Records a batch and its seconds on the device."""
-        self.ran.append((batch.split, len(batch.members), batch.tokens, batch.probe, seconds))
-
-
 class CallServer:
     """A replica's server for the connections of ingresses, on the replica's event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same") -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same", record: Deliver[Any] = ignore
+    ) -> None:
+        """`record`: called on the device thread with the releases that were sent."""
         self._loop = loop
         self._hop_dtype = hop_dtype
+        self._record = record
         self.token = secrets.token_hex(TOKEN_BYTES)
         """The secret that ingresses must send first."""
-        self.times = WorkTimes()
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
         self.unknown: set[_Connection] = set()
@@ -457,10 +438,10 @@ class CallServer:
         return Address(host=ip, port=server.sockets[0].getsockname()[1], token=self.token)
 
     def deliver(self, releases: list[Release[Any]]) -> None:
-        """Sends the releases of the device to the callers, and records their times. Called on the device thread."""
+        """Sends the releases of the device to the callers. Called on the device thread."""
         for opened, chunk in chunks_by_call(releases, self._hop_dtype):
             opened.take(chunk)
-        self.times.record(releases)
+        self._record(releases)
 
     async def close(self) -> None:
         """Stops accepting connections, and waits until every call has its reply."""

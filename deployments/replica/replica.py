@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +18,14 @@ from ray import serve
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
-from deployments.replica.host import CallServer, StageHost, WorkTimes, build_runner
+from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.device import MemoryUse
+from earlyexit.engine.device import Answered, MemoryUse, Release, Survivors
+from earlyexit.engine.engine import Batch
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import read_card
 from optimizer.plan import PlacedPlan
 
@@ -36,11 +39,11 @@ class StageReplica:
     async def __init__(self, settings: dict[str, Any], device: str) -> None:  # type: ignore[misc] # Serve awaits it
         bind_calls()
         self._settings = ServeSettings.model_validate(settings)
-        self._server = CallServer(asyncio.get_running_loop(), self._settings.hop_dtype)
+        self._metrics = StageMetrics(device)
+        self._server = CallServer(asyncio.get_running_loop(), self._settings.hop_dtype, self._metrics.record)
         # The event loop must get the GIL quickly while the device thread runs. The default of 5 ms is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
-        self._metrics = StageMetrics(device, self._server.times)
         runner = await asyncio.to_thread(build_runner, self._settings, device, clock=clock)
         self._host = StageHost(
             self._settings,
@@ -48,7 +51,7 @@ class StageReplica:
             runner,
             clock,
             self._server.deliver,
-            on_batch=self._server.times.batch_finished,
+            on_batch=self._metrics.batch_finished,
             on_death=_end_replica,
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
@@ -103,13 +106,29 @@ SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 class StageMetrics:
     """The metrics of a replica, labelled with its accelerator type and the slot that it hosts when they are exported.
 
-    The event loop exports them to Ray once a second, because a call per input would slow the device thread (by 6 %).
+    The device thread records times. The event loop exports them to Ray once a second, because a call of Ray per input
+    would slow the device thread (by 6 %).
     """
 
-    def __init__(self, device: str, times: WorkTimes) -> None:
+    def __init__(self, device: str) -> None:
         self._labels = {"slot": "", "device": device}
         self.metrics = LazyMetrics()
-        self._times = times
+        self._spent_s: deque[tuple[float, float]] = deque()
+        """Seconds of waiting and of running, per input."""
+        self._ran: deque[tuple[Split, int, int, bool, float]] = deque()
+        """For each batch: split, inputs, tokens, whether they are probes, and seconds."""
+
+    def record(self, releases: list[Release[Any]]) -> None:
+        """Records the times of inputs. The ingress counts failed inputs, because it knows if it sends them again."""
+        for release in releases:
+            if isinstance(release, Answered) and not release.stays:
+                self._spent_s.append((release.member.queue_s, release.member.compute_s))
+            elif isinstance(release, Survivors):
+                self._spent_s.extend((member.queue_s, member.compute_s) for member in release.members)
+
+    def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
+        """Records a batch and its seconds on the device."""
+        self._ran.append((batch.split, len(batch.members), batch.tokens, batch.probe, seconds))
 
     async def export_regularly(self, host: StageHost) -> None:
         """Exports the metrics once a second, until cancelled."""
@@ -126,12 +145,12 @@ class StageMetrics:
         self._labels = {**self._labels, "slot": host.slot}
         self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
         observe, count = self.metrics.observe, self.metrics.add
-        while self._times.spent_s:
-            queue_s, compute_s = self._times.spent_s.popleft()
+        while self._spent_s:
+            queue_s, compute_s = self._spent_s.popleft()
             observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queue_s, **self._labels)
             observe("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, compute_s, **self._labels)
-        while self._times.ran:
-            split, size, tokens, is_probe, seconds = self._times.ran.popleft()
+        while self._ran:
+            split, size, tokens, is_probe, seconds = self._ran.popleft()
             labels = {**self._labels, "split": str(split.first)}
             count("offramp_batch_tokens", "Tokens of the inputs of batches", tokens, **labels)
             count("offramp_busy_seconds", "Time the device ran batches", seconds, **labels)

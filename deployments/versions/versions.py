@@ -138,28 +138,28 @@ class VersionFacts:
     """Share of probes that agree with the full model; None before the first probe."""
 
 
-class IngressLink:
+class IngressLink(DeploymentHandles):
     """Calls the ingresses of one application through Serve's handle.
 
     In Serve, requests for an application that is gone wait forever, so `waiting` allows callers to cancel them.
     """
 
     def __init__(self, app: str) -> None:
-        self._handles = DeploymentHandles(app)
+        super().__init__(app)
         self.waiting: set[asyncio.Timeout] = set()
         """The timeouts of requests without an answer."""
 
     async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
         """Returns one ingress's answers, or its error, which Serve would wrap if it were raised."""
-        ingress = await self._handles.handle("ingress")
+        ingress = await self.handle("ingress")
         outcome: list[Answer] | OfframpError = await ingress.answer.remote(request)
         return outcome
 
     async def facts(self) -> list[VersionFacts]:
-        return await self._handles.broadcast("ingress", "facts", timeout_s=ASK_S)
+        return await self.broadcast("ingress", "facts", timeout_s=ASK_S)
 
     async def tallies(self) -> list[Tally]:
-        return await self._handles.broadcast("ingress", "tally", timeout_s=ASK_S)
+        return await self.broadcast("ingress", "tally", timeout_s=ASK_S)
 
 
 class OtherVersion:

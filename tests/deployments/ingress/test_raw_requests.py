@@ -14,7 +14,7 @@ import pytest
 
 from deployments.api.endpoint import RequestBodies
 from deployments.api.http import build_api
-from deployments.api.server import HttpServer, Limits, PrefixedApp
+from deployments.api.server import HttpServer, Limits, below_prefix
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
 from tests.deployments.ingress.server.places import Caller, post, running
 
@@ -181,7 +181,7 @@ async def serving(
 ) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
     """Runs a server with a fake backend; yields a function that opens a connection and sends bytes."""
     api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
-    site = PrefixedApp(router=api.router, prefix="/", name="offramp")
+    site = below_prefix(api.router, "/", "offramp")
     callers: list[Caller] = []
     fast_paths = api.fast_paths if fast else {}
     async with running(HttpServer(site, fast_paths=fast_paths, limits=LIMITS, standalone=standalone)) as (port, _):

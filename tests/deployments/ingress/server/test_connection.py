@@ -15,7 +15,7 @@ import pytest
 
 from deployments.api.access import Gate
 from deployments.api.http import build_api
-from deployments.api.server import Connection, HttpServer, Limits, PrefixedApp, build_standalone_server, start_in_serve
+from deployments.api.server import Connection, HttpServer, Limits, below_prefix, build_standalone_server, start_in_serve
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
 from tests.deployments.ingress.server.places import GET, Caller, Place, post, running, serving
@@ -241,7 +241,7 @@ async def serving_app(
 ) -> AsyncIterator[tuple[HttpServer, int]]:
     origins = (ORIGIN,)
     api = build_api(backend, gate=guard, cors_origins=origins, prefix=prefix)
-    site = PrefixedApp(router=api.router, prefix=prefix, name="offramp")
+    site = below_prefix(api.router, prefix, "offramp")
     server = build_standalone_server(site, api.fast_paths if fast else {}, access_log=access_log)
     async with running(server) as (port, _):
         yield server, port
