@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,6 +30,21 @@ THROUGHPUT = {
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
 }
 """Serve's environment variables, which every application gets."""
+
+
+def message_of(application: Mapping[str, Any]) -> str:
+    """Returns Serve's message about an application, or the error of its failed deployment, in one line."""
+    deployments = application.get("deployments", {}).values()
+    errors = (each["message"] for each in deployments if each["status"] == "DEPLOY_FAILED")
+    message: str = next(errors, application.get("message", ""))
+    return message and last_error(message)
+
+
+def last_error(text: str) -> str:
+    """Returns the error at the end of a traceback, or the last line of another text, without pydantic's link."""
+    lines = [line for line in text.splitlines() if line.strip() and "For further information" not in line]
+    end = list(takewhile(lambda line: not line.startswith("  "), reversed(lines))) or lines[-1:]
+    return " ".join(map(str.strip, reversed(end)))[:300] or "no reason given"
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:

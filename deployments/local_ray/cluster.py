@@ -5,6 +5,7 @@ The environment variables are set before ray.serve is imported, because it reads
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +26,7 @@ from typing import Any, Literal
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
 from deployments.keys import read_keys
-from deployments.local_ray.applications import THROUGHPUT
+from deployments.local_ray.applications import THROUGHPUT, message_of
 from deployments.local_ray.ports import HostPort, await_ports, hold_listener
 from deployments.local_ray.private import (
     GRPC_CALLBACK,
@@ -33,10 +34,11 @@ from deployments.local_ray.private import (
     Started,
     check_release,
     environment_variable,
+    find_applications,
     keep_sigterm_handler,
     kill_started,
+    log_ray_messages,
     on_loopback,
-    redirect_ray_messages,
     started_processes,
     without_helpers,
 )
@@ -94,16 +96,6 @@ def shorten_message(message: str) -> str | None:
         return None
     first = lines[0].strip()
     return f"Ray says: {first if len(first) <= MAX_LINE_LENGTH else first[:MAX_LINE_LENGTH] + ' ...'}"
-
-
-def log_ray_messages() -> None:
-    """Logs Ray's messages about its workers from now on, in one line each, instead of printing them."""
-
-    def log(lines: Sequence[str]) -> None:
-        for line in filter(None, map(shorten_message, lines)):
-            logger.warning(line)
-
-    redirect_ray_messages(log)
 
 
 @contextmanager
@@ -231,9 +223,9 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     cluster = replace(cluster, front=front)
     _set_environment(cluster, settings.max_body_bytes)
     await_ports(_wanted_ports(cluster))
-    other_ports = [] if cluster.grpc_port is None else [cluster.grpc_port]
-    with open_front(front, settings, cluster.host, cluster.port, other_ports) as settings, without_pandas():
-        yield from _running(settings, cluster, on_loss)
+    ports = [cluster.port] if cluster.grpc_port is None else [cluster.port, cluster.grpc_port]
+    with open_front(front, cluster.host, ports) as listener, without_pandas():
+        yield from _running(settings.model_copy(update={"listener": listener}), cluster, on_loss)
 
 
 def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None) -> Iterator[str]:
@@ -274,7 +266,8 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
                 external_scaler_enabled=settings.control is not None,
             )
         except RuntimeError as error:
-            raise OfframpError(f"the service did not start; see the logs in {LOGS}: {error}") from error
+            cause = message_of(asyncio.run(find_applications())["applications"][settings.app])
+            raise OfframpError(f"the service did not start; see the logs in {LOGS}: {cause}") from error
         yield f"http://{cluster.address}:{cluster.port}"
 
 
@@ -285,7 +278,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     from ray import serve
 
     check_release()
-    log_ray_messages()
+    log_ray_messages(shorten_message)
 
     def kill_and_report(error: HeadLostError) -> None:
         kill_started()
@@ -326,14 +319,13 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
 
 def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     """Returns the ports that the service needs, with their addresses."""
-    ports = [(cluster.host, cluster.port)]
-    haproxy_ports = HAPROXY_PORTS if cluster.front == "haproxy" else {}
-    if cluster.grpc_port is not None:
-        ports.append((cluster.host, cluster.grpc_port))
-        haproxy_ports = haproxy_ports | (HAPROXY_GRPC_PORTS if cluster.front == "haproxy" else {})
+    ports = [(cluster.host, port) for port in (cluster.port, cluster.grpc_port) if port is not None]
     if cluster.metrics_port is not None:
         ports.append((cluster.ray_address or EVERYWHERE[0], cluster.metrics_port))
-    return ports + [(LOOPBACK, int(os.environ.get(name, port))) for name, port in haproxy_ports.items()]
+    if cluster.front == "haproxy":
+        own_ports = HAPROXY_PORTS if cluster.grpc_port is None else HAPROXY_PORTS | HAPROXY_GRPC_PORTS
+        ports += [(LOOPBACK, int(os.environ.get(name, port))) for name, port in own_ports.items()]
+    return ports
 
 
 def _with_starts(settings: ServeSettings) -> ServeSettings:
@@ -409,7 +401,7 @@ exec {python} -IS -c '{code}' {binary} "$@"
 
 
 @contextmanager
-def bound_haproxy(host: str, ports: list[int]) -> Iterator[None]:
+def bound_haproxy(host: str, ports: Sequence[int]) -> Iterator[None]:
     """Within the block, Serve starts an HAProxy that listens on `host` for `ports`, and on loopback for other ports.
 
     Serve itself must be configured with loopback for all ports. Raises OfframpError if there is no HAProxy.
@@ -462,17 +454,11 @@ def front_environment(front: HttpFront) -> dict[str, str]:
     }
 
 
-@contextmanager
-def open_front(
-    front: HttpFront, settings: ServeSettings, host: str, port: int, other_ports: Sequence[int]
-) -> Iterator[ServeSettings]:
-    """Prepares a front, and yields the settings for it; `other_ports` are further ports for callers.
+def open_front(front: HttpFront, host: str, ports: Sequence[int]) -> AbstractContextManager[str | None]:
+    """Prepares a front for callers at `ports`, and yields the path of the socket of an ingress that listens itself.
 
     Raises OfframpError if the port is taken, or if HAProxy is missing.
     """
     if front == "direct":
-        with hold_listener(host, port) as listener:
-            yield settings.model_copy(update={"listener": listener})
-    else:
-        with bound_haproxy(host, [port, *other_ports]) if front == "haproxy" else nullcontext():
-            yield settings
+        return hold_listener(host, ports[0])
+    return bound_haproxy(host, ports) if front == "haproxy" else nullcontext()

@@ -46,36 +46,6 @@ class RunningProcess:
         return is_of_ray and (self.parent is None or not self.parent.startswith("ray"))
 
 
-def await_ports(
-    wanted: Sequence[HostPort],
-    *,
-    is_free: Callable[[HostPort], bool] | None = None,
-    holders: Callable[[], Mapping[int, RunningProcess]] | None = None,
-    pause: Callable[[float], None] = time.sleep,
-) -> None:
-    """Waits until all ports are free; raises OfframpError if a port is taken by a process that will not end soon."""
-    is_free, holders = is_free or _is_free, holders or find_listeners
-    patience_s = LINGER_S
-    for address in wanted:
-        while not is_free(address):
-            host, port = address
-            holder = holders().get(port)
-            if holder is None and is_free(address):  # the process has just ended
-                break
-            by = "" if holder is None else f" by {holder.name}, pid {holder.pid}"
-            if holder is None or not holder.is_orphan or patience_s <= 0:
-                raise OfframpError(f"port {port} of {host} is taken{by}")
-            if patience_s == LINGER_S:
-                logger.warning("port %d is still taken%s of an earlier service: waiting until it ends", port, by)
-            pause(LOOK_S)
-            patience_s -= LOOK_S
-
-
-def is_taken(port: int) -> bool:
-    """Returns whether the port cannot be listened on at all addresses."""
-    return not _is_free(("0.0.0.0", port))
-
-
 def find_listeners() -> dict[int, RunningProcess]:
     """Returns the listening processes by port, as far as this user may see them."""
     import psutil
@@ -105,7 +75,7 @@ def find_process(pid: int | None) -> RunningProcess | None:
         return None
 
 
-def _is_free(address: HostPort) -> bool:
+def is_free_address(address: HostPort) -> bool:
     """Returns whether no process listens at the address; raises OfframpError if the address is not valid here."""
     try:
         _bind(*address).close()
@@ -116,7 +86,30 @@ def _is_free(address: HostPort) -> bool:
     return True
 
 
-SOCKET_NAME = "listener.sock"
+def await_ports(
+    wanted: Sequence[HostPort],
+    *,
+    is_free: Callable[[HostPort], bool] = is_free_address,
+    holders: Callable[[], Mapping[int, RunningProcess]] = find_listeners,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits until all ports are free; raises OfframpError if a port is taken by a process that will not end soon."""
+    patience_s = LINGER_S
+    for address in wanted:
+        while not is_free(address):
+            host, port = address
+            holder = holders().get(port)
+            if holder is None and is_free(address):  # the process has just ended
+                break
+            by = "" if holder is None else f" by {holder.name}, pid {holder.pid}"
+            if holder is None or not holder.is_orphan or patience_s <= 0:
+                raise OfframpError(f"port {port} of {host} is taken{by}")
+            if patience_s == LINGER_S:
+                logger.warning("port %d is still taken%s of an earlier service: waiting until it ends", port, by)
+            pause(LOOK_S)
+            patience_s -= LOOK_S
+
+
 GREETING = b"offramp"
 HANDOVER_TIMEOUT_S = 5.0
 """Timeout for receiving the socket, in seconds."""
@@ -129,7 +122,7 @@ def hold_listener(host: str, port: int) -> Iterator[str]:
     Raises OfframpError if the address is taken, or is not an address of this machine.
     """
     with _bind(host, port) as listener, TemporaryDirectory(prefix="offramp-") as folder:
-        path = str(Path(folder) / SOCKET_NAME)
+        path = str(Path(folder) / "listener.sock")
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path)
             server.listen()

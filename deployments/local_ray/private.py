@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -147,12 +147,16 @@ def kill_started() -> None:
     node.kill_all_processes(check_alive=False, wait=True)
 
 
-def redirect_ray_messages(log: Callable[[Sequence[str]], None]) -> None:
-    """Passes the messages that Ray would print about its workers to `log`."""
+def log_ray_messages(shorten: Callable[[str], str | None]) -> None:
+    """Logs Ray's messages about its workers from now on, instead of printing them; `shorten` returns their lines."""
     from ray._private import worker
 
+    def log(data: Any, ignore_prefix: bool) -> None:  # noqa: ARG001 - Ray's own signature
+        for line in filter(None, map(shorten, data["lines"])):
+            logger.warning(line)
+
     assert hasattr(worker, "print_to_stdstream"), "this release of Ray prints messages differently"
-    worker.print_to_stdstream = lambda data, ignore_prefix: log(data["lines"])  # noqa: ARG005 - Ray's own signature
+    worker.print_to_stdstream = log
 
 
 # Serve's controller

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
 from deployments.api.parsing import Canary, InferRequest
+from deployments.local_ray.applications import message_of
 from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
 from deployments.settings import ServeSettings
 from deployments.versions.traffic import Tally, Traffic, TrafficSplitter
@@ -72,7 +73,7 @@ class IndexRow:
         """Returns the row of an application, from Serve's details of it."""
         state = STATES.get(details["status"], "UNAVAILABLE")
         about = " is ".join((app.app, details["status"]))  # an f-string would have the name of Serve's enum
-        reason = "" if state == "READY" else ": ".join(filter(None, (about, details["message"])))
+        reason = "" if state == "READY" else ": ".join(filter(None, (about, message_of(details))))
         return cls(name=app.model, version=app.version, state=state, reason=reason)
 
 

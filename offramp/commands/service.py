@@ -34,6 +34,8 @@ from deployments.local_ray.applications import (
     THROUGHPUT,
     check_devices,
     claimed,
+    last_error,
+    message_of,
     with_application,
     without_application,
 )
@@ -237,7 +239,7 @@ class Dashboard:
             if status == "RUNNING":
                 return
             if status == "DEPLOY_FAILED":
-                raise OfframpError(f"application {name!r}: {status}: {_one_line(application.get('message', ''))}")
+                raise OfframpError(f"application {name!r}: {status}: {message_of(application)}")
         raise OfframpError(f"application {name!r} does not run after {limit_s:g} s: {last}")
 
     def wait_until_gone(self, name: str, limit_s: float) -> None:
@@ -263,7 +265,7 @@ class Dashboard:
         if response.status_code in (401, 403):
             raise OfframpError(f"{address} refuses with {response.status_code}: set RAY_AUTH_MODE=token and its token")
         if not response.is_success:
-            raise OfframpError(f"{address}{path} answers {response.status_code}: {_one_line(response.text)}")
+            raise OfframpError(f"{address}{path} answers {response.status_code}: {last_error(response.text)}")
         return response
 
 
@@ -317,7 +319,7 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "name": name,
             "status": each["status"],
-            "message": each.get("message", ""),
+            "message": message_of(each),
             "route_prefix": each.get("route_prefix"),
             "deployments": [
                 {
@@ -332,9 +334,3 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for name, each in serve["applications"].items()
     ]
-
-
-def _one_line(text: str) -> str:
-    """Returns the last line that is not empty: the error of a traceback, or pydantic's message without its link."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "For further information" not in line]
-    return lines[-1][:300] if lines else "no reason given"

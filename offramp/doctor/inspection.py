@@ -30,7 +30,7 @@ from rich.text import Text
 
 from cluster.devices import find_device
 from cluster.memory import machine_memory
-from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_taken
+from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
 from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE
@@ -95,7 +95,7 @@ def _ports(service_ports: tuple[int, ...]) -> tuple[Port, ...]:
     numbers = [*((port, SERVICE) for port in service_ports), *((haproxy[each], each) for each in (STATISTICS, METRICS))]
     holders = find_listeners()
     return tuple(
-        Port(number=number, purpose=purpose, taken=is_taken(number), holder=holders.get(number))
+        Port(number=number, purpose=purpose, taken=not is_free_address(("0.0.0.0", number)), holder=holders.get(number))
         for number, purpose in [*numbers, (DASHBOARD_PORT, DASHBOARD)]
     )
 

@@ -165,12 +165,12 @@ def test_serve_listens_except_with_a_direct_front() -> None:
 
 def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:
     port = free_port()
-    with open_front("direct", ALONE, HERE, port, ()) as told:
-        assert told.listener is not None
-        with take_listener(told.listener) as listener:
+    with open_front("direct", HERE, [port]) as path:
+        assert path is not None
+        with take_listener(path) as listener:
             assert listener.getsockname() == (HERE, port)
-    with open_front("proxy", ALONE, HERE, port, ()) as told:
-        assert told == ALONE
+    with open_front("proxy", HERE, [port]) as path:
+        assert path is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_haproxy_listens_on_the_host_for_callers_and_on_loopback_otherwise(
     monkeypatch.setenv(BINARY, "/bin/echo")
     file = tmp_path / "haproxy.cfg"
     file.write_text(CONFIGURATION.format(mode=666, here="", served=served, page="*"))
-    with open_front("haproxy", ALONE, host, 8000, (9000,)):
+    with open_front("haproxy", host, (8000, 9000)):
         command = [os.environ[BINARY], "-db", "-f", str(file), "-sf", "12"]
         started = subprocess.run(command, capture_output=True, text=True, check=True)
     assert started.stdout == f"-db -f {file} -sf 12\n"

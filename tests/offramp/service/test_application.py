@@ -178,6 +178,11 @@ def test_an_application_that_fails_ends_the_wait_with_serves_message() -> None:
     failed = application("demo", status="DEPLOY_FAILED") | {"message": "Traceback:\n  a\nPlanError: too many stages\n"}
     with pytest.raises(OfframpError, match="application 'demo': DEPLOY_FAILED: PlanError: too many stages"):
         dashboard(FakeRay(serving(failed))).wait_until_running("demo", 10.0, print)
+    trace = (
+        'RuntimeError: Traceback:\n  File "a.py", line 2\n    load()\n    ^^^^^^\nModelError: m is broken:\n\tno b\n'
+    )
+    failed |= {"deployments": {"a": deployment(), "b": deployment(status="DEPLOY_FAILED") | {"message": trace}}}
+    assert applications_document(serving(failed))[0]["message"] == "ModelError: m is broken: no b"
     stuck = serving(application("demo", status="DEPLOYING", a=deployment(2, 1, "UPDATING")))
     with pytest.raises(OfframpError, match="does not run after 5 s: DEPLOYING: 0 of 1 deployments healthy, 1 of 2"):
         dashboard(FakeRay(stuck)).wait_until_running("demo", 5.0, print)
