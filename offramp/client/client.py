@@ -426,21 +426,16 @@ class AsyncClient(Calls):
         await self._client.aclose()
 
 
-def _run_to_end(call: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine that never suspends, and returns its result."""
-    try:
-        call.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise AssertionError("a call of the blocking client suspended")
-
-
 def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Client, P], T]:
-    """Returns the call as a method of `Client`."""
+    """Returns the call, which never suspends, as a method of `Client`."""
 
     @wraps(call)
     def blocking(client: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return _run_to_end(call(client._calls, *arguments, **options))
+        try:
+            call(client._calls, *arguments, **options).send(None)
+        except StopIteration as end:
+            return cast(T, end.value)
+        raise AssertionError("a call of the blocking client suspended")
 
     return blocking
 

@@ -20,11 +20,11 @@ BANDS = ("#9ccc9c", "#f2a65a")
 FUSED, SHRINKING, RAMP = "#3b6ea5", "#c05640", "#555555"
 
 
-def check_picture(path: Path) -> None:
-    """Raises InputError for an unknown ending, or if matplotlib is missing."""
+def check_picture(path: Path) -> Any:
+    """Returns the result of `load_pyplot`; raises InputError for an unknown ending, or if matplotlib is missing."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"--plot {path}; allowed endings: {', '.join(ENDINGS)}")
-    load_pyplot()
+    return load_pyplot()
 
 
 def draw_plan(planned: Planned, path: Path) -> None:
@@ -32,8 +32,7 @@ def draw_plan(planned: Planned, path: Path) -> None:
 
     Raises the errors of `check_picture`, and InputError if the file cannot be written.
     """
-    check_picture(path)
-    pyplot = load_pyplot()
+    pyplot = check_picture(path)
     kind = path.suffix.lower().removeprefix(".")
     with pyplot.rc_context({"svg.hashsalt": "offramp", "svg.fonttype": "none"}):
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, constrained_layout=True)

@@ -13,8 +13,7 @@ import pytest
 from earlyexit.errors import DataError, OfframpError
 from offramp.client.client import AsyncClient
 from offramp.commands.options import PredictJob
-from offramp.commands.predict import Row, Tally, format_of, predict_all, row_writer
-from offramp.load.data_stream import InputRow
+from offramp.commands.predict import InputRow, Row, Tally, format_of, predict_all, row_writer
 from tests.clock import ManualClock
 from tests.offramp.client.test_client import failure
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
 from offramp.commands.bench import render, summarize
-from offramp.load.data_stream import stream_lines, stream_texts
+from offramp.commands.predict import stream_lines, stream_texts
 from offramp.load.generator import Generator, LoadConfig, RequestRecord, run_load
 from tests.clock import ManualClock
 

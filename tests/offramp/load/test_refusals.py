@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from offramp.commands.predict import stream_inputs, stream_texts
 from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
-from offramp.load.data_stream import stream_inputs, stream_texts
 from offramp.load.processes import CountReplay, StampReplay
 from offramp.load.sustained import Search
 from tests.offramp.load.scripted_server import draw
