@@ -15,7 +15,7 @@ import numpy as np
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.observe import Fleet
-from deployments.controller.remember import History, PlanRow
+from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from earlyexit.errors import OfframpError
@@ -318,7 +318,7 @@ class Controlled:
     """The result of a simulation with a controller."""
 
     outcome: Outcome
-    plans: tuple[PlanRow, ...]
+    plans: tuple[Mapping[str, Any], ...]
     """The plans that were in force or proposed, oldest first."""
     said: tuple[Mapping[str, Any], ...]
     """The controller's events, oldest first: `at_s`, `kind` and `words`."""

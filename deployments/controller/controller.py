@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ class Controller:
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last plans of the history, newest first."""
-        return [asdict(row) for row in self._history.plans(limit)]
+        return self._history.plans(limit)
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
         """See `ControlLoop.replan`."""

@@ -8,7 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from zipfile import BadZipFile
@@ -108,24 +108,6 @@ def parse_state(document: Any) -> State:
         raise DataError(f"the stored state of the controller cannot be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """A plan of the history: it was in force, or was proposed and rejected."""
-
-    epoch: int
-    at_s: float
-    outcome: str
-    """`in force` or `proposed`."""
-    reason: str
-    """Why the controller planned: `period`, `asked`, ..."""
-    words: str
-    """The verdict."""
-    placed: Mapping[str, Any]
-    """The plan as `placed_document` writes it, with its predictions."""
-    gained: Mapping[str, Any] | None = None
-    """The measurements while the plan was in force; None until it was replaced."""
-
-
 SCHEMA = 1
 KEEP_S = 7200.0
 """The age at which probes, counts and events are dropped, here and in the live stream of exit records."""
@@ -219,7 +201,11 @@ class History:
         return [INTERVAL.validate_json(text) for (text,) in rows]
 
     def add_plan(self, at_s: float, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
-        """Stores a plan; see `PlanRow`."""
+        """Stores a plan.
+
+        `outcome`: `in force`, or `proposed` if it was rejected. `reason`: why the controller planned, such as `period`.
+        `words`: the verdict.
+        """
         self._connection.execute(
             "INSERT INTO plans (epoch, at_s, outcome, reason, words, placed) VALUES (?, ?, ?, ?, ?, ?)",
             (placed.epoch, at_s, outcome, reason, words, json.dumps(placed_document(placed))),
@@ -233,14 +219,15 @@ class History:
             (json.dumps(measured), epoch),
         )
 
-    def plans(self, limit: int) -> list[PlanRow]:
-        """Returns the last plans, newest first."""
-        rows = self._connection.execute(
-            "SELECT epoch, at_s, outcome, reason, words, placed, gained FROM plans ORDER BY id DESC LIMIT ?", (limit,)
-        )
-        names = [each.name for each in fields(PlanRow)]
+    def plans(self, limit: int) -> list[dict[str, Any]]:
+        """Returns the last plans, newest first, by the names of the table's columns.
+
+        `placed` has the plan's predictions. `gained` is None until the plan was replaced.
+        """
+        names = "epoch", "at_s", "outcome", "reason", "words", "placed", "gained"
+        rows = self._connection.execute(f"SELECT {', '.join(names)} FROM plans ORDER BY id DESC LIMIT ?", (limit,))
         documents = ((*row, json.loads(placed), json.loads(gained or "null")) for *row, placed, gained in rows)
-        return [PlanRow(**dict(zip(names, each, strict=True))) for each in documents]
+        return [dict(zip(names, each, strict=True)) for each in documents]
 
     def add_event(self, at_s: float, kind: str, words: str) -> None:
         """Stores an event."""

@@ -86,7 +86,7 @@ def row(options: Namespace, name: str, most_chains: int) -> tuple[object, ...]:
     figures = played.outcome.figures()
     refused = sum(figures.drops.values())
     shares = (100 * each / figures.inputs for each in (figures.in_slo, refused, figures.answered - figures.in_slo))
-    in_force = [len(each.placed["plan"]["chains"]) for each in played.plans if each.outcome == "in force"]
+    in_force = [len(each["placed"]["plan"]["chains"]) for each in played.plans if each["outcome"] == "in force"]
     chains = ", ".join(f"{in_force.count(each)} of {each}" for each in sorted(set(in_force)))
     p99 = None if figures.p99_s is None else figures.p99_s / played.outcome.slo_s
     cost = figures.usd_per_hour, figures.utilisation

@@ -269,7 +269,7 @@ def _table(name: str, setup: Bench, played: Played) -> Table:
     rows = dict[str, str | float | None]()
     for side in CONTROLLED:
         result = played.results[side]
-        in_force = [] if result is None else [plan for plan in result.plans if plan.outcome == "in force"]
+        in_force = [] if result is None else [plan for plan in result.plans if plan["outcome"] == "in force"]
         rows[f"{side}: changes of plan"] = len(in_force) - 1
         for mix, at_s in zip(played.mixes[1:], settled_s(setup.phases, result), strict=True):
             rows[f"{side}: last plan in force after the switch to {mix} (s)"] = at_s

@@ -189,12 +189,12 @@ def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:
     add_plan(history, 2, "proposed")
     history.gained(1, {"goodput_rps": 40.0})
     history.gained(2, {"goodput_rps": 99.0})
-    assert [(each.epoch, each.outcome, each.gained) for each in history.plans(9)] == [
+    assert [(each["epoch"], each["outcome"], each["gained"]) for each in history.plans(9)] == [
         (2, "proposed", None),
         (1, "in force", {"goodput_rps": 40.0}),
         (1, "in force", None),
     ]
-    assert [each.epoch for each in history.plans(1)] == [2]
+    assert [each["epoch"] for each in history.plans(1)] == [2]
 
 
 def test_old_rows_are_forgotten(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_old_rows_are_forgotten(tmp_path: Path) -> None:
     assert [each.at_s for each in history.counts()] == [100.0]
     assert [each["words"] for each in history.events(9)] == ["100.0"]
     assert [each.times_s_N.tolist() for each in history.probes()] == [[100.0]]
-    assert [each.epoch for each in history.plans(MOST_PLANS + 9)][-1] == 5
+    assert [each["epoch"] for each in history.plans(MOST_PLANS + 9)][-1] == 5
 
 
 def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_pat
         "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, moving 0 of 4 replicas costs 0.0%, "
         "and 2.0% is the least gain"
     ]
-    assert [(row.epoch, row.outcome) for row in scene.history.plans(9)] == [(1, "proposed"), (0, "in force")]
+    assert [(row["epoch"], row["outcome"]) for row in scene.history.plans(9)] == [(1, "proposed"), (0, "in force")]
 
 
 async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_
     assert scene.loop.state.placed.plan.stages == halves(2, 1)
     hosted = {"cpu#0": "split-cpu-0", "cpu#1": "split-cpu-0", "cpu#2": "split-cpu-1"}
     assert scene.loop.state.placed.hosted == hosted  # by the reports of now
-    assert scene.history.plans(2)[-1].words == "the same splits on what still runs"
+    assert scene.history.plans(2)[-1]["words"] == "the same splits on what still runs"
     assert len(scene.said("keep")) == 2
 
 

@@ -46,7 +46,7 @@ async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing_and_is_not_ta
     assert thresholds_of(scene) == SAFE
     assert scene.said("alarm") == ["alarm!"]
     row = scene.history.plans(1)[0]
-    assert (row.epoch, row.outcome, row.reason) == (1, "in force", "alarm")
+    assert (row["epoch"], row["outcome"], row["reason"]) == (1, "in force", "alarm")
     # One replica does the second half for all inputs: 4 inputs in 20 ms.
     assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
     assert tuner.followed == [dict.fromkeys(RAMPS, 0.5), SAFE]
@@ -66,7 +66,7 @@ async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_t
     assert scene.asked[0].survival_N == pytest.approx((1.0,) * 4)
     assert scene.fleet.followed.plan.stages == whole(4)
     assert thresholds_of(scene) == SAFE
-    assert [row.reason for row in scene.history.plans(2)] == ["after an alarm", "alarm"]
+    assert [row["reason"] for row in scene.history.plans(2)] == ["after an alarm", "alarm"]
     assert scene.said("plan")[-1].startswith("plan 2 in force (after an alarm): 4 x cpu blocks 0-3, 400/s")
 
 
@@ -77,7 +77,7 @@ async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_pa
     tuner.says(LOWER, "tested")
     await scene.ticks(1, (0, 100))
     assert thresholds_of(scene) == LOWER
-    assert scene.history.plans(1)[0].reason == "thresholds"
+    assert scene.history.plans(1)[0]["reason"] == "thresholds"
     assert [asked.survival_N[2] for asked in scene.asked] == pytest.approx([0.4], abs=0.02)
     assert scene.fleet.log == ["follow 1", "follow 2"]
 
@@ -384,7 +384,7 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
     assert (scene.fleet.followed.plan.stages, thresholds_of(scene)) == (halves(4, 1), SAFE)
     await scene.ticks(1, (0, 1250))
     assert scene.fleet.followed.plan.stages == whole(5)
-    assert scene.history.plans(1)[0].reason == "after an alarm"
+    assert scene.history.plans(1)[0]["reason"] == "after an alarm"
     described = describe(scene.loop, scene.history, settings(tmp_path), CHAIN)
     assert described["tuning"]["alarms"] == 1
 

@@ -58,9 +58,9 @@ def networks_in_force(result: Controlled) -> list[list[int]]:
     """Returns the first blocks of the splits of every plan that was in force, without repeats."""
     found: list[list[int]] = []
     for row in result.plans:
-        stages = row.placed["plan"]["chains"][0]["stages"]
+        stages = row["placed"]["plan"]["chains"][0]["stages"]
         firsts = sorted(split["first"] for stage in stages for split in stage["splits"])
-        if row.outcome == "in force" and firsts != found[-1:]:
+        if row["outcome"] == "in force" and firsts != found[-1:]:
             found.append(firsts)
     return found
 

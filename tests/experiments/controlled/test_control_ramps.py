@@ -47,7 +47,7 @@ def with_costs() -> PlanProblem:
 
 def ramps_at(result: Controlled, at_s: float) -> set[int]:
     """Returns the ramps of the plan in force at that time."""
-    placed = [plan.placed for plan in result.plans if plan.outcome == "in force" and plan.at_s <= at_s][-1]
+    placed = [plan["placed"] for plan in result.plans if plan["outcome"] == "in force" and plan["at_s"] <= at_s][-1]
     stages = placed["plan"]["chains"][0]["stages"]
     return {ramp for stage in stages for split in stage["splits"] for ramp in split["ramps"]}
 

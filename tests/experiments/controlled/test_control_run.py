@@ -83,9 +83,9 @@ def test_a_straggler_is_found_and_gets_no_work() -> None:
     result = simulate_controlled(made, control(problem(0.0), make_fleet=with_faults(slow)))
     (words,) = result.words("straggler")
     assert words.startswith("split-cpu#2 takes 1.5")
-    found = [plan for plan in result.plans if plan.reason == "straggler"]
-    assert found[0].placed["avoided"] == {"split-cpu#2": "cpu"}
-    latest = result.outcome.figures_between(found[0].at_s + 1.0, 60.0)
+    found = [plan for plan in result.plans if plan["reason"] == "straggler"]
+    assert found[0]["placed"]["avoided"] == {"split-cpu#2": "cpu"}
+    latest = result.outcome.figures_between(found[0]["at_s"] + 1.0, 60.0)
     assert latest.p99_s is not None
     assert latest.p99_s < 0.12  # the time of a slow batch alone
     check_outcomes(result)
@@ -96,13 +96,13 @@ def test_lost_accelerators_cause_a_new_plan_and_their_return_another() -> None:
     lost = Fault(at_s=30.0, happen=lambda fleet: fleet.lose("cpu", (2, 3)))
     back = Fault(at_s=90.0, happen=lambda fleet: fleet.bring_back("cpu", (2, 3)))
     result = simulate_controlled(made, control(problem(0.6), make_fleet=with_faults(lost, back)))
-    assert [(plan.reason, plan.at_s) for plan in result.plans if plan.outcome == "in force"] == [
+    assert [(plan["reason"], plan["at_s"]) for plan in result.plans if plan["outcome"] == "in force"] == [
         ("start", 0.0),
         ("capacity lost", 40.0),  # noticed by Ray; until then one replica of each stage continues
         ("capacity lost", 40.0),
         ("capacity changed", 90.0),
     ]
-    assert [plan.placed["plan"]["chains"][0]["stages"][0]["replicas"] for plan in result.plans] == [2, 1, 2, 4]
+    assert [plan["placed"]["plan"]["chains"][0]["stages"][0]["replicas"] for plan in result.plans] == [2, 1, 2, 4]
     between = result.outcome.figures_between(40.0, 120.0)
     assert between.in_slo == between.inputs
     check_outcomes(result)
@@ -125,8 +125,8 @@ def test_probes_show_the_controller_the_effect_of_inactive_ramps() -> None:
     made = scenario(whole(4), evenly(200, 61), rows(0.6), duration_s=61.0)
     result = simulate_controlled(made, control(problem(0.0), probe_share=0.5))
     assert result.outcome.figures_between(0.0, 60.0).exits == {3: 12000}
-    (changed,) = [plan for plan in result.plans if plan.reason == "period" and plan.outcome == "in force"]
-    splits = changed.placed["plan"]["chains"][0]["stages"][0]["splits"]
+    (changed,) = [plan for plan in result.plans if plan["reason"] == "period" and plan["outcome"] == "in force"]
+    splits = changed["placed"]["plan"]["chains"][0]["stages"][0]["splits"]
     assert any(1 in split["ramps"] for split in splits)
 
 

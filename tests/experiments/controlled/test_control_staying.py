@@ -39,11 +39,11 @@ def stream(plan: Plan, tuning: Tuning, **options: Any) -> Controlled:
 def test_the_plan_with_the_earliest_answers_is_chosen_and_kept() -> None:
     result = stream(whole(4), "off")
     taken = epochs(result, "period")[0]
-    assert taken.at_s == pytest.approx(60.3)
-    assert taken.words.startswith("changes the plan: the new one would answer")
+    assert taken["at_s"] == pytest.approx(60.3)
+    assert taken["words"].startswith("changes the plan: the new one would answer")
     assert {
         ramp
-        for stage in taken.placed["plan"]["chains"][0]["stages"]
+        for stage in taken["placed"]["plan"]["chains"][0]["stages"]
         for split in stage["splits"]
         for ramp in split["ramps"]
     } == {1}
@@ -68,7 +68,7 @@ def test_a_plan_that_stays_is_put_in_force_and_left_without_losing_an_input() ->
 def test_a_plan_that_stays_is_planned_again_without_probes_from_the_expected_survival() -> None:
     result = stream(staying(4), "off", probe_share=0.0)
     assert result.words("error") == []
-    assert epochs(result, "period")[0].at_s == pytest.approx(60.3)
+    assert epochs(result, "period")[0]["at_s"] == pytest.approx(60.3)
     assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
 
 
@@ -76,8 +76,8 @@ def test_if_inputs_stay_the_alarm_observes_all_of_them_and_no_capacity_is_lost()
     result = stream(staying(4), "guarantee", hold=True)
     alarm = epochs(result, "alarm")[0]
     # 100 answers per second are compared with the full model's, 5 of them of probes: one tick is enough.
-    assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 2.6
-    assert {row.placed["plan"]["after_answer"] for row in epochs(result, "alarm")} == {"stay"}
+    assert DRIFTS_S < alarm["at_s"] <= DRIFTS_S + 2.6
+    assert {row["placed"]["plan"]["after_answer"] for row in epochs(result, "alarm")} == {"stay"}
     assert result.outcome.figures_between(0.0, ENDS_S).drops == {}
     late = result.outcome.figures_between(ENDS_S - 20.0, ENDS_S)
     assert 0.1 < late.exits.get(1, 0) / late.answered < 0.35

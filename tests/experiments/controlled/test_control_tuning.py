@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from deployments.controller.remember import PlanRow
 from deployments.settings import Tuning
 from experiments.controlled import Controlled, Mix, rows_in_turn
 from profiles.records import ExitRecords
@@ -56,19 +57,19 @@ def agreement(result: Controlled, from_s: float, until_s: float) -> float:
     return 1 - float(losses_NE[rows_N[between_N], outcome.exit_N[between_N]].mean())
 
 
-def epochs(result: Controlled, reason: str) -> list[PlanRow]:
+def epochs(result: Controlled, reason: str) -> list[Any]:
     """Returns the epochs of plans that were put in force for this reason."""
-    return [plan for plan in result.plans if plan.outcome == "in force" and plan.reason == reason]
+    return [plan for plan in result.plans if plan["outcome"] == "in force" and plan["reason"] == reason]
 
 
 def test_a_stream_that_drifts_keeps_its_agreement_with_tuning_and_inputs_leave_again() -> None:
     tuned = drifting(150, "guarantee")
     alarm = epochs(tuned, "alarm")[0]
     # Of 15 probes per second three in ten are answered wrongly: one or two ticks are enough.
-    assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 5.0
+    assert DRIFTS_S < alarm["at_s"] <= DRIFTS_S + 5.0
     assert agreement(tuned, 0.0, DRIFTS_S) > 1 - BUDGET
-    assert agreement(tuned, alarm.at_s, ENDS_S) > 1 - BUDGET
-    alarm_s, tested_s = alarm.at_s, epochs(tuned, "thresholds")[0].at_s
+    assert agreement(tuned, alarm["at_s"], ENDS_S) > 1 - BUDGET
+    alarm_s, tested_s = alarm["at_s"], epochs(tuned, "thresholds")[0]["at_s"]
     # 114 probes without loss make a test at 2 % and 90 %. 15 per second arrive; earlier ones design the path.
     assert 5.0 < tested_s - alarm_s < 20.0
     assert set(tuned.outcome.figures_between(alarm_s + 0.5, tested_s - 0.5).exits) == {3}
@@ -90,10 +91,10 @@ def test_a_plan_that_needs_exits_is_replaced_at_once_after_an_alarm() -> None:
     tuned = drifting(380, "guarantee")
     (alarm,), another = epochs(tuned, "alarm"), epochs(tuned, "after an alarm")[0]
     # The one replica of the second half runs 200 of the 380 inputs/s. The new plan has the whole model on all four.
-    assert another.at_s - alarm.at_s == pytest.approx(0.3)
-    assert another.placed["plan"]["predicted"]["rate_per_s"] >= 400
+    assert another["at_s"] - alarm["at_s"] == pytest.approx(0.3)
+    assert another["placed"]["plan"]["predicted"]["rate_per_s"] >= 400
     before, then, later = (
-        tuned.outcome.figures_between(alarm.at_s + from_s, alarm.at_s + until_s)
+        tuned.outcome.figures_between(alarm["at_s"] + from_s, alarm["at_s"] + until_s)
         for from_s, until_s in ((-20.0, 0.0), (0.0, 10.0), (10.0, 70.0))
     )
     assert (before.drops, later.drops) == ({}, {})
