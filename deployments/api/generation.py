@@ -170,7 +170,7 @@ class GenerateService:
             chunk=self.settings.prompt_chunk,
             start=self.task.start,
         )
-        self.dispatcher.check(1, math.inf)
+        self.dispatcher.core.check(1, math.inf, now_s)
         self.loop.admit(sequence.num_prompt, now_s)
         state = self.loop.begin(sequence, now_s)
         running = _RunningSequence(

@@ -66,7 +66,7 @@ class InferService:
         limit = self.settings.max_inputs_per_request
         if len(request.rows) > limit:
             raise InputError(f"a request must have at most {limit} inputs (got {len(request.rows)})")
-        self.dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
+        self.dispatcher.core.check(len(request.rows), deadline_s, arrived_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
             for k, each in enumerate(encoded):

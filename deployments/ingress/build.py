@@ -16,7 +16,6 @@ from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import PlanError
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks import find_task
-from earlyexit.tasks.token import TokenTask
 from optimizer.plan import NO_RAMPS, PlacedPlan, Plan
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -27,7 +26,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
     """Returns a core that follows the plan of the settings."""
-    generates = card.task.get("name") == TokenTask.name
+    generates = card.generates
     options = IngressOptions(
         max_queued=settings.max_queued,
         calls_per_replica=settings.calls_per_replica,

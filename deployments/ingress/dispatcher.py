@@ -380,10 +380,6 @@ class Dispatcher(Driver):
 
     # Receive
 
-    def check(self, num_inputs: int, deadline_s: float, *, num_coming: int = 0) -> None:
-        """See `IngressCore.check`."""
-        self.core.check(num_inputs, deadline_s, self.clock.now_s(), num_coming=num_coming)
-
     def submit(
         self,
         inputs: Sequence[tuple[str, Encoded]],

@@ -419,24 +419,19 @@ class Outcomes:
         self._rate = AnswerRate()
         self._max_queued = options.max_queued
 
-    def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
-        """Raises AdmissionError for inputs that cannot be answered within `left_s`."""
-        late_s = self._chains.late_s(num_inputs, num_coming, left_s, now_s)
-        if late_s > 0:
-            self._refuse_late(num_inputs, left_s, late_s)
-
     def accept(self, inputs: Inputs, now_s: float) -> None:
         """Draws the chains of a request's inputs. Raises AdmissionError if inputs of their lengths would be late."""
         drawn = self._chains.draw(len(inputs))
         left_s = inputs[0].deadline_s - now_s if inputs else math.inf
         late_s = self._chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
-            self._refuse_late(len(inputs), left_s, late_s)
+            self.refuse_late(len(inputs), left_s, late_s)
         self._chains.take(drawn, inputs)
         self.counts.arrived += len(inputs)
         self.num_unanswered += len(inputs)
 
-    def _refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
+    def refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
+        """Raises AdmissionError for inputs that would miss a deadline in `left_s` by `late_s`."""
         message = f"an answer within {left_s:.3g} s is not possible now; it would be {late_s:.3g} s late"
         self.refuse(AdmissionError(message, retry_after_s=min(late_s, LONGEST_RETRY_S)), num_inputs)
 

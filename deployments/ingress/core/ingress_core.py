@@ -148,7 +148,10 @@ class IngressCore:
         """
         if self.suspended is not None:
             self.refuse(self._no_plan(), num_inputs)
-        self._outcomes.admit(num_inputs, deadline_s - now_s, now_s, num_coming=num_coming)
+        left_s = deadline_s - now_s
+        late_s = self.chains.late_s(num_inputs, num_coming, left_s, now_s)
+        if late_s > 0:
+            self._outcomes.refuse_late(num_inputs, left_s, late_s)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Counts the inputs of a request that is not submitted; raises the error."""
