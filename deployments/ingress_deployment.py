@@ -202,7 +202,9 @@ class Ingress(RpcMethods):
         link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._stage_handles, phase=random.random(), link=link)
         self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec)
-        self._state = self._build_state()
+        facts = ServiceFacts(card=self.card, settings=self._settings, image=image_facts(codec))
+        ask_all = DeploymentHandles(self._settings.app).try_broadcast
+        self._state = StateRoutes(facts, self._core, ask_all, self._controller, WallClock())
         self._page = LivePage(self._state.event, self._clock)
         trace = None if self._tracer is None else self._tracer.record_inputs
         self._service = InferService(
@@ -222,20 +224,6 @@ class Ingress(RpcMethods):
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         self.versions = Versions(self, self._settings, RayCluster(), IngressLink, self._clock, VersionMetrics().export)
-
-    def _build_state(self) -> StateRoutes:
-        settings = self._settings
-        facts = ServiceFacts(
-            model=self.card.name,
-            chain=self.card.chain,
-            slo_s=settings.slo_s,
-            emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
-            image=image_facts(self.signature.codec),
-            generates=self.card.generates,
-            hop_dtype=settings.hop_dtype,
-        )
-        ask_all = DeploymentHandles(settings.app).try_broadcast
-        return StateRoutes(facts, self._core, ask_all, self._controller, WallClock())
 
     def __serve_build_asgi_app__(self) -> Router:
         settings = self._settings

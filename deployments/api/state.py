@@ -251,7 +251,7 @@ class StateRoutes:
         for device in placed.occupied:
             replicas += await self.ask_all(deployment_name(device), "stats") or ()
         stats = {
-            "model": self.facts.model,
+            "model": self.facts.card.name,
             "ingress_pid": os.getpid(),
             "epoch": placed.epoch,
             "suspended": self.ingress.suspended,
@@ -270,7 +270,7 @@ class StateRoutes:
         """Answers with the controller's description of the plan in force, or our own if there is no controller."""
         if self.controller is not None:
             return json_response(await self.controller.describe())
-        return json_response(own_plan(self.ingress.placed, self.facts.hop_dtype))
+        return json_response(own_plan(self.ingress.placed, self.facts.settings.hop_dtype))
 
     async def plan_history(self, request: Request) -> Response:
         """Answers with the controller's last plans, none without a controller."""
@@ -282,7 +282,7 @@ class StateRoutes:
         ingresses, replicas = await self._ask_service()
         if ingresses is None:
             raise StageUnavailableError("the ingresses do not report their counts", retry_after_s=1.0)
-        text = metrics_text(ingresses, replicas, self.facts.chain)
+        text = metrics_text(ingresses, replicas, self.facts.card.chain)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def event(self) -> bytes | None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deployments.controller.intake import IngressIntake, batch_means, latency_s, network_figures, ran_since
+from deployments.settings import ServeSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.engine import TimesRun
-from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
+from earlyexit.network.store import ModelCard
 from optimizer.plan import PlacedPlan, Stage
 
 ControllerState = Literal["none", "answers", "silent"]
@@ -24,16 +24,8 @@ ControllerState = Literal["none", "answers", "silent"]
 class ServiceFacts:
     """Facts that stay the same while a service runs."""
 
-    model: str
-    chain: Chain
-    """The networks of the model; most models have one."""
-    slo_s: float | None
-    emulated: Mapping[str, float]
-    """Real seconds per emulated second, by emulated accelerator type."""
-    generates: bool = False
-    """Whether answers are steps of sequences, which yield a token or process a part of a prompt."""
-    hop_dtype: HopDtype = "same"
-    """The data type of hidden states between stages."""
+    card: ModelCard
+    settings: ServeSettings
     image: Mapping[str, Any] | None = None
     """For image models: how images are resized, and the accepted file types; None for other models."""
 
@@ -152,10 +144,11 @@ def ran_over(snapshots: Sequence[Snapshot]) -> Ran:
 
 def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:
     replicas = sorted((each for each in now.replicas if each.slot == slot), key=lambda each: each.replica)
+    emulated = facts.settings.emulated.get(stage.device)
     return {
         "slot": slot,
         "device": stage.device,
-        "time_scale": facts.emulated.get(stage.device),
+        "time_scale": None if emulated is None else emulated.time_scale,
         "first": stage.first,
         "end": stage.end,
         "wanted": stage.replicas,
@@ -172,7 +165,7 @@ def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran
     return {
         "first": split.first,
         "end": split.end,
-        "network": facts.chain.name_of(split.first),
+        "network": facts.card.chain.name_of(split.first),
         "batch": split.batch,
         "tokens": split.tokens,
         "ramps": list(split.ramps),
@@ -220,7 +213,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     now = snapshots[-1]
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
-    survival = observed_survival(shares, facts.chain.num_blocks)
+    survival = observed_survival(shares, facts.card.chain.num_blocks)
     observed = (now.described or {}).get("observed") or {"agreement": now.agreement}
     return {
         "schema": SCHEMA,
@@ -233,7 +226,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "blocks": blocks_state(under_present_plan(within(snapshots, SHARES_S)), survival),
         "exits": _exits(facts, now, shares),
         "early": _early(shares, survival, now),
-        "networks": network_figures(facts.chain, now.placed.plan.used, shares),
+        "networks": network_figures(facts.card.chain, now.placed.plan.used, shares),
         "survival": _survival(now, survival),
         "agreement": {name: observed.get(field) for name, field in AGREEMENT.items()},
         "changes": [change_state(row, now.described) for row in now.history],
@@ -250,10 +243,10 @@ def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | N
 
 def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
     return {
-        "model": facts.model,
-        "num_blocks": facts.chain.num_blocks,
-        "slo_s": facts.slo_s,
-        "generates": facts.generates,
+        "model": facts.card.name,
+        "num_blocks": facts.card.chain.num_blocks,
+        "slo_s": facts.settings.slo_s,
+        "generates": facts.card.generates,
         "image": facts.image,
         "ingresses": len(now.ingresses),
         "epoch": now.placed.epoch,
@@ -291,16 +284,17 @@ def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[di
     """Returns each exit: active ramps, the end, and inactive ramps at which answers left."""
     exits = {} if seen is None else seen.exits
     total = sum(exits.values())
-    ramps = set(now.placed.plan.ramps)
+    ramps, chain = set(now.placed.plan.ramps), facts.card.chain
+    last = chain.num_blocks - 1
     return [
         {
             "block": block,
-            "kind": "ramp" if block in ramps else "end" if block == facts.chain.num_blocks - 1 else "inactive ramp",
-            "network": facts.chain.name_of(block),
+            "kind": "ramp" if block in ramps else "end" if block == last else "inactive ramp",
+            "network": chain.name_of(block),
             "answers": exits.get(block, 0),
             "share": exits.get(block, 0) / total if total else None,
         }
-        for block in sorted(ramps | set(exits) | {facts.chain.num_blocks - 1})
+        for block in sorted(ramps | set(exits) | {last})
     ]
 
 

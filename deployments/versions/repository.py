@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from deployments.api.endpoint import Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, parse_body
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.settings import ServeSettings, max_accelerators
-from deployments.versions.versions import AnnouncedApp, IndexRow, Versions
+from deployments.versions.versions import AnnouncedApp, Versions
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card
 
@@ -43,15 +42,15 @@ class VersionRoutes:
         """Answers with all versions on the cluster, followed by those that are only in the repository's folder."""
         body = parse_body(IndexBody, await self._bodies.read(request) or b"{}")
         rows = await self._versions.index(ready_only=body.ready)
-        loaded = {(row.name, row.version) for row in rows}
+        loaded = {(row["name"], row["version"]) for row in rows}
         files = {} if body.ready else await asyncio.to_thread(settings_files, self._folder)
         rows += [
-            IndexRow(name=model, version=version, state="UNAVAILABLE", reason="not loaded")
+            {"name": model, "version": version, "state": "UNAVAILABLE", "reason": "not loaded"}
             for model, versions in files.items()
             for version in versions
             if (model, version) not in loaded
         ]
-        return json_response([asdict(row) for row in rows])
+        return json_response(rows)
 
     async def load(self, request: Request) -> Response:
         """Starts to load a version; the index reports when it is ready."""

@@ -59,22 +59,16 @@ class AnnouncedApp(BaseModel):
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexRow:
-    """A row of the index of Triton's repository extension."""
+IndexRow = dict[str, str]
+"""A row of the index of Triton's repository extension: name and version of a model, state, and reason."""
 
-    name: str
-    version: str
-    state: str
-    reason: str
 
-    @classmethod
-    def of(cls, app: AnnouncedApp, details: Mapping[str, Any]) -> IndexRow:
-        """Returns the row of an application, from Serve's details of it."""
-        state = STATES.get(details["status"], "UNAVAILABLE")
-        about = " is ".join((app.app, details["status"]))  # an f-string would have the name of Serve's enum
-        reason = "" if state == "READY" else ": ".join(filter(None, (about, message_of(details))))
-        return cls(name=app.model, version=app.version, state=state, reason=reason)
+def index_row(app: AnnouncedApp, details: Mapping[str, Any]) -> IndexRow:
+    """Returns the row of an application, from Serve's details of it."""
+    state = STATES.get(details["status"], "UNAVAILABLE")
+    about = " is ".join((app.app, details["status"]))  # an f-string would have the name of Serve's enum
+    reason = "" if state == "READY" else ": ".join(filter(None, (about, message_of(details))))
+    return {"name": app.model, "version": app.version, "state": state, "reason": reason}
 
 
 class RayCluster:
@@ -244,9 +238,9 @@ class Versions:
         """Returns the versions of all models that Serve knows, sorted by name."""
         announced, serve = await self.cluster.announced(), await self.cluster.applications()
         running = serve["applications"]
-        rows = [IndexRow.of(each, running[each.app]) for each in announced if each.app in running]
-        rows.sort(key=lambda row: (row.name, row.version))
-        return [row for row in rows if row.state == "READY" or not ready_only]
+        rows = [index_row(each, running[each.app]) for each in announced if each.app in running]
+        rows.sort(key=lambda row: (row["name"], row["version"]))
+        return [row for row in rows if row["state"] == "READY" or not ready_only]
 
     async def names(self) -> list[str]:
         """Returns the versions of the model, or only this one if Ray does not answer."""
@@ -255,7 +249,7 @@ class Versions:
         except Exception as error:
             logger.warning("the versions could not be read: %r", error)
             rows = []
-        return sorted({self.own.version, *(row.version for row in rows if row.name == self.own.card.name)})
+        return sorted({self.own.version, *(row["version"] for row in rows if row["name"] == self.own.card.name)})
 
     async def canary_report(self) -> dict[str, Any]:
         """Returns the default version and the canary, with the counts of all ingresses of this application."""

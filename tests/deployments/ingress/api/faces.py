@@ -25,6 +25,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.keys import AccessSettings
 from deployments.ops.dashboard import ServiceFacts
+from deployments.settings import ServeSettings
 from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import TrafficSplitter
 from deployments.versions.versions import IndexRow, Versions
@@ -58,7 +59,7 @@ class FakeDesk(Versions):
         return ["1"]
 
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
-        return [IndexRow(name="intents", version="1", state="READY", reason="")]
+        return [{"name": "intents", "version": "1", "state": "READY", "reason": ""}]
 
     async def canary_report(self) -> dict[str, Any]:
         return {"model": "intents", "default": "1", "canary": None}
@@ -169,7 +170,8 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
     assert isinstance(backend.versions, FakeDesk)
     placed = PlacedPlan(plan=early_exit_plan(2, (), NO_RAMPS, batch=4, device="cpu"))
     core = IngressCore("a", placed, IngressOptions(calls_per_replica=1, max_attempts=1), Random(0))
-    facts = ServiceFacts(model="intents", chain=backend.card.chain, slo_s=None, emulated={})
+    settings = ServeSettings.model_validate({"model": "none", "plan": placed.plan})
+    facts = ServiceFacts(card=backend.card, settings=settings)
     state = StateRoutes(facts, core, backend.ask_all, FakeController("offramp"), ManualClock())
     routes = FakeRoutes(backend, backend.versions, None), state, FakePage(state.event, ManualClock())
     app = build_api(backend, *routes, gate=gate, **options).router

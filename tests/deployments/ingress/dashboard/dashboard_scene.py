@@ -6,18 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.ops.dashboard import ServiceFacts, Snapshot
+from deployments.settings import ServeSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
 from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from tests.model_cards import a_card
 
-FACTS = ServiceFacts(
-    model="intents",
-    chain=Chain(names=("intents",), lengths=(4,)),
-    slo_s=0.1,
-    emulated={"emulated:P100": 2.0},
-)
 FIRST = Split(first=0, end=2, batch=8, ramps=(0, 1))
 REST = Split(first=2, end=4, batch=4)
 
@@ -29,6 +24,11 @@ def placed(epoch: int = 0, **fields: Any) -> PlacedPlan:
     )
     policy = PolicySpec(name="entropy", thresholds=0.1)
     return PlacedPlan(plan=Plan(stages=stages, policy=policy, epoch=epoch, **fields))
+
+
+PACED = {"batch": [1], "block_s": [[1.0]], "ramp_s": [], "time_scale": 2.0}
+FIELDS = {"model": "none", "plan": placed().plan, "slo_s": 0.1, "emulated": {"emulated:P100": PACED}}
+FACTS = ServiceFacts(card=a_card(num_blocks=4), settings=ServeSettings.model_validate(FIELDS))
 
 
 def ingress(name: str = "a", *, answered: int = 0, epoch: int = 0, **fields: Any) -> IngressReport:

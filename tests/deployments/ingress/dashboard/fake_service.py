@@ -24,6 +24,7 @@ from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.core.calls import bucket_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import ServiceFacts, image_facts
+from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
@@ -84,13 +85,10 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
         super().__post_init__()
         self._clock = MonotonicClock()
         self._began_s = self._clock.now_s()
-        facts = ServiceFacts(
-            model=CARD.name,
-            chain=CARD.chain,
-            slo_s=0.1,
-            emulated={"emulated:V100": 2.0},
-            image=image_facts(self.signature.codec),
-        )
+        paced = {"batch": [1], "block_s": [[1.0]], "ramp_s": [], "time_scale": 2.0}
+        fields = {"model": "none", "plan": plan(4).plan, "slo_s": 0.1, "emulated": {"emulated:V100": paced}}
+        settings = ServeSettings.model_validate(fields)
+        facts = ServiceFacts(card=CARD, settings=settings, image=image_facts(self.signature.codec))
         self.state = StateRoutes(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
         self.page = LivePage(self.state.event, self._clock, max_viewers=self.max_viewers)
 

@@ -23,9 +23,9 @@ from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import BUCKET
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
 from optimizer.plan import PlacedPlan, Plan, Stage
 from tests.clock import ManualClock
+from tests.deployments.ingress.completions.generating import tales
 from tests.deployments.ingress.dashboard.dashboard_scene import (
     FACTS,
     FIRST,
@@ -36,6 +36,7 @@ from tests.deployments.ingress.dashboard.dashboard_scene import (
     replica,
     snapshot,
 )
+from tests.model_cards import a_card
 
 # Rates and shares
 
@@ -55,7 +56,7 @@ def test_figures_are_differences_over_all_ingresses() -> None:
     assert state["now"]["waiting_in_stages"] == 7
     assert state["totals"] == {"arrived": 122, "answered": 120, "in_slo": 119}
     assert (state["service"]["ingresses"], state["service"]["generates"]) == (2, False)
-    assert page_state(replace(FACTS, generates=True), [after])["service"]["generates"]
+    assert page_state(replace(FACTS, card=tales()), [after])["service"]["generates"]
     assert state["drops"] == [
         {"reason": "admission", "total": 8, "per_s": 4.0},
         {"reason": "deadline", "total": 3, "per_s": 0.5},
@@ -229,7 +230,8 @@ def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
 
 # Chains
 
-CASCADE = replace(FACTS, chain=Chain(names=("small", "large"), lengths=(2, 2), ramps=(0, 1)))
+BACKBONE = {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [2, 2]}
+CASCADE = replace(FACTS, card=a_card(family="chain", backbone=BACKBONE, num_blocks=4, ramps=(0, 1)))
 
 
 def test_networks_of_a_chain_have_their_answers_and_crossing_times() -> None:
@@ -260,7 +262,7 @@ def test_a_scrape_returns_the_counts_of_every_ingress_and_replica() -> None:
     first = ingress("a", answered=9, arrived=10, exits={1: 5, 3: 4}, drops={"deadline": 1}, waiting=2)
     second = ingress('b"\\', answered=3, unanswered=7)
     times = ran(FIRST, 4, 10, 0.5), ran(FIRST, 8, 5, 0.25)
-    page = metrics_text([first, second], [replica("r1", "split-0", *times, waiting=6)], FACTS.chain)
+    page = metrics_text([first, second], [replica("r1", "split-0", *times, waiting=6)], FACTS.card.chain)
     lines = page.splitlines()
     assert {
         "# TYPE offramp_inputs_total counter",
