@@ -19,7 +19,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.commands.options import BenchJob
-from offramp.commands.output import counts_text, make_table, print_result
+from offramp.commands.output import cell, counts_text, make_table, print_result
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
@@ -197,8 +197,7 @@ def render(report: Mapping[str, Any]) -> Table:
     title = f"load of {report['started_at']}, seed {report['seed']}"
     late = "The client was late: measure with fewer requests per second, or from more machines."
     caption = late if report["is_client_bound"] else None
-    offered_rps, blocks, accuracy = report["offered_rps"], report["mean_exit_blocks"], report["accuracy"]
-    lateness_s, latencies = report["lateness_p99_s"], report["latency"] or {}
+    offered_rps, lateness_s, latencies = report["offered_rps"], report["lateness_p99_s"], report["latency"] or {}
     rows = (
         ("requests", f"{report['num_requests']} in {report['duration_s']:.1f} s, {report['num_retries']} repeated"),
         ("answers", f"{report['num_answers']} of {report['num_inputs']} inputs"),
@@ -207,8 +206,8 @@ def render(report: Mapping[str, Any]) -> Table:
         ("goodput", f"{report['goodput_rps']:.1f} answers/s within {_milliseconds(report['slo_s'])}"),
         *((f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in latencies.items()),
         ("answers by exit", counts_text(report["answers_by_exit"], "none")),
-        ("blocks per answer", "-" if blocks is None else f"{blocks:.2f}"),
-        ("accuracy", "-" if accuracy is None else f"{accuracy:.2%}"),
+        ("blocks per answer", cell(report["mean_exit_blocks"], ".2f")),
+        ("accuracy", cell(report["accuracy"], ".2%")),
         ("errors", counts_text(report["errors"], "none")),
         ("client lateness p99", "-" if lateness_s is None else _milliseconds(lateness_s)),
     )

@@ -161,7 +161,7 @@ def _calibrate_chain(
     """
     job, network, [records] = recorded.job, card.chain, recorded.views
     mixed, ensemble = _find_useful_ensemble(recorded, outputs[1], network) if job.ensemble else (recorded, None)
-    cards = {OWN: mixed.card(mixed.few(network.end_ramps) if job.ramps is None else job.ramps)}
+    cards = {OWN: mixed.card(mixed.few(network.end_ramps) if job.ramps is None else None)}
     if _has_reference(job, network):
         last = network.starts[-1]
         cards[REFERENCE] = mixed.card(mixed.few((), last), entry=last)
@@ -263,7 +263,7 @@ def _calibrate_pruned(
         end_true_losses_N=task.loss(at_end, labels),
     )
     both = replace(recorded, views=[records, unpruned], facts=facts)
-    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else job.ramps, prune=pruning[PRUNE])
+    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else None, prune=pruning[PRUNE])
     save_calibration(card, records, folder / PRUNED)
     return card, records
 

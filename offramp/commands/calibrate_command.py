@@ -17,7 +17,7 @@ from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibration_files import keeps_answers, save_calibration
 from offramp.commands.checkpoint import is_checkpoint
 from offramp.commands.jobs import CalibrateOptions
-from offramp.commands.output import command, make_folder, make_table, print_result, warn
+from offramp.commands.output import cell, command, make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
 from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
@@ -116,7 +116,7 @@ def _blocks_table(policy: Score, report: dict[str, Any]) -> Table:
     table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
     thresholds = report["thresholds"]
     for block, share in enumerate(report["tested"]["survival"]):
-        counted = [] if confidences is None else [_share(confidences.get(block))]
+        counted = [] if confidences is None else [cell(confidences.get(block), ".4f")]
         table.add_row(str(block), leave_text(policy, thresholds.get(block)), *counted, f"{share:.3f}")
     return table
 
@@ -168,8 +168,4 @@ def _figure(figures: dict[str, Any], field: str) -> str:
     value = figures.get(field)
     if field == "mean_blocks":
         return f"{value:.2f} of {figures['num_blocks']}"
-    return str(value) if isinstance(value, int) else _share(value)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return str(value) if isinstance(value, int) else cell(value, ".4f")

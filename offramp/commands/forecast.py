@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, ValidationError
 from rich.table import Table
 
@@ -19,9 +18,8 @@ from earlyexit.errors import DataError
 from offramp.commands.options import ForecastJob
 from offramp.commands.output import make_table, print_result
 from profiles.forecast import RateForecast, SurvivalForecast, forecast_rate, forecast_survival
+from profiles.scores import FloatArray
 from profiles.windows import SurvivalHistory
-
-FloatArray = npt.NDArray[np.float64]
 
 INPUTS = "inputs"
 """Name of the column with the number of inputs of a window."""

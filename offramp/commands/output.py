@@ -77,6 +77,11 @@ def milliseconds(seconds: float) -> str:
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
 
 
+def cell(value: float | None, form: str) -> str:
+    """Returns a number in a format such as `.2%`, or `-` for None."""
+    return "-" if value is None else format(value, form)
+
+
 def counts_text(counts: Mapping[str, int], nothing: str = "-") -> str:
     """Returns counts by name as text."""
     return ", ".join(f"{name}: {count}" for name, count in counts.items()) or nothing

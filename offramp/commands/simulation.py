@@ -16,7 +16,7 @@ from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob, parse_order
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import MAX_ARRIVALS, FloatArray
+from offramp.load.processes import MAX_ARRIVALS
 from optimizer.calibration_file import check_policy, read_calibration_file
 from optimizer.decision import Strategy, strategies_for
 from optimizer.evaluate import Evaluation, evaluate, violations
@@ -31,7 +31,7 @@ from profiles.lengths import Lengths
 from profiles.networks import decay_of
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
-from profiles.scores import SCORES
+from profiles.scores import SCORES, FloatArray
 from simulator.inputs import Decisions, IntArray, nested, patient, recorded, truncated_normal
 from simulator.scenario import Scenario, SequenceLengths
 

@@ -12,7 +12,7 @@ from earlyexit.foreign import read_foreign
 from earlyexit.foreign.dataflow import Dataflow, Site
 from earlyexit.foreign.model import ForeignOptions
 from offramp.commands.jobs import SitesJob
-from offramp.commands.output import make_table, print_result
+from offramp.commands.output import cell, make_table, print_result
 
 
 def run(job: SitesJob) -> None:
@@ -62,7 +62,7 @@ def _table(model: str, flow: Dataflow, sites: Sequence[Site]) -> Table:
     for number, site in enumerate(sites):
         table.add_row(
             str(number),
-            "-" if site.seconds_share is None else f"{site.seconds_share:.1%}",
+            cell(site.seconds_share, ".1%"),
             "-" if site.bytes_per_input is None else f"{site.bytes_per_input / 1000:.1f}",
             "\n".join(site.tensors),
             f"{flow.maker[site.tensors[0]].op} {site.after}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_se
 from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords
-
-Ramps = tuple[int, ...] | Literal["all", "ends"] | None
-"""As `CalibrateJob.ramps`."""
 
 
 def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
@@ -68,7 +65,9 @@ class CalibrationData:
     first: int = 0
     """First block of the full model, which in a chain is the last network."""
 
-    def card(self, ramps: Ramps = None, *, entry: int = 0, prune: Mapping[int, float] | None = None) -> CalibrationCard:
+    def card(
+        self, ramps: Sequence[int] | None = None, *, entry: int = 0, prune: Mapping[int, float] | None = None
+    ) -> CalibrationCard:
         """Returns a calibration for `ramps` (None: the job's), for inputs that enter at block `entry`."""
         job, own = self.job if ramps is None else self.job.model_copy(update={"ramps": ramps}), self.views[0]
         promised, *others = (promised_records(each, job) for each in self.views)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from earlyexit.network.store import read_card
 from offramp.client.client import Client
 from offramp.commands.options import CanaryJob, LoadJob, PromoteJob, UnloadJob, VersionsJob
-from offramp.commands.output import counts_text, make_table, print_result
+from offramp.commands.output import cell, counts_text, make_table, print_result
 
 
 def versions(job: VersionsJob) -> None:
@@ -66,7 +67,7 @@ def side_by_side_table(report: Mapping[str, Any]) -> Table:
     title = f"{report['model']}: version {report['default']}"
     if canary is not None:
         title += f", and {canary['version']} for {canary['share']:.1%} of the requests"
-    agreement = f"they agree on {_percent(compared['agreement'])} of {compared['inputs']} inputs that both answered"
+    agreement = f"they agree on {cell(compared['agreement'], '.2%')} of {compared['inputs']} inputs that both answered"
     caption = None if compared["agreement"] is None else agreement
     rows: dict[str, tuple[str, Callable[[Any], str]]] = {
         "requests": ("requests", str),
@@ -74,7 +75,7 @@ def side_by_side_table(report: Mapping[str, Any]) -> Table:
         "p50": ("p50_s", _ms),
         "p99": ("p99_s", _ms),
         "left after block": ("exits", counts_text),
-        "agreement with its full model": ("agreement", _percent),
+        "agreement with its full model": ("agreement", partial(cell, form=".2%")),
     }
     versions = [report["versions"][name] for name in names]
     cells = ((title, *(text(each[field]) for each in versions)) for title, (field, text) in rows.items())
@@ -83,7 +84,3 @@ def side_by_side_table(report: Mapping[str, Any]) -> Table:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.1f} ms"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"

@@ -25,16 +25,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_cells
 from earlyexit.errors import DataError, InputError
+from earlyexit.tasks.base import IntArray
 from offramp.load.processes import (
     LARGEST,
     CountReplay,
-    FloatArray,
     Gamma,
     Modulated,
     Poisson,
@@ -43,9 +42,7 @@ from offramp.load.processes import (
     StampReplay,
     Uniform,
 )
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from profiles.scores import BoolArray, FloatArray
 
 GAP_S = 60
 """Minimum number of consecutive seconds without a request that count as a gap of the recording."""

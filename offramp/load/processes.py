@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from earlyexit.errors import DataError, InputError
-
-FloatArray = npt.NDArray[np.float64]
+from profiles.scores import FloatArray
 
 MAX_ARRIVALS = 200_000_000
 """Maximum number of arrivals in one draw, which take 1.6 GB, and several times as much while they are drawn."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import FloatArray
+from profiles.scores import FloatArray
 
 Reply = tuple[bytes | None, ...]
 """The parts of an answer, which are written one by one; None closes the connection. An empty script never answers."""
