@@ -6,12 +6,12 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -55,33 +55,19 @@ Produce = Callable[[], Awaitable[bytes | None]]
 """Returns the newest event; None if there are no more events."""
 
 
-class Viewer:
-    """An asynchronous iterator of events. A slow viewer gets only the newest one."""
+Viewer: TypeAlias = "asyncio.Queue[bytes | None]"
+"""The event that a viewer has not read yet, so a slow viewer gets only the newest one. None ends its stream."""
 
-    def __init__(self, since_s: float, leave: Callable[[Viewer], None]) -> None:
-        self.since_s = since_s
-        self._leave = leave
-        self._newest: asyncio.Queue[bytes | None] = asyncio.Queue(1)
 
-    def offer(self, event: bytes | None) -> None:
-        """Replaces an event that was not read yet; None ends the iteration."""
-        if self._newest.full():
-            self._newest.get_nowait()
-        self._newest.put_nowait(event)
+def _offer(viewer: Viewer, event: bytes | None) -> None:
+    if viewer.full():
+        viewer.get_nowait()
+    viewer.put_nowait(event)
 
-    def leave(self) -> None:
-        """Ends the iteration, and removes the viewer from its page."""
-        self._leave(self)
-        self.offer(None)
 
-    def __aiter__(self) -> Viewer:
-        return self
-
-    async def __anext__(self) -> bytes:
-        event = await self._newest.get()
-        if event is None:
-            raise StopAsyncIteration
-        return event
+async def _events_for(viewer: Viewer) -> AsyncIterator[bytes]:
+    while (event := await viewer.get()) is not None:
+        yield event
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +80,8 @@ class LivePage:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     max_viewers: int = MAX_VIEWERS
     max_connected_s: float = MAX_CONNECTED_S
-    viewers: set[Viewer] = field(default_factory=set, init=False)
+    viewers: dict[Viewer, float] = field(default_factory=dict, init=False)
+    """When each viewer joined."""
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _newest: bytes | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
@@ -115,7 +102,8 @@ class LivePage:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
         viewer = self.join()
-        return EventStream(viewer, DisconnectWatch(request.receive, viewer.leave), stalled_s=STALLED_S)
+        watch = DisconnectWatch(request.receive, partial(self.leave, viewer))
+        return EventStream(_events_for(viewer), watch, stalled_s=STALLED_S)
 
     def join(self) -> Viewer:
         """Adds a viewer; raises OverloadedError if there are too many, or if the ingress is shutting down."""
@@ -124,10 +112,10 @@ class LivePage:
         if len(self.viewers) >= self.max_viewers:
             message = f"the page of this ingress has {self.max_viewers} viewers already"
             raise OverloadedError(message, retry_after_s=RETRY_S)
-        viewer = Viewer(self.clock.now_s(), self._remove)
-        self.viewers.add(viewer)
+        viewer: Viewer = asyncio.Queue(1)
+        self.viewers[viewer] = self.clock.now_s()
         if self._newest is not None:
-            viewer.offer(self._newest)
+            _offer(viewer, self._newest)
         if self._task is None:
             self._task = asyncio.create_task(self._keep_producing())
         return viewer
@@ -136,10 +124,12 @@ class LivePage:
         """Disconnects all viewers and accepts no more, because the ingress is shutting down."""
         self._closed = True
         for viewer in list(self.viewers):
-            viewer.leave()
+            self.leave(viewer)
 
-    def _remove(self, viewer: Viewer) -> None:
-        self.viewers.discard(viewer)
+    def leave(self, viewer: Viewer) -> None:
+        """Removes a viewer, and ends its stream."""
+        self.viewers.pop(viewer, None)
+        _offer(viewer, None)
         if not self.viewers and self._task is not None:
             self._task.cancel()
             self._task = self._newest = None
@@ -161,10 +151,10 @@ class LivePage:
             self.close()
             return
         self._newest = event
-        for viewer in list(self.viewers):
-            viewer.offer(event)
-            if self.clock.now_s() - viewer.since_s >= self.max_connected_s:
-                viewer.leave()
+        for viewer, since_s in list(self.viewers.items()):
+            _offer(viewer, event)
+            if self.clock.now_s() - since_s >= self.max_connected_s:
+                self.leave(viewer)
 
 
 PAGE = "page.html"

@@ -84,8 +84,8 @@ class FakePage(LivePage):
     """A live page without events."""
 
     def join(self) -> Viewer:
-        viewer = Viewer(0.0, lambda _: None)
-        viewer.leave()
+        viewer = super().join()
+        self.leave(viewer)
         return viewer
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from deployments.api import state
 from deployments.api.http import build_api
-from deployments.api.server import DisconnectWatch, EventStream
 from deployments.api.state import FAILURE_EVENT, PERIOD_S, LivePage, Viewer, assets
 from earlyexit.errors import OverloadedError
 from tests.clock import ManualClock
@@ -102,23 +102,24 @@ class Connection:
 
 
 @pytest.mark.parametrize("what", ["it leaves", "it is let go", "it takes nothing", "its request is cancelled"])
-async def test_a_viewer_is_removed_however_its_stream_ends(what: str) -> None:
-    left: list[Viewer] = []
-    connection, viewer = Connection(), Viewer(0.0, left.append)
+async def test_a_viewer_is_removed_however_its_stream_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "STALLED_S", 0.01 if what == "it takes nothing" else 60.0)
+    scene, connection = Scene(), Connection()
     connection.blocked = what == "it takes nothing"
-    viewer.offer(b"data: 1\n\n")
-    departure = DisconnectWatch(connection.receive, viewer.leave)
-    stream = EventStream(viewer, departure, stalled_s=0.01 if connection.blocked else 60.0)
-    streaming = asyncio.create_task(stream({}, connection.receive, connection.send))
+    scope = {"type": "http", "method": "GET", "headers": []}
+    await connection.receive()  # the request's body was read
+    stream = await scene.feed.events(Request(scope, connection.receive))
+    streaming = asyncio.create_task(stream(scope, connection.receive, connection.send))
     await turns()
+    [viewer] = scene.feed.viewers
     if what == "it leaves":
         connection.gone.set()
     elif what == "it is let go":
-        viewer.leave()
+        scene.feed.leave(viewer)
     elif what == "its request is cancelled":
         streaming.cancel()
     await asyncio.wait_for(asyncio.wait([streaming]), timeout=5)
-    assert viewer in left
+    assert viewer not in scene.feed.viewers
     if what == "it is let go":
         assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
@@ -164,10 +165,10 @@ class Scene:
 
 async def taken(viewer: Viewer) -> bytes | None:
     """Returns the event that the viewer gets at once, or None."""
-    waiting = asyncio.ensure_future(anext(viewer, b"the end"))
+    waiting = asyncio.ensure_future(viewer.get())
     await turns()
     if waiting.done():
-        return waiting.result()
+        return waiting.result() or b"the end"
     waiting.cancel()
     return None
 
@@ -178,7 +179,7 @@ async def test_events_are_produced_only_while_there_are_viewers() -> None:
     assert scene.log == []
     viewer = scene.feed.join()
     await scene.advance(2.0)
-    viewer.leave()
+    scene.feed.leave(viewer)
     await scene.advance(5.0)
     assert scene.log == ["look at 3", "look at 4", "look at 5"]
     assert len(scene.feed.viewers) == 0
@@ -214,7 +215,7 @@ async def test_viewers_get_an_event_if_an_update_takes_too_long(monkeypatch: pyt
     scene = Scene()
     scene.takes_s = 1e6
     viewer = scene.feed.join()
-    assert await anext(viewer) == FAILURE_EVENT
+    assert await viewer.get() == FAILURE_EVENT
 
 
 async def test_too_many_viewers_are_refused_until_one_leaves() -> None:
@@ -222,8 +223,8 @@ async def test_too_many_viewers_are_refused_until_one_leaves() -> None:
     first, _ = scene.feed.join(), scene.feed.join()
     with pytest.raises(OverloadedError, match="the page of this ingress has 2 viewers already"):
         scene.feed.join()
-    first.leave()
-    first.leave()
+    scene.feed.leave(first)
+    scene.feed.leave(first)
     assert scene.feed.join() is not None
     assert len(scene.feed.viewers) == 2
 
