@@ -169,26 +169,23 @@ class Api:
         return {"name": "offramp", "version": VERSION, "extensions": EXTENSIONS}
 
 
-class GateMiddleware:
-    """ASGI middleware before all routes, which passes on only the requests that the gate admits."""
+def gated(app: ASGIApp, backend: Backend, gate: Gate) -> ASGIApp:
+    """Wraps an application before all routes, which then gets only the requests that the gate admits."""
 
-    def __init__(self, app: ASGIApp, backend: Backend, gate: Gate) -> None:
-        self._app = app
-        self._backend = backend
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI request; a refused request is counted under the route `access`."""
         if scope["type"] != "lifespan":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
-                scope[CALLER] = self._gate.admit(scope.get("method", "GET"), path, find_header(scope, b"authorization"))
+                scope[CALLER] = gate.admit(scope.get("method", "GET"), path, find_header(scope, b"authorization"))
             except (UnauthorizedError, RateLimitError) as error:
-                self._backend.count_request("access", error.http_status)
+                backend.count_request("access", error.http_status)
                 refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
                 await refusal(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return answer
 
 
 class Endpoint:

@@ -27,9 +27,9 @@ from deployments.api.endpoint import (
     Api,
     Backend,
     Endpoint,
-    GateMiddleware,
     ModelVersion,
     find_header,
+    gated,
     json_response,
     predict_response,
     preferred_type,
@@ -188,14 +188,20 @@ def build_api(
     )
     middlewares = [cross_origin] if cors_origins else []
     if gate is not None:
-        middlewares.append(Middleware(GateMiddleware, backend=backend, gate=gate))
+        middlewares.append(Middleware(gated, backend=backend, gate=gate))
     router = Router(
         routes=[Route(path, endpoint) for path, endpoint in endpoints.items()],
         redirect_slashes=False,
         default=Endpoint(backend, "unknown", {}),
         middleware=middlewares,
     )
-    router.default = RetryFromRoot(router)
+    with_prefix = Router(router.routes, redirect_slashes=False, default=router.default)
+
+    async def route_again(scope: Scope, receive: Receive, send: Send) -> None:
+        """Routes an unknown path with its prefix, which may belong to the path: `/v2/models/{model}/versions/..`."""
+        await with_prefix({**scope, "root_path": ""}, receive, send)
+
+    router.default = route_again
     frequent = {path: endpoint for path, endpoint in endpoints.items() if path in FREQUENT}
     return HttpApi(router, _fast_paths(frequent, backend, middlewares, prefix.rstrip("/")))
 
@@ -214,16 +220,6 @@ def _fast_paths(
         scope = {"path": full_path, "root_path": root, "path_params": params}
         fast_paths[quote(full_path).encode()] = FastPath(app, scope)
     return fast_paths
-
-
-class RetryFromRoot:
-    """Routes an unknown path again with its prefix, which may belong to the path: `/v2/models/{model}/versions/..`."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = Router(router.routes, redirect_slashes=False, default=router.default)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router({**scope, "root_path": ""}, receive, send)
 
 
 def _json_length(request: Request) -> int | None:

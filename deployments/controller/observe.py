@@ -18,7 +18,7 @@ from deployments.controller.remember import KEEP_S, State
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import DataError
 from optimizer.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
@@ -415,14 +415,10 @@ class Tuning:
 
 
 def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:
-    """Returns the tuner of the settings; None if tuning is off or there are no ramps.
-
-    Raises PlanError without an accuracy budget.
-    """
+    """Returns the tuner of the settings; None if tuning is off or there are no ramps."""
     if settings.tuning == "off" or not problem.ramps:
         return None
-    if settings.accuracy_budget is None:
-        raise PlanError(f"tuning {settings.tuning!r} needs an accuracy.budget above 0 (got none)")
+    assert settings.accuracy_budget is not None, "`check_tuning` refuses settings without a budget"
     guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
     # Savings are shares of the model's time, which differ little between devices, so any device will do. Under load,
     # batches are large. `Tuning.serve` replaces this batch size by the plan's.
