@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.api.endpoint import EXIT_HEADER, GENERATION_TASK, SCORE_HEADER
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, REPOSITORY, TEXT, Operation
-from deployments.api.parsing import PredictBody, Signature
+from deployments.api.parsing import EXIT, PredictBody, Signature
 from earlyexit.network.boundary import Column
 
 SWAGGER_PAGE = """<!doctype html>
@@ -115,9 +115,14 @@ def _add_model_schemas(schemas: dict[str, Any], signature: Signature) -> None:
 
 def answer_schemas(signature: Signature) -> dict[str, Any]:
     """Returns the schemas of the answers of `POST /predict`."""
-    answer = {**signature.answer_schema, "additionalProperties": False}
+    block = {
+        "type": "integer",
+        "description": "The block after which the input left; the last block if it left at no ramp.",
+    }
+    properties = {**signature.task.json_schema, EXIT.name: block}
+    answer = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
     request_id = {"request_id": {"type": "string"}}
-    one = answer | {"properties": answer["properties"] | request_id, "required": [*answer["required"], *request_id]}
+    one = answer | {"properties": properties | request_id, "required": [*properties, *request_id]}
     outputs = {"outputs": {"type": "array", "items": answer, "description": "In the order of the inputs."}}
     many = {
         "type": "object",

@@ -308,10 +308,6 @@ def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
 
 EXIT = Column(name="exit", datatypes=("INT32",))
 """The output that all answers have: the block after which the input left."""
-EXIT_SCHEMA = {
-    "type": "integer",
-    "description": "The block after which the input left; the last block if it left at no ramp.",
-}
 
 
 class Signature:
@@ -323,12 +319,6 @@ class Signature:
         self.inputs = codec.inputs
         self.outputs = (*task.columns, EXIT)
         self.output_names = tuple(column.name for column in self.outputs)
-
-    @property
-    def answer_schema(self) -> Mapping[str, Any]:
-        """The JSON schema of an answer of `POST /predict`."""
-        properties = {**self.task.json_schema, EXIT.name: EXIT_SCHEMA}
-        return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 Elements: TypeAlias = npt.NDArray[Any] | list[Any]
