@@ -43,7 +43,7 @@ from deployments.local_ray.cluster import HAPROXY
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.protocol import key_header
-from offramp.commands.options import DeleteJob, DeployJob, RenderJob, ServiceFileOptions, StatusJob
+from offramp.commands.options import DeleteJob, DeployJob, RenderJob, StatusJob
 from offramp.commands.output import make_table, print_result
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 
 def render(job: RenderJob) -> None:
     """Prints or writes the config, the manifest or the settings of a service."""
-    service = _read(job)
+    from offramp.spec.file import read_service  # imports the planner, which `status` and `delete` do not need
+
+    service = read_service(job.service)
     if job.settings:
         text = service.moved_to(job.at).settings.model_dump_json(indent=2) + "\n"
     elif job.kuberay:
@@ -67,7 +69,9 @@ def render(job: RenderJob) -> None:
 
 def deploy(job: DeployJob) -> None:
     """Adds the service to the applications of the cluster, and waits until it runs."""
-    service = _read(job).moved_to(job.at)
+    from offramp.spec.file import read_service
+
+    service = read_service(job.service).moved_to(job.at)
     with open_dashboard(job.address) as dashboard:
         applications = dashboard.serve()
         check_devices(service.inventory.counts, dashboard.inventory(), claimed(applications, service.name))
@@ -97,12 +101,6 @@ def delete(job: DeleteJob) -> None:
         dashboard.put(without_application(dashboard.serve(), job.name))
         dashboard.wait_until_gone(job.name, job.timeout_s)
     print(f"{job.name} is gone")
-
-
-def _read(job: ServiceFileOptions) -> Service:
-    from offramp.spec.file import read_service  # imports the planner, which `status` and `delete` do not need
-
-    return read_service(job.service)
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:

@@ -201,10 +201,10 @@ def _without_exits(description: str, advice: str) -> Finding:
 
 
 def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:
-    """Checks a service file without making its first plan, which may take minutes."""
-    from offramp.spec.model import read_parts
+    from offramp.spec.file import check_service
 
-    parts = read_parts(path)
+    parts = check_service(path)
+    check_model(parts.model)
     counts, port = parts.inventory.counts, parts.document.ingress.port
     needed = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
     cluster = ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -6,13 +6,15 @@ file are emulated seconds. The settings of the service have real seconds, which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cluster.devices import find_device
 from cluster.inventory import Inventory, missing_accelerators
-from deployments.controller.settings import check_tuning
+from deployments.controller.settings import check_control, check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
 from offramp.commands.plan import NoPlanAnswer, Solve, answer, best_index, plan_of
@@ -22,7 +24,7 @@ from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts,
 from optimizer.batches_file import with_recorded_batches
 from optimizer.latency_file import with_rows
 from optimizer.lengths_file import lengths_of, stayers_length_N
-from optimizer.plan import PlacedPlan, Plan, PolicySpec
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, stock_plan
 from optimizer.plan_file import ModelShape, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
@@ -65,7 +67,8 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
     for each in calibrated_parts(read_parts(path)):  # a chain may have several calibrations
         try:
             problem = service_problem(each)
-            candidates.append((each, problem, first_plan(each, problem, solve or planner.solve)))
+            make = partial(_solved, each, problem, solve or planner.solve)
+            candidates.append((each, problem, first_plan(each, make)))
         except InputError as error:  # such as no plan within the SLO
             errors.append(error)
     if not candidates:
@@ -73,6 +76,15 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
     best = best_index(candidates[0][1].objective, [plan.predicted for _, _, plan in candidates])
     parts, problem, plan = candidates[best]
     return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
+
+
+def check_service(path: Path) -> ServiceParts:
+    """Reads and checks a service file as `offramp serve` does, but makes no plan, which may take minutes."""
+    parts = calibrated_parts(read_parts(path))[0]
+    problem, device = service_problem(parts), next(iter(parts.inventory.counts))
+    stand_in = stock_plan(parts.card.num_blocks, networks=problem.networks, device=device, batch=1)
+    check_control(_settings(parts, problem, first_plan(parts, lambda: stand_in)), ModelShape.of(parts.card))
+    return parts
 
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
@@ -206,11 +218,11 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
     return problem
 
 
-def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
-    """Returns the first plan: the file's, or the best one. Later plans keep its order of inputs and its dispatch."""
+def first_plan(parts: ServiceParts, make: Callable[[], Plan]) -> Plan:
+    """Returns the first plan: the file's, or a new one. Later plans keep its order of inputs and its dispatch."""
     planner = parts.document.planner
     from_file = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
-    plan = from_file or _solved(parts, problem, solve)
+    plan = from_file or make()
     if planner.dispatch is not None:
         plan = replace(plan, dispatch=planner.dispatch)
     if planner.order is None:

@@ -137,20 +137,83 @@ class ServiceParts:
 
     @cached_property
     def tables(self) -> Mapping[str, LatencyTable]:
-        """Latency tables by device, with all ramps of the model, in the seconds of the file; raises InputError.
+        """Latency tables by device, with all ramps, in the seconds of the file; raises InputError with the line.
 
         If words are pruned, networks that measure attention are slower by the factor that the calibration has found.
         """
-        tables = _tables(self)
+        document, source, devices = self.document.model, self.source, tuple(self.inventory.counts)
+        missing = [device for device in devices if device not in document.latency]
+        with source.errors_at(("model", "latency")):
+            if missing:
+                raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
+        real = ", ".join(device for device in devices if not device.startswith(EMULATED))
+        with source.errors_at(("model", "slower")):
+            if document.slower != 1 and real:
+                raise InputError(f"slower {document.slower:g} is only for emulated accelerators, not for {real}")
+        card, tables = self.card, dict[str, LatencyTable]()
+        for device in devices:
+            at, entry = ("model", "latency", device), document.latency[device]
+            table = latency_table(at, entry, card.num_blocks, card.ramps, source, self.base)
+            tables[device] = scaled_table(table, document.slower)
         if not self.exits.prune:
             return tables
         times = measuring_of(self.exits.records)
-        return {device: with_slower_networks(table, self.card.chain.bounds, times) for device, table in tables.items()}
+        return {device: with_slower_networks(table, card.chain.bounds, times) for device, table in tables.items()}
 
     @cached_property
     def exits(self) -> Exits:
-        """The exit policy with its records; raises InputError with the line of a field that does not fit the model."""
-        return _exits(self)
+        """The exit policy with its records, from the file or else the calibration.
+
+        Raises InputError with the line of a field that does not fit the model.
+        """
+        document, model, card, source = self.document.accuracy, self.model, self.card, self.source
+        with source.errors_at(("accuracy",)):
+            complete = document.policy is not None and document.thresholds is not None
+            calibration = None if complete else read_calibration(model, self.calibration_folder)
+            score = document.policy or (calibration.policy if calibration else "recorded")
+        name = "recorded" if self.is_recorded else score
+        named = document.records and (self.base / document.records).resolve()
+        path = named or records_of(model, self.calibration_folder)
+        with source.errors_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
+            records = ExitRecords.load(path)
+            if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+                raise InputError(
+                    f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+                    f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+                )
+            check_members(records.provenance, model, path)
+            if score != "recorded" and score != records.score:
+                raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
+            if name == "recorded" and records.answers_NE is None:
+                instead = f"policy {records.score}, and " if document.policy == "recorded" else ""
+                raise InputError(
+                    f"{path} holds losses and no answers, as for all dense models, so policy recorded cannot use it: "
+                    f"set {instead}model.decisions: computed for emulated accelerators"
+                )
+            if calibration is not None:
+                check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
+            alone = alone_of(path, records)
+        with source.errors_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
+            thresholds = _thresholds(document, calibration, card, records)
+        with source.errors_at(("accuracy",)):
+            if name == "recorded":
+                policy = PolicySpec(name=name, thresholds=thresholds, records=str(path))
+            else:
+                policy = policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
+        # A running service has the full model's answers for probes, but no labels: it cannot monitor a budget of harm.
+        promised = calibration if calibration is not None and calibration.metric == "agreement" else None
+        budget = promised.budget if promised is not None and document.budget is None else document.budget
+        pruned = (calibration.prune if calibration is not None else None) or {}
+        return Exits(
+            policy=policy,
+            thresholds=thresholds,
+            records=records,
+            alone=alone,
+            budget=budget if pruned else of_ramps(budget, records, thresholds),
+            confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
+            prune=pruned,
+            kept=kept_of(records) if pruned else (),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,59 +230,6 @@ class Exits(Recorded):
     """Alphas of word pruning by end ramp, as in a plan."""
     kept: tuple[float, ...] = ()
     """Share of an input's tokens that each network gets; () for all tokens."""
-
-
-def _exits(file: ServiceParts) -> Exits:
-    """Reads policy, thresholds and records, which default to the calibration's."""
-    document, model, card, source = file.document.accuracy, file.model, file.card, file.source
-    with source.errors_at(("accuracy",)):
-        complete = document.policy is not None and document.thresholds is not None
-        calibration = None if complete else read_calibration(model, file.calibration_folder)
-        score = document.policy or (calibration.policy if calibration else "recorded")
-    name = "recorded" if file.is_recorded else score
-    named = None if document.records is None else (file.base / document.records).resolve()
-    path = named or records_of(model, file.calibration_folder)
-    with source.errors_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
-        records = ExitRecords.load(path)
-        if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
-            raise InputError(
-                f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
-                f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
-            )
-        check_members(records.provenance, model, path)
-        if score != "recorded" and score != records.score:
-            raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
-        if name == "recorded" and records.answers_NE is None:
-            instead = f"policy {records.score}, and " if document.policy == "recorded" else ""
-            raise InputError(
-                f"{path} holds losses and no answers, as for all dense models, so policy recorded cannot use it: set "
-                f"{instead}model.decisions: computed for emulated accelerators"
-            )
-        if calibration is not None:
-            check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
-        alone = alone_of(path, records)
-    with source.errors_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
-        thresholds = _thresholds(document, calibration, card, records)
-    with source.errors_at(("accuracy",)):
-        policy = (
-            PolicySpec(name=name, thresholds=thresholds, records=str(path))
-            if name == "recorded"
-            else policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
-        )
-    # A running service has the full model's answers for probes, but no labels, so it cannot monitor a budget of harm.
-    promised = calibration if calibration is not None and calibration.metric == "agreement" else None
-    budget = promised.budget if promised is not None and document.budget is None else document.budget
-    pruned = (calibration.prune if calibration is not None else None) or {}
-    return Exits(
-        policy=policy,
-        thresholds=thresholds,
-        records=records,
-        alone=alone,
-        budget=budget if pruned else of_ramps(budget, records, thresholds),
-        confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
-        prune=pruned,
-        kept=kept_of(records) if pruned else (),
-    )
 
 
 def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
@@ -245,25 +255,6 @@ def _thresholds(
         if unknown:
             raise InputError(f"thresholds for ramps {unknown}; {what} {list(ramps)}")
     return dict(sorted(thresholds.items()))
-
-
-def _tables(file: ServiceParts) -> dict[str, LatencyTable]:
-    """Returns the model's latency tables by device; raises InputError with the line of the device."""
-    document, source, devices = file.document.model, file.source, tuple(file.inventory.counts)
-    missing = [device for device in devices if device not in document.latency]
-    with source.errors_at(("model", "latency")):
-        if missing:
-            raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
-    real = [device for device in devices if not device.startswith(EMULATED)]
-    with source.errors_at(("model", "slower")):
-        if document.slower != 1 and real:
-            raise InputError(f"slower {document.slower:g} is only for emulated accelerators, not for {', '.join(real)}")
-    card, tables = file.card, dict[str, LatencyTable]()
-    for device in devices:
-        at, entry = ("model", "latency", device), document.latency[device]
-        table = latency_table(at, entry, card.num_blocks, card.ramps, source, file.base)
-        tables[device] = scaled_table(table, document.slower)
-    return tables
 
 
 def scaled_table(table: LatencyTable, times: float) -> LatencyTable:

@@ -102,17 +102,22 @@ def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: P
 
 def test_a_service_file_is_checked_with_the_files_that_it_names(folder: Path) -> None:
     service = folder.parent / "service.yaml"
-    service.write_text(
+    text = (
         "schema_version: 1\nname: s\n"
         "model:\n  folder: model\n"
         "  latency:\n    V100: {batch: [1, 2], block_s: [[1, 1], [1, 1], [1, 1]], ramp_s: [[1, 1], [1, 1]]}\n"
-        "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250}\n",
-        encoding="utf-8",
+        "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250}\n"
     )
+    service.write_text(text, encoding="utf-8")
     assert check_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), 8250)
     lacking, _ = check_target(service, 1)
     assert (lacking.verdict, "offramp deploy" in str(lacking.advice)) == ("failed", True)
     assert lacking.found == f"{service}: s, m on 3 V100; needs 3 GPUs, 1 are here"
+    service.write_text(text + "planner: {control: false, tuning: guarantee}\n", encoding="utf-8")
+    assert "service.yaml:12: tuning 'guarantee' needs the controller" in said_of(service)
+    (folder / "tokenizer.json").unlink()
+    service.write_text(text, encoding="utf-8")
+    assert "tokenizer.json is missing" in said_of(service)
     service.write_text("schema_version: 1\nname: s\n", encoding="utf-8")
     assert "service.yaml:1: model: Field required" in said_of(service)
 

@@ -15,6 +15,7 @@ import yaml
 from deployments.settings import ControlSettings
 from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
+from offramp.doctor.inspection import check_target
 from offramp.spec.file import Service, read_service
 from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
 from optimizer.plan import PolicySpec
@@ -164,9 +165,10 @@ class Files:
         return write_chain(self.folder / "cascade", small, self.model)
 
     def refused(self, **parts: Any) -> tuple[int, str]:
-        """Returns the line and the message of a refusal."""
+        """Returns the line and the message of a refusal, which the doctor reports too, except that there is no plan."""
         with pytest.raises(InputError) as refusal:
             self.read(**parts)
+        assert check_target(self.path)[0].found == str(refusal.value) or "no plan" in str(refusal.value)
         where, _, words = str(refusal.value).partition(": ")
         name, _, line = where.rpartition(":")
         assert name == str(self.path)
