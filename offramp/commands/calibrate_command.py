@@ -11,11 +11,11 @@ from rich.table import Table
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import has_labels
 from earlyexit.errors import InputError
-from earlyexit.network.store import read_card
+from earlyexit.network.store import CARD_FILE, read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibration_files import keeps_answers, save_calibration
-from offramp.commands.checkpoint import is_checkpoint
+from offramp.commands.checkpoint import CONFIG
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import cell, command, make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
@@ -50,11 +50,9 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
     from offramp.commands.calibrate import calibrate  # imports torch, which calibrating exit records does not need
     from offramp.commands.recording import record_exits
 
-    if is_checkpoint(model):
-        add_exits = command("ramp", model, "--data", data)
-        raise InputError(
-            f"{model} is a checkpoint of transformers, not a model folder; to add calibrated exits: {add_exits}"
-        )
+    if (model / CONFIG).is_file() and not (model / CARD_FILE).is_file():
+        run = command("ramp", model, "--data", data)
+        raise InputError(f"{model} is a checkpoint of transformers, not a model folder; to add calibrated exits: {run}")
     model_card = read_card(model)
     task, is_decoder = find_task(model_card.task), model_card.task["name"] == TokenTask.name
     labels_optional = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set

@@ -28,11 +28,6 @@ KEPT = 8
 """Maximum number of folders in the cache; the least recently used ones are removed."""
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder is a checkpoint of `transformers`, not a model folder."""
-    return (folder / CONFIG).is_file() and not (folder / CARD_FILE).is_file()
-
-
 def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     """Returns the labels of a fine-tuned classifier in the order of its outputs, read from its configuration.
 

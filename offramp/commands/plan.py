@@ -125,7 +125,8 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             "strategy": answer.decision.strategy,
             "baselines": _baselines(answer.problem, answer.comparisons),
         }
-    planned, figures = answer.planned, answer.planned.figures
+    problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
+    sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **step_figures(figures)))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
     return {
         **({"networks": list(answer.problem.networks)} if answer.problem.networks else {}),
@@ -158,7 +159,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             for finite in [each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None]
         ],
         **({"answered_by": answered_by(answer.problem, planned.stages)} if answer.problem.networks else {}),
-        **({} if answer.problem.generation is None else {"generation": _generation(answer.problem, planned)}),
+        **({"generation": sequences} if sequences else {}),
         "baselines": _baselines(answer.problem, answer.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }
@@ -265,8 +266,3 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
         "candidates": len(rescoring.candidates),
         "chosen": rescoring.chosen_index,
     }
-
-
-def _generation(problem: PlanProblem, planned: Planned) -> dict[str, Any]:
-    """Returns the plan's figures for sequences."""
-    return asdict(sequence_figures(problem, planned.stages, **step_figures(planned.figures)))

@@ -71,7 +71,12 @@ def run_what_if(job: WhatIfJob) -> None:
         raise InputError(f"give exactly one of the options with values, not {len(axes)}: {names}")
     [(name, values)] = axes.items()
     if name == "count":
-        axis = _counts(values)
+        device, _, counts = values.partition("=")
+        try:
+            axis = Axis(name="count", values=tuple(sorted({int(each) for each in counts.split(",")})), device=device)
+        except ValueError as error:
+            expected = "it must be an accelerator type and counts, such as V100=4,8,16"
+            raise InputError(f"--count {values!r}: {expected}") from error
     else:
         axis = Axis(name=AXES[name], values=tuple(each / 1000 for each in values) if name == "slo_ms" else values)
     problem = read_problem(job.problem).problem
@@ -81,14 +86,6 @@ def run_what_if(job: WhatIfJob) -> None:
             print(json.dumps(what_if_document(problem, axis, value, decisions)), flush=True)
         return
     show(what_if_table(problem, axis, list(rows)))
-
-
-def _counts(text: str) -> Axis:
-    device, _, counts = text.partition("=")
-    try:
-        return Axis(name="count", values=tuple(sorted({int(each) for each in counts.split(",")})), device=device)
-    except ValueError as error:
-        raise InputError(f"--count {text!r}: it must be an accelerator type and counts, such as V100=4,8,16") from error
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:

@@ -11,10 +11,11 @@ import base64
 import concurrent.futures
 import csv
 import json
+import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,7 @@ from earlyexit.errors import (
     OfframpError,
     OverloadedError,
     PayloadTooLargeError,
+    RateLimitError,
     StageUnavailableError,
     UnprocessableInputError,
 )
@@ -54,8 +56,10 @@ WAITING = 2
 """Unwritten requests per concurrent request, so that a slow request does not hold up the others."""
 INPUT_ERRORS = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
 """Errors of a request that one of its inputs can cause. So can a 400, which is an InputError of no subclass."""
-TEMPORARY_ERRORS = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
-"""Errors that remain after the client's retries, although later inputs may succeed."""
+BUSY_ERRORS = (OverloadedError, AdmissionError, StageUnavailableError, RateLimitError, DeadlineError)
+"""Errors of a busy service, for which a later request may succeed."""
+PAUSE_S = 0.25
+"""Pause before a batch is sent again: about the time after which a busy service has room."""
 STREAMED = (*TABLES, ".txt")
 CLINC = ".json"
 ARRAYS = (".npy", ".npz")
@@ -70,6 +74,7 @@ class InputRow:
     value: Input
 
 
+Sleep: TypeAlias = Callable[[float], Awaitable[object]]
 Row: TypeAlias = dict[str, Any]
 """The columns that identify an input, and the values of its answer and its `exit`, or an `error`."""
 
@@ -85,11 +90,9 @@ class Tally:
 
     def summary(self) -> str:
         exits = ", ".join(f"{block}: {count}" for block, count in sorted(self.exits.items())) or "none"
-        rows_per_s = self.rows / self.seconds if self.seconds > 0 else 0.0
-        return (
-            f"{self.rows} rows in {self.seconds:.1f} s, {rows_per_s:.1f} rows/s, {self.failed} failed; "
-            f"answers by exit {exits}"
-        )
+        rate = self.rows / self.seconds if self.seconds > 0 else 0.0
+        took = f"{self.rows} rows in {self.seconds:.1f} s, {rate:.1f} rows/s"
+        return f"{took}, {self.failed} failed; answers by exit {exits}"
 
 
 async def predict_all(
@@ -100,63 +103,53 @@ async def predict_all(
     *,
     clock: Clock,
     on_rows: Callable[[int], object],
+    sleep: Sleep = asyncio.sleep,
 ) -> Tally:
     """Predicts every input and passes the rows to `write`, in order. `on_rows` gets the number of written rows.
 
     Raises the error that ended the run early: DataError for the inputs, or an error of the service.
     """
     tally, started_s = Tally(), clock.now_s()
-    async for rows in _answered(inputs, client, job):
+    async for rows in _answered(inputs, Sender(client, job, clock, sleep), job):
         for row in rows:
             write(row)
+            tally.failed += "exit" not in row
             if "exit" in row:
                 tally.exits[row["exit"]] += 1
-            else:
-                tally.failed += 1
         tally.rows += len(rows)
         on_rows(tally.rows)
     tally.seconds = clock.now_s() - started_s
     return tally
 
 
-async def _answered(inputs: Iterator[InputRow], client: AsyncClient, job: PredictJob) -> AsyncIterator[list[Row]]:
-    """Yields the rows of each request, in order, while later requests are running."""
-    requests: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
-    room = asyncio.Semaphore(WAITING * job.concurrency)
-    reader = asyncio.create_task(_read(inputs, client, job, requests, room))
+async def _answered(inputs: Iterator[InputRow], sender: Sender, job: PredictJob) -> AsyncIterator[list[Row]]:
+    """Yields the rows of each batch, in order, while later batches are running."""
+    batches: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
+    room, running = asyncio.Semaphore(WAITING * job.concurrency), asyncio.Semaphore(job.concurrency)
+
+    async def rows(batch: Sequence[InputRow]) -> list[Row]:
+        async with running:
+            return await sender.rows(batch)
+
+    async def read() -> None:
+        try:
+            while batch := await _in_daemon_thread(lambda: list(islice(inputs, job.batch))):
+                await room.acquire()
+                batches.put_nowait(asyncio.create_task(rows(batch)))
+        finally:
+            batches.put_nowait(None)
+
+    reader = asyncio.create_task(read())
     try:
-        while (request := await requests.get()) is not None:
-            yield await request
+        while (task := await batches.get()) is not None:
+            yield await task
             room.release()
         await reader
     finally:
-        unwritten = [each for _ in range(requests.qsize()) if (each := requests.get_nowait()) is not None]
-        reader.cancel()
-        for task in unwritten:
-            task.cancel()
+        unwritten = [each for _ in range(batches.qsize()) if (each := batches.get_nowait()) is not None]
+        for rest in (reader, *unwritten):
+            rest.cancel()
         await asyncio.gather(reader, *unwritten, return_exceptions=True)  # only the first error is raised
-
-
-async def _read(
-    inputs: Iterator[InputRow],
-    client: AsyncClient,
-    job: PredictJob,
-    requests: asyncio.Queue[asyncio.Task[list[Row]] | None],
-    room: asyncio.Semaphore,
-) -> None:
-    """Starts a request for each batch of inputs when there is room; puts None at the end or after an error."""
-    running = asyncio.Semaphore(job.concurrency)
-
-    async def request(batch: Sequence[InputRow]) -> list[Row]:
-        async with running:
-            return await _rows(batch, client, job)
-
-    try:
-        while batch := await _in_daemon_thread(lambda: list(islice(inputs, job.batch))):
-            await room.acquire()
-            requests.put_nowait(asyncio.create_task(request(batch)))
-    finally:
-        requests.put_nowait(None)
 
 
 def _in_daemon_thread(read: Callable[[], list[InputRow]]) -> asyncio.Future[list[InputRow]]:
@@ -177,20 +170,46 @@ def _in_daemon_thread(read: Callable[[], list[InputRow]]) -> asyncio.Future[list
     return asyncio.wrap_future(future)
 
 
-async def _rows(batch: Sequence[InputRow], client: AsyncClient, job: PredictJob) -> list[Row]:
-    """Returns the rows of a batch. If one input may have failed the request, retries each half of the batch."""
-    try:
-        inputs = [each.value for each in batch]
-        predictions = await client.predict_many(inputs, truncate=job.truncate, in_words=True)
-    except OfframpError as error:
-        by_one_input = isinstance(error, INPUT_ERRORS) or type(error) is InputError
-        if by_one_input and len(batch) > 1:
-            middle = len(batch) // 2
-            return [*await _rows(batch[:middle], client, job), *await _rows(batch[middle:], client, job)]
-        if not (by_one_input or isinstance(error, TEMPORARY_ERRORS)):
-            raise
-        return [{**each.id_columns, "error": f"{error.kind}: {error}"} for each in batch]
-    return [_row(each, prediction) for each, prediction in zip(batch, predictions, strict=True)]
+class Sender:
+    """Sends batches of inputs. Those that a busy service refuses or answers too late are sent again, one at a time."""
+
+    def __init__(self, client: AsyncClient, job: PredictJob, clock: Clock, sleep: Sleep) -> None:
+        self._client, self._job, self._clock, self._sleep = client, job, clock, sleep
+        self._sending_again = asyncio.Lock()
+        self._busy_since_s = math.inf
+        """The time of the first error of a busy service since its last answer."""
+
+    async def rows(self, batch: Sequence[InputRow], *, is_again: bool = False) -> list[Row]:
+        """Returns the rows of a batch. If its request fails, sends each half of the batch.
+
+        An error of a busy service is final for a single input when the service has answered nothing for `timeout_s`.
+        Raises errors that have other causes.
+        """
+        sent_s, inputs = self._clock.now_s(), [each.value for each in batch]
+        try:
+            predictions = await self._client.predict_many(inputs, truncate=self._job.truncate, in_words=True)
+            self._busy_since_s = math.inf
+            return [_row(each, prediction) for each, prediction in zip(batch, predictions, strict=True)]
+        except OfframpError as raised:
+            error = raised
+        now_s, is_over = self._clock.now_s(), True
+        is_broken = type(error) is OfframpError  # the connection, which may work again
+        if is_broken or isinstance(error, BUSY_ERRORS):
+            self._busy_since_s = min(self._busy_since_s, now_s)
+            if not is_again:
+                async with self._sending_again:
+                    return await self.rows(batch, is_again=True)
+            is_over = self._busy_since_s <= now_s - self._job.timeout_s
+            if not is_over:
+                await self._sleep(PAUSE_S)
+        elif type(error) is not InputError and not isinstance(error, INPUT_ERRORS):
+            raise error
+        if is_over and is_broken:
+            raise error
+        if is_over and (len(batch) == 1 or sent_s <= now_s - self._job.timeout_s):
+            return [{**each.id_columns, "error": f"{error.kind}: {error}"} for each in batch]
+        halves = [half for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]) if half]
+        return [row for half in halves for row in await self.rows(half, is_again=is_again)]
 
 
 def _row(given: InputRow, prediction: Prediction) -> Row:
@@ -376,7 +395,7 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> Iterator[InputR
 
 def _predict_many(job: PredictJob, form: Format) -> Tally:
     async def predict() -> Tally:
-        async with AsyncClient(job.url, job.timeout_s, api_key=job.api_key) as client:
+        async with AsyncClient(job.url, job.timeout_s, max_attempts=1, api_key=job.api_key) as client:
             metadata = await client.metadata()
             model_inputs = _input_datatypes(metadata)
             inputs = _inputs(job, model_inputs)

@@ -124,13 +124,6 @@ def emulated_problem(records: ExitRecords, thresholds: Mapping[int, float]) -> P
     )
 
 
-def emulated_settings(num_blocks: int, num_ramps: int) -> dict[str, EmulatedSettings]:
-    """Returns the latencies of the V100 as settings of a service."""
-    table = v100_table(num_blocks, num_ramps)
-    of_table = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
-    return {V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **of_table)}
-
-
 SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
 """The planner's search space of each plan. `serial` has one stage, so a new plan moves no replicas."""
 MACHINE = Processors(workers=2, threads=1, batch_limit=16)
@@ -224,11 +217,12 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
     prepared.expected.save(runs / RECORDS_FILE)
     policy = PolicySpec(name="recorded", thresholds=thresholds, records=str((runs / RECORDS_FILE).resolve()))
     problem = emulated_problem(prepared.expected, thresholds)
-    plans = _plans(problem, policy, prepared)
+    plans, table = _plans(problem, policy, prepared), v100_table(card.num_blocks, len(card.ramps))
+    seconds = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
-        emulated=emulated_settings(card.num_blocks, len(card.ramps)),
+        emulated={V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **seconds)},
         control=manual_control(problem, policy, runs / "emulated.sqlite"),
         slo_s=problem.slo.latency_s,
     )

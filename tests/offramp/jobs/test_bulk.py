@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +15,6 @@ from offramp.commands.options import PredictJob
 from offramp.commands.predict import InputRow, Row, Tally, format_of, predict_all, row_writer
 from tests.clock import ManualClock
 from tests.offramp.client.test_client import failure
-
-
-async def no_sleep(seconds: float) -> None:
-    """A sleep that returns at once."""
 
 
 def answered(texts: list[str]) -> httpx.Response:
@@ -59,17 +54,21 @@ async def run(
     rows: list[Row] | None = None,
 ) -> tuple[list[Row], Tally]:
     written: list[Row] = [] if rows is None else rows
+    clock = ManualClock()
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        await asyncio.sleep(0)
+
     client = AsyncClient(
         "http://server",
         transport=httpx.MockTransport(server),  # type: ignore[arg-type] # httpx takes coroutines, its types do not say
-        clock=ManualClock(),
-        rng=random.Random(0),
-        sleep=no_sleep,
+        max_attempts=1,
     )
     async with client:
         job = PredictJob(batch=batch, concurrency=concurrency)
         tally = await predict_all(
-            map(given, texts), client, job, written.append, clock=ManualClock(), on_rows=lambda _: None
+            map(given, texts), client, job, written.append, clock=clock, on_rows=lambda _: None, sleep=sleep
         )
     return written, tally
 
@@ -127,17 +126,45 @@ async def test_a_text_that_fails_alone_has_an_error_in_its_row() -> None:
     assert rows[3] == {"text": "d", "label": "d", "score": 0.5, "exit": 1}
     assert (tally.rows, tally.failed) == (4, 1)
     assert server.batches == [["a", "b", "x", "d"], ["a", "b"], ["x", "d"], ["x"], ["d"]]
-    asked: list[str] = []
 
-    def busy(request: httpx.Request) -> httpx.Response:
-        [text] = json.loads(request.content)["inputs"]
-        asked.append(text)
-        overloaded = text == "busy" or (text == "soon" and asked.count("soon") == 1)
-        return failure(503, "overloaded", "queue is full") if overloaded else answered([text])
 
-    rows, tally = await run(iter(["busy", "soon", "a"]), busy, batch=1)
-    assert [row.get("error") for row in rows] == ["overloaded: queue is full", None, None]
-    assert (asked.count("busy"), asked.count("soon"), tally.failed) == (4, 2, 1)
+async def test_a_busy_service_loses_no_row_and_gets_fewer_inputs_at_once() -> None:
+    in_flight, refused, late = 0, 0, 0
+
+    async def server(request: httpx.Request) -> httpx.Response:
+        nonlocal in_flight, refused, late
+        texts = json.loads(request.content)["inputs"]
+        if in_flight + len(texts) > 20:
+            refused += 1
+            return failure(503, "admission", "it would be late")
+        in_flight += len(texts)
+        for _ in range(in_flight):
+            await asyncio.sleep(0)
+        in_flight -= len(texts)
+        if in_flight > 10:
+            late += 1
+            return failure(504, "deadline", "no answer within 0.25 s")
+        return answered(texts)
+
+    texts = [str(number) for number in range(1920)]
+    rows, tally = await run(iter(texts), server, batch=32, concurrency=8)
+    assert [row.get("label") for row in rows] == texts
+    assert (tally.failed, refused > 3, refused + late < 300) == (0, True, True)
+
+
+async def test_an_input_that_is_late_alone_or_all_inputs_of_a_dead_service_fail_after_the_timeout() -> None:
+    asked: list[list[str]] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["inputs"])
+        return failure(504, "deadline", "late") if "slow" in asked[-1] else answered(asked[-1])
+
+    texts = [*map(str, range(20)), "slow", *map(str, range(21, 64))]
+    rows, tally = await run(iter(texts), server, batch=16)
+    assert [row["text"] for row in rows if row.get("error") == "deadline: late"] == ["slow"]
+    assert (tally.rows, tally.failed, 100 < asked.count(["slow"]) < 125) == (64, 1, True), "every 0.25 s for 30 s"
+    rows, tally = await run(iter(texts), lambda _: failure(503, "stage_unavailable", "no replica"), batch=16)
+    assert (tally.rows, {row["error"] for row in rows}) == (64, {"stage_unavailable: no replica"})
 
 
 async def test_an_error_of_the_service_ends_the_run_after_all_earlier_rows() -> None:
