@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -230,9 +230,26 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
 
     CSV leaves out all other values of the answers. A line on stderr names them at the end.
     """
-    left_out: dict[str, None] = {}
+    to_json = partial(json.dumps, ensure_ascii=False, default=np.ndarray.tolist)
+    names, left_out = (*columns, "error"), dict[str, None]()
     with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", newline="") as file:
-        yield _writer(file, form, columns, left_out)
+        table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
+
+        def write(row: Row) -> None:
+            if form == "jsonl":
+                print(to_json(row), file=file)
+                return
+            left_out.update(dict.fromkeys(name for name in row if name not in names))
+            table.writerow(
+                {
+                    name: to_json(value) if isinstance(value, list | dict | np.ndarray) else value
+                    for name, value in row.items()
+                }
+            )
+
+        if form == "csv":
+            table.writeheader()
+        yield write
         file.flush()
     if left_out:
         sys.stderr.write(f"left out of the CSV file: {', '.join(left_out)}; --format jsonl includes them\n")
@@ -280,26 +297,6 @@ def _write_png(folder: Path, stem: str, content: str) -> str:
             file.write(base64.b64decode(content))
             return str(path)
     raise AssertionError("unreachable")
-
-
-def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[str, None]) -> Callable[[Row], None]:
-    to_json = partial(json.dumps, ensure_ascii=False, default=np.ndarray.tolist)
-    if form == "jsonl":
-        return lambda row: print(to_json(row), file=file)
-    names = (*columns, "error")
-    table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
-    table.writeheader()
-
-    def write(row: Row) -> None:
-        left_out.update(dict.fromkeys(name for name in row if name not in names))
-        table.writerow(
-            {
-                name: to_json(value) if isinstance(value, list | dict | np.ndarray) else value
-                for name, value in row.items()
-            }
-        )
-
-    return write
 
 
 IMAGES = {"image": "BYTES"}
@@ -381,12 +378,12 @@ def _short_text(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else str(value)
 
 
-def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> Iterator[InputRow]:
+def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str, ...], Iterator[InputRow]]:
     names = tuple(model_inputs)
     if job.data is None:
         if len(_text_names(model_inputs)) > 1 or model_inputs == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}, not single texts: give --data")
-        return (InputRow({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
+        return names, (InputRow({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
     if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
     columns = (job.text_column, *(job.pair_column if job.pair_column is not None else name for name in names[1:]))
@@ -398,9 +395,9 @@ def _predict_many(job: PredictJob, form: Format) -> Tally:
         async with AsyncClient(job.url, job.timeout_s, max_attempts=1, api_key=job.api_key) as client:
             metadata = await client.metadata()
             model_inputs = _input_datatypes(metadata)
-            inputs = _inputs(job, model_inputs)
+            id_columns, inputs = _inputs(job, model_inputs)
             maps = map_folder(job.maps, model_inputs, [] if job.data is None else [job.data])
-            columns = (*id_columns_of(job.data, tuple(model_inputs)), *(each["name"] for each in metadata["outputs"]))
+            columns = (*id_columns, *(each["name"] for each in metadata["outputs"]))
             with row_writer(job.out, form, columns) as write, progress_bars() as progress:
                 return await predict_all(
                     inputs,
@@ -414,27 +411,24 @@ def _predict_many(job: PredictJob, form: Format) -> Tally:
     return asyncio.run(predict())
 
 
-def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[InputRow]:
-    """Yields the inputs of a file or folder, in order. The ending gives the format, and labels are not needed.
+def stream_inputs(
+    path: Path, columns: Mapping[str, str], *, part: str | None = None
+) -> tuple[tuple[str, ...], Iterator[InputRow]]:
+    """Returns the names of `InputRow.id_columns`, and the inputs of a file or folder, in order.
+
+    The ending gives the format, and labels are not needed.
 
     `columns` maps the names of the model's inputs to columns of the file. Arrays have the names of the inputs. Raises
     DataError at once for a file that cannot be read, and during iteration for an invalid row.
     """
     if is_images(path):
-        return _images(path, part)
+        return ("image",), _images(path, part)
     if path.suffix in ARRAYS:
-        return _arrays(path, tuple(columns))
+        return ("row",), _arrays(path, tuple(columns))
     names, texts = tuple(columns), stream_texts(path, tuple(columns.values()), part=part)
-    return (
+    return names, (
         InputRow(dict(zip(names, row, strict=True)), row[0] if len(row) == 1 else (row[0], row[1])) for row in texts
     )
-
-
-def id_columns_of(path: Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of `InputRow.id_columns` for the inputs of a path."""
-    if path is not None and is_images(path):
-        return ("image",)
-    return ("row",) if path is not None and path.suffix in ARRAYS else tuple(names)
 
 
 def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None) -> Iterator[tuple[str, ...]]:

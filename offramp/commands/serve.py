@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from cluster.devices import find_device
-from deployments.keys import AccessSettings, read_keys
+from deployments.keys import read_keys
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
@@ -26,7 +26,7 @@ from offramp.commands.checkpoint import check_model, model_folder_for
 from offramp.commands.options import parse_order
 from offramp.commands.output import command, run_in_subprocess
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
-from offramp.spec.documents import FolderDocument, IngressDocument, ServeJob
+from offramp.spec.documents import ApplicationDocument, FolderDocument, ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Example arguments of `offramp predict`, by the kind of input."""
@@ -36,12 +36,12 @@ def run(job: ServeJob) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     if find_spec("ray") is None:  # reported before the model is read
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
-    settings, ingress = run_in_subprocess(_settings_of, job)
-    _serve_until_stopped(settings, _local_cluster(ingress, job.metrics_port), restart=job.restart)
+    settings, cluster = run_in_subprocess(_settings_of, job)
+    _serve_until_stopped(settings, cluster, restart=job.restart)
 
 
-def _settings_of(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
-    """Returns the settings of the service, and where it listens.
+def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
+    """Returns the settings of the service, and how Ray is started.
 
     It runs in a process of its own, since planning loads 100 MB of modules that serving does not need. Functions of the
     user and the model's files are checked here, because errors in a replica appear only in Serve's log.
@@ -50,13 +50,11 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
         from offramp.spec.file import read_service
         from offramp.spec.model import read_document
 
-        document = read_document(job.model)[0]
-        ingress = document.ingress.model_copy(update=job.ports)
-        _check_keys_and_ports(document.access, job.model.parent, _local_cluster(ingress, job.metrics_port))
+        cluster = _checked_cluster(job, read_document(job.model)[0], job.model.parent)
         settings = read_service(job.model).settings
     else:
-        options, ingress, folder = job.document, job.document.ingress, model_folder_for(job.model)
-        _check_keys_and_ports(options.access, Path(), _local_cluster(ingress, job.metrics_port))
+        options, folder = job.document, model_folder_for(job.model)
+        cluster = _checked_cluster(job, options, Path())
         if folder != job.model:
             exits = command("ramp", job.model, "--data", "LOG")
             print(f"{job.model} is served as it is, without exits; for exits: {exits}")
@@ -66,22 +64,23 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, IngressDocument]:
 
         own_policy(settings.plan.policy.own)
     check_model(Path(settings.model))
-    return settings, ingress
+    return settings, cluster
 
 
-def _local_cluster(ingress: IngressDocument, metrics_port: int | None) -> LocalCluster:
-    listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
-    return LocalCluster(**listening, metrics_port=metrics_port)
+def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -> LocalCluster:
+    """Returns how Ray is started. Raises InputError for unusable API keys, and OfframpError for taken ports.
 
-
-def _check_keys_and_ports(access: AccessSettings | None, base: Path, cluster: LocalCluster) -> None:
-    """Raises InputError for unusable API keys, and OfframpError for taken ports, before a model is measured."""
-    if (access := with_environment_keys(access)) is not None:
+    It is called before a model is measured. `base`: the folder of the document.
+    """
+    listening = document.ingress.model_dump(include={"port", "host", "front", "grpc_port"}) | job.ports
+    cluster = LocalCluster(**listening, metrics_port=job.metrics_port)
+    if (access := with_environment_keys(document.access)) is not None:
         keys_file = None if access.keys_file is None else str(base / access.keys_file)
         read_keys(access.model_copy(update={"keys_file": keys_file}))
     await_ports([(cluster.host, port) for port in (cluster.port, cluster.grpc_port) if port is not None])
     if cluster.metrics_port is not None:
         await_ports([(cluster.ray_address or cluster.host, cluster.metrics_port)])
+    return cluster
 
 
 def folder_settings(document: FolderDocument, folder: Path, notify: Callable[[str], None]) -> ServeSettings:
