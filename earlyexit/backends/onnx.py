@@ -1,7 +1,8 @@
-"""Runs segments with ONNX Runtime instead of torch, and exports them.
+"""Runs segments with ONNX Runtime instead of torch.
 
-Each segment is exported to one ONNX file when it is first prepared or run, and the file is kept in a folder. The graph
-takes packed tensors and the index tensors of their layout. Only attention uses rows.
+The model is exported once to an ONNX file, which is kept in a folder. Its graph returns the tensors after every block
+and the outputs of every exit, so that each segment is a part of the graph. It takes packed tensors and the index
+tensors of their layout. Only attention uses rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -181,16 +182,15 @@ class OnnxSegments(SegmentRunner):
         # A graph computes attention over rows, and slots need no more rows than padded inputs.
         self._attention: Attention = "slotted" if model.attention == "auto" else model.attention
         self._sessions: Sessions[Segment] = Sessions(self._open)
-        self._fingerprint: str | None = None
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        names = value_names(self._model, segment.first)
-        if len(piece.tensors) > len(names):  # the piece has `importance`, which graphs do not compute
+        before = names_before(self._model, segment.first)
+        if len(piece.tensors) > len(before):  # the piece has `importance`, which graphs do not compute
             return self._model.run(segment, piece)
-        feeds = dict(zip(names, piece.tensors, strict=True)) | index_tensors(
-            self._model, Layout(piece.lengths_B, self._model.device, self._attention)
-        )
-        session = self._sessions.get(segment)
+        session, names = self._sessions.get(segment)
+        values = dict(zip(before, piece.tensors, strict=True))
+        layout = Layout(piece.lengths_B, self._model.device, self._attention)
+        feeds = {name: values[name] if name in values else getattr(layout, name) for name in names}
         if self._model.device.type == "cuda":
             results = self.room_for(segment, len(piece), int(piece.lengths_B.sum()))
             run_in_place(session, feeds, results)
@@ -204,45 +204,84 @@ class OnnxSegments(SegmentRunner):
         return self._sessions.is_ready(segment)
 
     def prepare(self, segments: Collection[Segment]) -> None:
-        """Opens a session for each segment, while others may run. The export of a new segment takes seconds."""
-        if self._missing(segments):
+        """Opens a session for each segment, while others may run. The first call exports the model, for seconds."""
+        if segments and not self.file.is_file():
             self._cache.mkdir(parents=True, exist_ok=True)
             with (self._cache / "lock").open("w") as file:
-                # One process exports at a time, because replicas that start together need the same files.
+                # One process exports at a time, because replicas that start together need the same file.
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if missing := self._missing(segments):
-                    export_elsewhere(self._model, missing)
+                if not self.file.is_file():
+                    export_elsewhere(self._model, self.file)
         self._sessions.prepare(segments)
 
-    def _missing(self, segments: Collection[Segment]) -> dict[Segment, Path]:
-        return {segment: path for segment in segments if not (path := self.file(segment)).is_file()}
+    @cached_property
+    def file(self) -> Path:
+        """The path of the model's export. Its name changes whenever its content would."""
+        return self._cache / f"{self._model.info.name}-{_fingerprint(self._model)[:16]}.onnx"
 
-    def file(self, segment: Segment) -> Path:
-        """Returns the path of the segment's export. Its name changes whenever its content would."""
-        self._fingerprint = self._fingerprint or _fingerprint(self._model)
-        end = f"{segment.end}-exit" if self._model.has_exit(segment) else f"{segment.end}"
-        return self._cache / f"{self._model.info.name}-{segment.first}-{end}-{self._fingerprint[:16]}.onnx"
+    @cached_property
+    def _graph(self) -> Any:
+        """The model's export as an `onnx.utils.Extractor`, without the weights."""
+        import onnx
+
+        return onnx.utils.Extractor(onnx.load(self.file, load_external_data=False))
 
     def room_for(self, segment: Segment, num_inputs: int, num_tokens: int) -> dict[str, Tensor]:
         """Returns empty tensors for the outputs of a segment's graph, by name and in the graph's order."""
-        after = self._model.boundary(segment.end - 1)
-        results = {
-            after_name(spec.name): self._empty((num_tokens if spec.per_token else num_inputs, *spec.shape), spec.dtype)
-            for spec in after
-        }
+        shapes = [
+            ((num_tokens if spec.per_token else num_inputs, *spec.shape), spec.dtype)
+            for spec in self._model.boundary(segment.end - 1)
+        ]
         if self._model.has_exit(segment):
-            results[EXIT_NAME] = self._empty((num_inputs, *self._model.task.output_shape))
-        return results
+            shapes.append(((num_inputs, *self._model.task.output_shape), "float"))
+        rooms = (self._empty(shape, dtype) for shape, dtype in shapes)
+        return dict(zip(self._names_after(segment), rooms, strict=True))
 
-    def _empty(self, shape: tuple[int, ...], dtype: DType = "float") -> Tensor:
+    def _names_after(self, segment: Segment) -> list[str]:
+        names = names_before(self._model, segment.end)
+        return [*names, exit_name(segment.end)] if self._model.has_exit(segment) else names
+
+    def _empty(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
         torch_dtype = self._model.dtype if dtype == "float" else getattr(torch, dtype)
         return torch.empty(shape, dtype=torch_dtype, device=self._model.device)
 
-    def _open(self, segment: Segment) -> Any:
-        path = self.file(segment)
-        if not path.is_file():
-            export(self._model, segment, path)
-        return open_session(self._runtime, path, providers=self._providers, num_threads=self._num_threads)
+    def _open(self, segment: Segment) -> tuple[Any, list[str]]:
+        """Returns the session of a segment, and the names of its inputs."""
+        if not self.file.is_file():
+            export(self._model, self.file)
+        given = [*names_before(self._model, segment.first), *index_tensors(self._model)]
+        part = part_of(self._graph, given, self._names_after(segment))
+        session = open_session(
+            self._runtime,
+            part.SerializeToString(),
+            providers=self._providers,
+            num_threads=self._num_threads,
+            weights=self.file.parent,
+        )
+        return session, [each.name for each in part.graph.input]
+
+
+def part_of(graph: Any, given: Sequence[str], wanted: Sequence[str]) -> Any:
+    """Returns the ModelProto of a part of an `onnx.utils.Extractor`'s graph. Of `given`, it takes what it needs."""
+    from onnx.helper import make_node
+
+    # Operators read the original of a tensor that passes unchanged through blocks, because the exporter optimizes.
+    originals = {node.output[0]: node.input[0] for node in graph.graph.node if node.op_type == "Identity"}
+    passed: dict[str, str] = {}
+    for name in (name for name in given if name in originals):
+        original = name
+        while original in originals:
+            original = originals[original]
+        if original not in given:
+            passed[original] = name
+    part = graph.extract_model([*given, *passed], wanted)
+    nodes = [make_node("Identity", [name], [original]) for original, name in passed.items()] + list(part.graph.node)
+    read = {name for node in nodes for name in node.input}
+    inputs = [each for each in part.graph.input if each.name in read and each.name not in passed]
+    for field, values in (("node", nodes), ("input", inputs)):
+        part.graph.ClearField(field)
+        getattr(part.graph, field).extend(values)
+    return part
 
 
 def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
@@ -286,40 +325,41 @@ def _fingerprint(model: EarlyExitModel) -> str:
     return digest.hexdigest()
 
 
-# Part of the name of every file. Increase it if `_SegmentGraph` or the export changes, so that old files are not used.
-EXPORT_VERSION = 6
+# Part of the name of every file. Increase it if `_ModelGraph` or the export changes, so that old files are not used.
+EXPORT_VERSION = 7
 # The first opset with Gelu as one node. From opset 23 on, attention is one node too, but ONNX Runtime 1.31 does not
 # accept a mask that is the same for all queries.
 OPSET = 20
 
-EXIT_NAME = "outputs"
 
-
-def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
-    """Exports a segment to a file. The exporter changes shared state, so no other thread may run torch meanwhile."""
+def export(model: EarlyExitModel, path: Path) -> None:
+    """Exports a model to a file. The exporter changes shared state, so no other thread may run torch meanwhile."""
     # The exporter would treat sizes of 0 and 1 as constants.
     lengths = [1, 1] if model.max_length == 1 else [4, 3, 1]
     layout = Layout(np.array(lengths, dtype=np.int32), model.device, "slotted")
-    values = arbitrary_tensors(model, segment.first, layout.lengths_B, np.random.default_rng(0))
-    tensors = index_tensors(model, layout)
-    inputs, outputs = value_names(model, segment.first), value_names(model, segment.end)
-    longest = torch.export.Dim("T")  # one dimension, because slots are as long as padded inputs
+    values = arbitrary_tensors(model, 0, layout.lengths_B, np.random.default_rng(0))
+    tensors = {name: getattr(layout, name) for name in index_tensors(model)}
+    inputs, outputs = names_before(model, 0), list[str]()
+    for block in range(model.num_blocks):
+        outputs += names_before(model, block + 1)
+        outputs += [exit_name(block + 1)] if _has_head(model, block) else []
     with quiet_exporter(), torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
-            _SegmentGraph(model, segment).eval(),
-            kwargs={"values": values, "tensors": tensors},
+            _ModelGraph(model).eval(),
+            # The graph reads sizes of its first inputs that have them. So parts of it do not need the model's inputs.
+            kwargs={"tensors": tensors, "values": values},
             dynamo=True,
             opset_version=OPSET,
-            input_names=[*inputs, *tensors],
-            output_names=[*map(after_name, outputs), *([EXIT_NAME] if model.has_exit(segment) else [])],
+            input_names=[*tensors, *inputs],
+            output_names=outputs,
             dynamic_shapes={
-                "values": tuple(_free_sizes(name, longest) for name in inputs),
-                "tensors": {name: _free_sizes(name, longest) for name in tensors},
+                "tensors": {name: _free_sizes(model, name) for name in tensors},
+                "values": tuple(_free_sizes(model, name) for name in inputs),
             },
             verbose=False,
         )
     assert program is not None
-    # Files are replaced as a whole, because another process may export the same segment.
+    # Files are replaced as a whole, because another process may export the same model.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Weights are beside the graph, so that ONNX Runtime maps them and processes share their memory.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -328,15 +368,15 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
             os.replace(file, path.parent / file.name)
 
 
-def export_elsewhere(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
-    """Exports segments in a separate process, while threads of this one run the model. Raises PlanError if it fails.
+def export_elsewhere(model: EarlyExitModel, path: Path) -> None:
+    """Exports a model in a separate process, while threads of this one run it. Raises PlanError if it fails.
 
     The exporter changes state that all threads share (the model's weights, torch's modes, warnings), and holds the GIL
     for seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.pt"
-        torch.save((model, dict(files)), job)
+        torch.save((model, path), job)
         done = subprocess.run(
             [sys.executable, "-m", "earlyexit.backends.onnx", str(job)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -381,42 +421,59 @@ class _NoTokens(Layout):
         return True
 
 
-class _SegmentGraph(nn.Module):
-    """The exported module: a segment, including the exit at its end."""
+class _ModelGraph(nn.Module):
+    """The exported module: it returns the tensors after every block, each followed by the outputs of a ramp or head."""
 
-    def __init__(self, model: EarlyExitModel, segment: Segment) -> None:
+    def __init__(self, model: EarlyExitModel) -> None:
         super().__init__()
         self.model = model
-        self.segment = segment
 
-    def forward(self, values: Tensors, tensors: dict[str, Tensor]) -> Tensors:
-        layout = _GraphLayout(tensors) if tensors else _NoTokens()
-        hidden, outputs_BC = self.model.compute(self.segment, values, layout)
-        return hidden if outputs_BC is None else (*hidden, outputs_BC)
-
-
-def after_name(name: str) -> str:
-    """Returns the name of an output of the graph. Inputs of the graph may have the name itself."""
-    return f"{name}_after"
-
-
-def value_names(model: EarlyExitModel, block: int) -> list[str]:
-    """Returns the names of the tensors before `block`."""
-    return [each.name for each in model.boundary(block - 1)]
+    def forward(self, tensors: dict[str, Tensor], values: Tensors) -> Tensors:
+        layout = _GraphLayout(tensors) if self.model.max_length > 1 else _NoTokens()
+        outputs: list[Tensor] = []
+        for block in range(self.model.num_blocks):
+            after = self.model.run_blocks(block, block + 1, values, layout)
+            values = tuple(each.clone() for each in after)  # a tensor that a block does not change needs another name
+            outputs += values
+            if _has_head(self.model, block):
+                outputs.append(self.model.exit_outputs(block, values, layout))
+        return tuple(outputs)
 
 
-def index_tensors(model: EarlyExitModel, layout: Layout) -> dict[str, Tensor]:
-    """Returns the index tensors that a graph takes beside the values; none for inputs without tokens."""
+def _has_head(model: EarlyExitModel, block: int) -> bool:
+    return block in model.ramp_indices or block == model.num_blocks - 1
+
+
+def index_tensors(model: EarlyExitModel) -> tuple[str, ...]:
+    """Returns the names of the tensors of a `Layout` that the model's graph takes beside the values."""
     if model.max_length == 1:
-        return {}
-    names = ("mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "lengths_B1")
-    return {name: getattr(layout, name) for name in names}
+        return ("lengths_B1",)  # for the number of inputs
+    return ("mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "lengths_B1")
 
 
-def _free_sizes(name: str, longest: Any) -> dict[int, Any]:
-    """Returns the axes of an input whose size is dynamic."""
+def names_before(model: EarlyExitModel, block: int) -> list[str]:
+    """Returns the names of the tensors before a block in the model's graph; for the number of blocks, those at its end.
+
+    Tensors of different blocks may have the same name in the model.
+    """
+    names = [each.name for each in model.boundary(block - 1)]
+    return names if block == 0 else [f"{name}@{block}" for name in names]
+
+
+def exit_name(end: int) -> str:
+    """Returns the name in the model's graph of the outputs of the exit before block `end`."""
+    return f"outputs@{end}"
+
+
+LENGTH, COUNT = torch.export.Dim("T"), torch.export.Dim("B")
+
+
+def _free_sizes(model: EarlyExitModel, name: str) -> dict[int, Any]:
+    """Returns the axes of an input whose size is dynamic. Inputs without tokens have one size, that of the batch."""
+    if model.max_length == 1:
+        return {0: COUNT}
     free: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
-    return free | {1: longest} if name in ("mask_BT", "owner_RT") else free
+    return free | {1: LENGTH} if name in ("mask_BT", "owner_RT") else free  # slots are as long as padded inputs
 
 
 @cache
@@ -448,6 +505,4 @@ def quiet_exporter() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    job_model, job_files = torch.load(sys.argv[1], map_location="cpu", weights_only=False)
-    for job_segment, job_path in job_files.items():
-        export(job_model, job_segment, job_path)
+    export(*torch.load(sys.argv[1], map_location="cpu", weights_only=False))

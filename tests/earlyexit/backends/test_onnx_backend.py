@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import pytest
@@ -15,16 +17,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.backends import onnx as onnx_backend
-from earlyexit.backends.onnx import (
-    CUDA,
-    EXIT_NAME,
-    OnnxSegments,
-    export,
-    index_tensors,
-    onnx_segments,
-    run_in_place,
-    value_names,
-)
+from earlyexit.backends.onnx import CUDA, OnnxSegments, export, names_before, onnx_segments, part_of, run_in_place
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Attention, Member
 from earlyexit.errors import PlanError
@@ -39,7 +32,8 @@ from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_
 from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import random_inputs, wire_of
 
-pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 # One input, one token, equal lengths, mixed lengths up to the longest the model takes.
@@ -114,11 +108,12 @@ def test_a_session_with_bound_tensors_returns_the_same(model: EarlyExitModel, se
         piece = piece_before(model, segment.first, lengths)
         with torch.inference_mode():
             hidden, logits_BC = segments.run(segment, piece)
-        feeds = dict(zip(value_names(model, segment.first), piece.tensors, strict=True))
-        feeds |= index_tensors(model, Layout(piece.lengths_B, attention="slotted"))
+        session, names = segments._sessions.get(segment)
+        values = dict(zip(names_before(model, segment.first), piece.tensors, strict=True))
+        layout = Layout(piece.lengths_B, attention="slotted")
         room = segments.room_for(segment, len(lengths), sum(lengths))
-        run_in_place(segments._sessions.get(segment), feeds, room)
-        assert list(room) == ["hidden_after", EXIT_NAME]
+        run_in_place(session, {name: values[name] if name in values else getattr(layout, name) for name in names}, room)
+        assert list(room) == [f"hidden@{segment.end}", f"outputs@{segment.end}"]
         torch.testing.assert_close(tuple(room.values()), (*hidden, logits_BC))
 
 
@@ -136,7 +131,7 @@ def test_one_graph_serves_all_schemes_of_attention(attention: Attention, cache: 
 def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: OnnxSegments) -> None:
     piece = piece_before(model, 1, [4, 2])
     segments.run(LAST, piece)
-    path = segments.file(LAST)
+    path = segments.file
     os.utime(path, (1, 1))
     OnnxSegments(model, cache=path.parent).run(LAST, piece)
     assert path.stat().st_mtime == 1
@@ -145,9 +140,29 @@ def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: Onnx
 @pytest.mark.parametrize("part", ["backbone.", "head.", "temperatures_E"])
 def test_a_changed_weight_does_not_use_the_old_file(part: str, segments: OnnxSegments, cache: Path) -> None:
     changed = fresh_model()
-    assert OnnxSegments(changed, cache=cache).file(LAST) == segments.file(LAST)
+    assert OnnxSegments(changed, cache=cache).file == segments.file
     next(each for name, each in changed.state_dict().items() if name.startswith(part)).view(-1)[1] += 1
-    assert OnnxSegments(changed, cache=cache).file(LAST) != segments.file(LAST)
+    assert OnnxSegments(changed, cache=cache).file != segments.file
+
+
+SKIPPING = """<ir_version: 10, opset_import: ["": 20]>
+model (float[B, 2] x) => (float[B, 2] a1, float[B, 2] s1, float[B, 2] a2, float[B, 2] s2, float[B, 2] y) {
+    a1 = Relu(x) s1 = Identity(a1) a2 = Neg(a1) s2 = Identity(s1) y = Sub(a2, a1)
+}"""
+"""A tensor s passes two blocks unchanged, and the last block reads its original."""
+
+
+def test_a_part_reads_a_tensor_that_earlier_blocks_passed_on() -> None:
+    graph = onnx.utils.Extractor(onnx.parser.parse_model(SKIPPING))
+    two, three, five = (np.full((1, 2), value, np.float32) for value in (2, 3, 5))
+    for given, wanted, expected in (
+        ({"a1": five, "s1": three}, ["a2", "s2"], [-five, three]),
+        ({"a2": two, "s2": three, "x": five}, ["y"], [two - three]),
+        ({"x": five}, ["s2", "y"], [five, -2 * five]),
+    ):
+        part = part_of(graph, list(given), wanted)
+        session = onnxruntime.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
+        np.testing.assert_equal(session.run(None, {each.name: given[each.name] for each in part.graph.input}), expected)
 
 
 def test_sessions_are_opened_while_the_device_runs(
@@ -214,47 +229,35 @@ def test_without_onnxruntime_the_error_says_so(
         OnnxSegments(model, cache=tmp_path)
 
 
-def export_here(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
-    """Exports in this process, because another one would load modules for seconds."""
-    for segment, path in files.items():
-        export(model, segment, path)
-
-
 def test_replicas_share_one_export(model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported: list[Path] = []
-    both_ask = threading.Barrier(2)
+    asked = threading.Event()
 
-    def export_slowly(_: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
-        both_ask.wait(timeout=60)  # the other replica has found no file either
-        exported.extend(files.values())
-        for path in files.values():
-            path.write_bytes(b"")
+    def export_slowly(_: EarlyExitModel, path: Path) -> None:
+        asked.wait(timeout=60)  # the other replica has found no file either
+        exported.append(path)
+        export(model, path)
 
     monkeypatch.setattr(onnx_backend, "export_elsewhere", export_slowly)
-    monkeypatch.setattr(onnx_backend, "open_session", lambda *_, **__: object())
-    wanted = [Segment(first=0, end=1, ramp=None), Segment(first=1, end=2, ramp=None)]
-    first, second = (OnnxSegments(model, cache=tmp_path) for _ in range(2))
-    missing = second._missing
+    first, second = (OnnxSegments(model, cache=tmp_path, num_threads=1) for _ in range(2))
+    other = threading.Thread(target=second.prepare, args=([LAST],))
+    lock = fcntl.flock
 
-    def seen(segments: Sequence[Segment]) -> dict[Segment, Path]:
-        found = missing(segments)
-        if found:
-            both_ask.wait(timeout=60)
-        return found
+    def locked(file: TextIO, operation: int) -> None:
+        if threading.current_thread() is other:
+            asked.set()
+        lock(file, operation)
 
-    monkeypatch.setattr(second, "_missing", seen)
-    other = threading.Thread(target=second.prepare, args=(wanted,))
+    monkeypatch.setattr(fcntl, "flock", locked)
     other.start()
-    first.prepare(wanted)
+    first.prepare([LAST])
     other.join()
-    assert sorted(exported) == sorted(map(first.file, wanted))
-    assert all(map(second.is_ready, wanted))
+    assert exported == [first.file]
+    assert all(segments.is_ready(LAST) for segments in (first, second))
 
 
-def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_where_it_is_active(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnx_backend, "export_elsewhere", export_here)
+def test_the_answers_of_a_chain_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_backend, "export_elsewhere", export)  # another process would load modules for seconds
     network, policy = chained(1, 1, at=((), ())), ConfidencePolicy(0.5)
     inputs = inputs_for(network, count=8)
     members = [OnnxSegments(member, cache=tmp_path, num_threads=1) for member in network.members]
@@ -268,8 +271,7 @@ def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_wher
         answers, _ = follow(network, policy, inputs, (small, large), segments=segments)
         expected, _ = offline(network, policy, inputs, ramps, (0, 1))
         assert_same(answers, expected, within=1e-4)
-    names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.onnx"))
-    assert names == ["m0-0-1", "m0-0-1-exit", "m1-0-1-exit"]
+    assert sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.onnx")) == ["m0", "m1"]
     segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
     segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
     assert not segments.is_ready(Segment(first=0, end=1, ramp=0))
