@@ -37,7 +37,7 @@ from optimizer.decision import Decision, Planned
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.plan import PlacedPlan
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
-from optimizer.problem import PlanProblem, Reach
+from optimizer.problem import PlanProblem
 from profiles.stream import Observations, empty
 
 START_S = 120.0
@@ -294,18 +294,14 @@ class ControlLoop:
     async def _reforecast(self) -> None:
         """Updates the forecasts if thresholds have changed. Otherwise all new exits would deviate from the forecast."""
         basis, thresholds = self._view.basis, self.stream.thresholds(self.state)
-        if basis is None or basis.thresholds == thresholds:
+        if basis is None or basis.forecast.thresholds == thresholds:
             return
         forecast = await self._forecast()
-        reach, problem = self._reach(self._view.looked_s), forecast.expected(basis.problem)
-        self._update_view(basis=replace(basis, forecast=forecast, reach=reach, problem=problem, thresholds=thresholds))
+        self._update_view(basis=replace(basis, forecast=forecast, problem=forecast.expected(basis.problem)))
 
     async def _forecast(self) -> Forecast:
         state = self.state
         return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.looked_s)
-
-    def _reach(self, now_s: float) -> Reach | None:
-        return self.stream.reach(self.state, now_s)
 
     async def _handle_alarm(self) -> None:
         """Applies the thresholds of an alarm during a change of plan. The change then continues."""
@@ -361,14 +357,11 @@ class ControlLoop:
         """Plans, and changes to the new plan if it is worth it; returns the verdict."""
         with self._timed("forecast"):
             forecast = await self._forecast()
-            reach = self._reach(self._view.looked_s)
         await self._perform(decide.end_rests(self.view))
         counts = self.view.counts
         with self._timed("solve"):
-            problem, found = await self._propose(forecast, reach)
-        thresholds = self.stream.thresholds(self.state)
-        basis = PlanningBasis(forecast=forecast, reach=reach, problem=problem, counts=counts, thresholds=thresholds)
-        self._update_view(basis=basis)
+            problem, found = await self._propose(forecast)
+        self._update_view(basis=PlanningBasis(forecast=forecast, problem=problem, counts=counts))
         self.update_state(planned_s=self._view.looked_s)
         actions, words = decide.evaluate_proposal(self.view, found, reason)
         await self._perform_all(actions)
@@ -377,7 +370,7 @@ class ControlLoop:
                 return {"epoch": each.placed.epoch, "changed": True, "reason": each.reason, "words": each.words}
         return {"epoch": self.state.placed.epoch, "changed": False, "reason": reason, "words": words}
 
-    async def _propose(self, forecast: Forecast, reach: Reach | None) -> tuple[PlanProblem, Decision]:
+    async def _propose(self, forecast: Forecast) -> tuple[PlanProblem, Decision]:
         """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
         strategy, blamed = self.settings.strategy, self.state.blamed
         while True:
@@ -385,6 +378,7 @@ class ControlLoop:
             counts = {device: max(0, count - resting[device]) for device, count in self.view.counts.items()}
             lengths = self.stream.lengths(self.state, forecast.at_s)
             problems = decide.problems_to_solve(self.settings.problem, forecast, counts, lengths)
+            reach = forecast.reach
             problem, found = await decide.propose(problems, self._solve, strategy, blamed=blamed, reach=reach)
             if isinstance(found, Planned) or not resting:
                 return problem, found
@@ -537,7 +531,8 @@ class ControlLoop:
     def _set_thresholds(self, thresholds: Mapping[int, float]) -> None:
         self._update_view(state=replace(self.state, thresholds=dict(thresholds)))
         if (basis := self._view.basis) is not None:  # needed for new plans at once; `_tick` updates the forecast later
-            self._update_view(basis=replace(basis, reach=self._reach(self._clock.now_s())))
+            reach = self.stream.reach(self.state, self._clock.now_s())
+            self._update_view(basis=replace(basis, forecast=replace(basis.forecast, reach=reach)))
 
     def _with_current_thresholds(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
         plan = replace(self.view.with_current_thresholds(placed.plan), epoch=epoch)

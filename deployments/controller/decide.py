@@ -135,12 +135,9 @@ class PlanningBasis:
     """The inputs of the last planning."""
 
     forecast: Forecast
-    reach: Reach | None
     problem: PlanProblem
     counts: Mapping[str, int]
     """The available accelerators by type."""
-    thresholds: Mapping[int, float]
-    """The thresholds for which the forecast was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -244,7 +241,7 @@ class View:
         if basis is None or plan.predicted:
             return plan
         try:
-            figures = evaluate(basis.problem, plan.stages, basis.reach, shares=plan.shares)
+            figures = evaluate(basis.problem, plan.stages, basis.forecast.reach, shares=plan.shares)
             return replace(plan, predicted=predictions(basis.problem, figures))
         except PlanError:  # a plan with batch sizes that were not measured is allowed, without predictions
             return plan
@@ -492,7 +489,7 @@ def _survival_deviation(
     """
     if not plan.ramps:
         return None
-    expected = expected_shares(basis.forecast.of(plan.used), plan.ramps, basis.reach)
+    expected = expected_shares(basis.forecast.of(plan.used), plan.ramps, basis.forecast.reach)
     expected = replace(expected, coverage=_shared_coverage(expected.coverage, ticks * len(RECENT_INPUTS)))
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
@@ -702,7 +699,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Actions
     if isinstance(found, NoPlan):
         return _without_plan(view, found, reason)
     state, settings, problem = view.state, view.settings, view.problem
-    reach = None if view.basis is None else view.basis.reach
+    reach = None if view.basis is None else view.basis.forecast.reach
     figures = evaluate(problem, found.stages, reach)
     placed = view.place(_plan_of(view, found, figures))
     verdict = weigh(

@@ -85,6 +85,10 @@ class Forecast:
     """The effective number of probes; see `effective_probes`."""
     how: str
     """The method, for the user."""
+    thresholds: Mapping[int, float] = field(default_factory=dict)
+    """The thresholds of all ramps for which it was made."""
+    reach: Reach | None = None
+    """The share of inputs that reach each block according to recent probes; None with too few probes."""
     rate: RateForecast | None = None
     """None before the first input was counted."""
     survival_of: Mapping[Used, SurvivalForecast] = field(default_factory=dict)
@@ -218,7 +222,8 @@ class ObservedStream:
             stay_N = (1.0,) * self.problem.num_blocks
             prior_N = survival_with(self.problem, used) if self._is_calibrated(state) else stay_N
             others[used] = self._survival(now_s, state.changed_s, theirs, prior_N).survival
-        return replace(whole, rate=self._rate(state.rate_changed_s, now_s), survival_of=others)
+        rate, reach = self._rate(state.rate_changed_s, now_s), self.reach(state, now_s)
+        return replace(whole, thresholds=thresholds, reach=reach, rate=rate, survival_of=others)
 
     def lengths(self, state: State, now_s: float) -> Lengths | None:
         """Returns the problem's lengths of inputs, scaled to the mean of recent answers; None without lengths.
