@@ -204,7 +204,7 @@ class Tracer:
         self._provider = provider
         self._sdk = provider.get_tracer("offramp")
         self._propagator = TraceContextTextMapPropagator()
-        self._clock = clock
+        self.clock = clock
         self._ratio = ratio
         self._starts = starts
         self._inputs: dict[int, InputSpan] = {}
@@ -215,29 +215,28 @@ class Tracer:
 
         Returns None for a request that is not sampled.
         """
-        record = self._begin(name, attributes, headers)
-        _REQUEST.set(record)
-        return record
-
-    def _begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
+        _REQUEST.set(None)
         # Decided before the SDK is called, because the SDK is slow (10 us) even for requests that are not sampled.
         if self._ratio is not None and TRACEPARENT not in headers and random.random() >= self._ratio:
             return None
-        now_s, wall_ns = self._clock.now_s(), time.time_ns()
+        now_s, wall_ns = self.clock.now_s(), time.time_ns()
         root = self._sdk.start_span(name, self._propagator.extract(headers), SpanKind.SERVER, start_time=wall_ns)
         if not root.is_recording():
             return None
         root.set_attributes(attributes)
         response_headers: dict[str, str] = {}
         self._propagator.inject(response_headers, trace.set_span_in_context(root))
-        return RequestRecord(root=root, headers=response_headers, begin_s=now_s, wall_offset_s=wall_ns / 1e9 - now_s)
+        offset_s = wall_ns / 1e9 - now_s
+        record = RequestRecord(root=root, headers=response_headers, begin_s=now_s, wall_offset_s=offset_s)
+        _REQUEST.set(record)
+        return record
 
     def record_inputs(self, inputs: Sequence[PendingInput]) -> None:
         """Records that the inputs of the current request are submitted."""
         record = _REQUEST.get()
         if record is None:
             return
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         record.inputs = {
             each.serial: InputSpan(name="input", begin_s=now_s, attributes={"offramp.input": position})
             for position, each in enumerate(inputs)
@@ -252,7 +251,7 @@ class Tracer:
         `failure`: None without a failure, empty if the attributes describe it, otherwise its description.
         """
         _REQUEST.set(None)
-        ended_s = self._clock.now_s()
+        ended_s = self.clock.now_s()
         for serial in record.inputs:
             del self._inputs[serial]
         record.root.set_attributes({**attributes, "offramp.inputs": len(record.inputs)})
@@ -291,7 +290,7 @@ class Tracer:
         inputs: dict[str, InputSpan] = {}
         if not self._inputs:
             return call, inputs
-        now_s, piece = self._clock.now_s(), call.piece
+        now_s, piece = self.clock.now_s(), call.piece
         positions = []
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
@@ -316,7 +315,7 @@ class Tracer:
 
     def on_reply(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
         """Records a part of a call's reply, and removes the inputs that it settles from `inputs`."""
-        now_s, runs = self._clock.now_s(), dict(chunk.runs)
+        now_s, runs = self.clock.now_s(), dict(chunk.runs)
         timed: list[tuple[str, Timing, int | None]] = [
             (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
         ]
@@ -329,11 +328,6 @@ class Tracer:
         for sample_id, error in chunk.lost:
             if sample_id in inputs:
                 inputs.pop(sample_id).leave(now_s, error=f"{error.kind}: {error}")
-
-    def on_failure(self, reason: str, inputs: Mapping[str, InputSpan]) -> None:
-        """Records that a call failed before these inputs were settled."""
-        for record in inputs.values():
-            record.leave(self._clock.now_s(), error=reason)
 
 
 class TracedLink(ReplicaLink):
@@ -355,7 +349,8 @@ class TracedLink(ReplicaLink):
         try:
             await super().call(call, record_and_take)
         except BaseException as error:  # including cancellation
-            self._tracer.on_failure(repr(error), inputs)
+            for record in inputs.values():
+                record.leave(self._tracer.clock.now_s(), error=repr(error))
             raise
         return None
 

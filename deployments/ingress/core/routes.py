@@ -7,13 +7,13 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import count
+from itertools import count, groupby
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import PlanError, SequenceLostError
-from earlyexit.network.boundary import Budget, Split
-from optimizer.plan import PlacedPlan, Plan, Stage
+from earlyexit.network.boundary import Budget
+from optimizer.plan import PlacedPlan, Plan
 
 Layout = tuple[tuple[str, int, int], ...]
 """A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,
@@ -421,7 +421,8 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
         stages: list[StageRoute] = []
         for planned in plan.stages:
             assignment = next(assignments)
-            for splits in _by_network(planned, plan.networks):
+            by_network = groupby(planned.splits, key=lambda split: bisect_right(plan.networks, split.first))
+            for splits in [list(group) for _, group in by_network]:
                 first, end = splits[0].first, splits[-1].end
                 route = StageRoute(
                     index=len(stages),
@@ -445,11 +446,3 @@ def crossings_of(plan: Plan) -> dict[int, Crossing]:
         for block in range(start, start + 1 if entered == network else end):
             crossings[block] = Crossing(starts[entered], entered)
     return crossings
-
-
-def _by_network(stage: Stage, networks: Sequence[int]) -> list[list[Split]]:
-    """Groups the splits of a stage by network."""
-    by_network: dict[int, list[Split]] = {}
-    for split in stage.splits:
-        by_network.setdefault(bisect_right(networks, split.first), []).append(split)
-    return list(by_network.values())

@@ -93,7 +93,7 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
         _, inputs = scene.tracer.on_call("r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
         scene.clock.advance(1.0)
         if chunk is None:
-            scene.tracer.on_failure("it died", inputs)
+            inputs[sample_id].leave(scene.clock.now_s(), error="it died")
         else:
             scene.tracer.on_reply(chunk, inputs)
         scene.clock.advance(1.0)
