@@ -186,7 +186,8 @@ class Ingress(RpcMethods):
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._background = BackgroundTasks()
         self._started = asyncio.Event()
-        self._ready = False
+        self.is_ready = False
+        self.max_timeout_s = self._settings.max_timeout_s
         folder = Path(self._settings.model)
         self.card: ModelCard = read_card(folder)
         self._metrics = IngressMetrics(self.card.chain)
@@ -278,7 +279,7 @@ class Ingress(RpcMethods):
             self._started.set()
         await self._links.ready()  # a replica takes calls only after its warm-up
         freeze_garbage_collection()
-        self._ready = True
+        self.is_ready = True
 
     async def _keep_exporting(self) -> None:
         while True:
@@ -294,14 +295,6 @@ class Ingress(RpcMethods):
             await self._http_server.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
-
-    @property
-    def max_timeout_s(self) -> float:
-        return self._settings.max_timeout_s
-
-    def is_ready(self) -> bool:
-        """Returns whether every stage of the plan has had a replica."""
-        return self._ready
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         await self._started.wait()  # the plan of the settings may be outdated
@@ -336,7 +329,7 @@ class Ingress(RpcMethods):
         """Follows a plan, unless it is older than the present one. Raises PlanError if it does not fit."""
         self._dispatcher.follow(placed)
         if self._generation is not None:
-            self._generation.follow(placed)
+            self._generation.loop.follow(placed.plan)
 
     async def suspend(self, reason: str) -> None:
         """Refuses all inputs, until a plan is to be followed again."""

@@ -106,17 +106,15 @@ class Backend(ModelVersion, Protocol):
     """The interface of an ingress to HTTP and gRPC."""
 
     bodies: RequestBodies
+    max_timeout_s: float
+    is_ready: bool
+    """Whether every stage of the plan has had a replica."""
 
     @property
     def signature(self) -> Signature: ...
 
     @property
     def versions(self) -> ServedVersions: ...
-
-    @property
-    def max_timeout_s(self) -> float: ...
-
-    def is_ready(self) -> bool: ...
 
     def count_request(self, route: str, status: int) -> None:
         """Counts a finished request."""

@@ -22,7 +22,6 @@ from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpE
 from earlyexit.network.boundary import Answer, Encoded, PackedArray
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
-from optimizer.plan import PlacedPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +145,6 @@ class GenerateService:
     def __post_init__(self) -> None:
         core = self.dispatcher.core
         self.loop = GenerationLoop(core.options, core.placed.plan, self.rng)
-
-    def follow(self, placed: PlacedPlan) -> None:
-        self.loop.follow(placed.plan)
 
     def start(self, request: GenerateRequest) -> Stream:
         """Starts a sequence.

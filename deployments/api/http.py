@@ -125,7 +125,7 @@ class Routes:
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        is_ready = self._backend.is_ready()
+        is_ready = self._backend.is_ready
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     model_ready = ready

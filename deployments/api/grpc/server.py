@@ -275,7 +275,7 @@ class Rpcs:
         return {"live": True}
 
     async def _ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
-        return {"ready": self._backend.is_ready()}
+        return {"ready": self._backend.is_ready}
 
     async def _model_ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
         """Returns false for an unknown model, as Triton does."""

@@ -105,7 +105,7 @@ class FakeBackend(Described):
     versions: Versions = field(default_factory=FakeDesk)
     bodies: RequestBodies = field(default_factory=lambda: RequestBodies(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES))
     max_timeout_s: float = 60.0
-    ready: bool = True
+    is_ready: bool = True
     failure: BaseException | None = None
     requests: list[InferRequest] = field(default_factory=list)
     counted: list[tuple[str, int]] = field(default_factory=list)
@@ -118,9 +118,6 @@ class FakeBackend(Described):
         self.requests.append(request)
         self._fail()
         return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
-
-    def is_ready(self) -> bool:
-        return self.ready
 
     async def generate(self, request: GenerateRequest) -> Stream:
         raise AssertionError("this model answers each input at once")

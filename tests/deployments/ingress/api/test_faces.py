@@ -183,7 +183,7 @@ async def test_http_and_grpc_return_the_same_metadata(backend: FakeBackend) -> N
 
 @pytest.mark.parametrize("ready", [True, False])
 async def test_before_its_stages_are_warm_a_service_is_live_but_not_ready(ready: bool) -> None:
-    backend = FakeBackend(ready=ready)
+    backend = FakeBackend(is_ready=ready)
     async with client_of(backend) as client:
         assert (await client.get("/v2/health/live")).json() == {"live": True}
         for path in ("/v2/health/ready", "/v2/models/intents/ready", "/v2/models/intents/versions/1/ready"):
