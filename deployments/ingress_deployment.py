@@ -29,7 +29,7 @@ from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core, encode_of
 from deployments.ingress.core.calls import IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
-from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import Dispatcher, LinkTo, ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics
@@ -194,20 +194,20 @@ class Ingress(RpcMethods):
         self.task = find_task(self.card.task)
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
-        self._tracer = None
+        self._tracer, trace = None, None
+        link: LinkTo = ReplicaLink
         if self._settings.tracing is not None:
-            from deployments.ops.tracing import build_tracer  # imports OpenTelemetry
+            from deployments.ops.tracing import TracedLink, build_tracer  # imports OpenTelemetry
 
             self._tracer = build_tracer(self._settings.tracing, self._settings.app, self._clock, self.card.chain.starts)
+            link, trace = partial(TracedLink, self._tracer), self._tracer.record_inputs
         self._core = build_core(self._settings, self.card)
-        link = ReplicaLink if self._tracer is None else self._tracer.link
         self._links = ReplicaLinks(self._core.placed, self._stage_handles, phase=random.random(), link=link)
         self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec)
         facts = ServiceFacts(card=self.card, settings=self._settings, image=image_facts(codec))
         ask_all = DeploymentHandles(self._settings.app).try_broadcast
         self._state = StateRoutes(facts, self._core, ask_all, self._controller, WallClock())
         self._page = LivePage(self._state.event, self._clock)
-        trace = None if self._tracer is None else self._tracer.record_inputs
         self._service = InferService(
             codec,
             self._dispatcher,

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import UNPRUNED, PendingInput, serial_and_attempt
-from deployments.ingress.dispatcher import LinkTo, ReplicaLink
+from deployments.ingress.dispatcher import ReplicaLink
 from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 
@@ -276,11 +275,6 @@ class Tracer:
         """Sends the remaining spans; blocks for at most `FLUSH_TIMEOUT_MS`."""
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
-
-    @property
-    def link(self) -> LinkTo:
-        """Returns a factory of links that record calls to replicas."""
-        return partial(TracedLink, self)
 
     def on_call(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
         """Records that a call is sent; returns the call, and the spans of its sampled inputs by sample id.

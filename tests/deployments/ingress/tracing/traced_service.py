@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from deployments.api.http import build_api
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.inputs import IngressOptions
-from deployments.ingress.dispatcher import ReplicaLink
-from deployments.ops.tracing import Tracer, build_tracer
+from deployments.ingress.dispatcher import LinkTo, ReplicaLink
+from deployments.ops.tracing import TracedLink, Tracer, build_tracer
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address
@@ -100,7 +101,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     placed, clock = PlacedPlan(plan=settings.plan), MonotonicClock()
     tracer = None if settings.tracing is None else build_tracer(settings.tracing, settings.app, clock, ())
     rules = IngressOptions(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
-    link = ReplicaLink if tracer is None else tracer.link
+    link: LinkTo = ReplicaLink if tracer is None else partial(TracedLink, tracer)
     async with connected(placed, await built(settings, placed), rules, link=link) as running:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         trace = None if tracer is None else tracer.record_inputs
