@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.calls import (
     LONGEST_RETRY_S,
     RETRY_PAUSE_S,
@@ -131,8 +130,8 @@ class GenerationLoop:
         self._waiting_prompt_tokens = 0
         """The prompt tokens of sequences without a first token."""
         # Plans do not predict the time of prompts, so this limit is unknown until the first late sequence.
-        self._ttft = self._admission(options.ttft_slo_s, replace(plan, predicted={}))
-        self._tpot = self._admission(options.tpot_slo_s, plan)
+        self._ttft = options.admission(replace(plan, predicted={}), options.ttft_slo_s)
+        self._tpot = options.admission(plan, options.tpot_slo_s)
 
     def follow(self, plan: Plan) -> None:
         """Switches to another plan."""
@@ -238,11 +237,6 @@ class GenerationLoop:
         keeps_ttft = ttft_s is None or state.ttft_s <= ttft_s
         keeps_tpot = tpot_s is None or state.num_tokens < 2 or state.tpot_s <= tpot_s
         return keeps_ttft and keeps_tpot
-
-    def _admission(self, slo_s: float | None, plan: Plan) -> Admission | None:
-        if slo_s is None:
-            return None
-        return Admission(plan, slo_s=slo_s, num_ingresses=self._options.num_ingresses)
 
 
 @dataclass(slots=True, eq=False)

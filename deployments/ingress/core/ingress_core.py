@@ -32,7 +32,6 @@ from deployments.ingress.core.calls import (
     Call,
     Calls,
     Dropped,
-    IngressCounts,
     Outcomes,
     Pause,
     SendCall,
@@ -82,6 +81,7 @@ class IngressCore:
             most = int(min(MOST_OPEN, options.max_queued))
             self._observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
         self._outcomes = Outcomes(chains, options, self._observations)
+        self.counts = self._outcomes.counts
         self._steps = SequenceSteps(chains, self._calls, self._outcomes, self._observations, options.probe_share, rng)
         self._timers = Timers()
 
@@ -96,10 +96,6 @@ class IngressCore:
     @property
     def num_waiting(self) -> int:
         return sum([chain.queue.length for chain in self.chains.active])
-
-    @property
-    def counts(self) -> IngressCounts:
-        return self._outcomes.counts
 
     @property
     def oldest_epoch(self) -> int:

@@ -54,11 +54,9 @@ class IngressOptions:
     probe_share: float = 0.0
     """The share of probes among the calls with new inputs or, for a decoder, among the sequences."""
 
-    def admission(self, plan: Plan) -> Admission | None:
-        """Returns the admission control of one chain; None if every request is admitted."""
-        if self.slo_s is None or not self.admits:
-            return None
-        return Admission(plan, slo_s=self.slo_s, num_ingresses=self.num_ingresses)
+    def admission(self, plan: Plan, slo_s: float | None) -> Admission | None:
+        """Returns the admission control of a chain, or of sequences; None without an SLO."""
+        return None if slo_s is None else Admission(plan, slo_s=slo_s, num_ingresses=self.num_ingresses)
 
 
 UNPRUNED: Final = -1
@@ -346,7 +344,8 @@ class Chains:
                 chain.admission.follow(chain_route.plan, self._tokens_per_input)
         self.active = before[: len(routes)]
         for chain_route, share in zip(routes[len(before) :], shares[len(before) :], strict=True):
-            self.active.append(Chain(chain_route, share, options.admission(chain_route.plan)))
+            admission = options.admission(chain_route.plan, options.slo_s if options.admits else None)
+            self.active.append(Chain(chain_route, share, admission))
         for chain in before[len(routes) :]:
             chain.merge_into(self.active[-1])
         self._turns = RoundRobin(shares)

@@ -333,7 +333,9 @@ class ChainRoute:
     def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
         """`plan`: the plan of this chain. `block_s`: the expected seconds of every block, from the previous plan."""
         self.plan = plan
+        self.epoch = plan.epoch
         self.stages = stages
+        self.first = stages[0]
         self.ramps = frozenset(plan.ramps)
         self.last_split = plan.splits[-1].first
         self.entry = plan.entry
@@ -349,14 +351,6 @@ class ChainRoute:
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
         self._stage_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
-
-    @property
-    def epoch(self) -> int:
-        return self.plan.epoch
-
-    @property
-    def first(self) -> StageRoute:
-        return self.stages[0]
 
     def at(self, block: int) -> StageRoute:
         """Returns the stage that runs a block. For a skipped network, it is the stage where the next network begins."""
