@@ -58,6 +58,7 @@ Ascending = AfterValidator(lambda numbers: tuple(sorted(set(numbers))))
 Integers = Annotated[tuple[int, ...], Split, Ascending]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), Split, Ascending]
 Numbers = Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Split]
+InSeconds = AfterValidator(lambda milliseconds: tuple(each / 1000 for each in milliseconds))
 
 
 def option_error(option: str, error: ErrorDetails) -> InputError:
@@ -316,15 +317,17 @@ class PlanJob(JsonOption, ProblemOption, OrderOption):
 class WhatIfJob(JsonOption, ProblemOption):
     """Solve a problem for several values of one quantity; give exactly one of the options."""
 
-    slo_ms: Numbers | None = None
+    slo_s: Annotated[Numbers, InSeconds] | None = Field(default=None, alias="slo_ms")
     """Latency limits in ms, such as 25,50,100."""
     batch_limit: Integers | None = None
     """Largest batch sizes, such as 1,2,4,8."""
-    budget: Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Split] | None = None
+    usd_per_hour: Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Split] | None = Field(
+        default=None, alias="budget"
+    )
     """Budgets in USD per hour, such as 10,20."""
     count: str | None = None
     """Counts of one accelerator type, such as V100=4,8,16."""
-    rate: Numbers | None = None
+    rate_per_s: Numbers | None = Field(default=None, alias="rate")
     """Rates per second, such as 1000,2000, with minimal cost as the objective if the problem names no rate."""
 
 

@@ -64,10 +64,10 @@ def run(job: PlanJob) -> None:
 
 def run_what_if(job: WhatIfJob) -> None:
     """Plans for each value, and prints the results."""
-    options = {name: value for name, value in job if name not in ("problem", "as_json")}
-    axes = {name: value for name, value in options.items() if value is not None}
+    options: dict[AxisName, str | None] = {name: WhatIfJob.model_fields[name].alias for name in AXIS_TITLES}
+    axes = {name: values for name in options if (values := getattr(job, name)) is not None}
     if len(axes) != 1:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in axes or options)
+        names = ", ".join(f"--{(options[name] or name).replace('_', '-')}" for name in axes or options)
         raise InputError(f"give exactly one of the options with values, not {len(axes)}: {names}")
     [(name, values)] = axes.items()
     if name == "count":
@@ -78,7 +78,7 @@ def run_what_if(job: WhatIfJob) -> None:
             expected = "it must be an accelerator type and counts, such as V100=4,8,16"
             raise InputError(f"--count {values!r}: {expected}") from error
     else:
-        axis = Axis(name=AXES[name], values=tuple(each / 1000 for each in values) if name == "slo_ms" else values)
+        axis = Axis(name=name, values=values)
     problem = read_problem(job.problem).problem
     rows = what_if(problem, axis, solve)
     if job.as_json:
@@ -107,20 +107,14 @@ def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: E
     return table
 
 
-AXES: Mapping[str, AxisName] = {
-    "slo_ms": "slo_s",
-    "batch_limit": "batch_limit",
-    "budget": "usd_per_hour",
-    "rate": "rate_per_s",
-}
-"""Names of the axes, by option."""
-AXIS_TITLES = {
+AXIS_TITLES: Mapping[AxisName, str] = {
     "slo_s": "SLO ms",
     "batch_limit": "batch limit",
     "usd_per_hour": "budget USD/h",
-    "rate_per_s": "rate /s",
     "count": "count",
+    "rate_per_s": "rate /s",
 }
+"""Titles of the axes, which are the fields of the options."""
 OBJECTIVE_CELLS: dict[type[Objective], tuple[str, int]] = {
     MaximizeRate: ("/s", 0),
     MinimizeCost: ("USD/h", 2),
