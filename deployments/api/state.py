@@ -34,8 +34,7 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnknownPathError,
 )
-from earlyexit.named import HopDtype
-from optimizer.plan import PlacedPlan, deployment_name
+from optimizer.plan import deployment_name
 from optimizer.plan_file import placed_document
 
 PERIOD_S = 1.0
@@ -53,7 +52,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Produce = Callable[[], Awaitable[bytes | None]]
 """Returns the newest event; None if there are no more events."""
-
 
 Viewer: TypeAlias = "asyncio.Queue[bytes | None]"
 """The event that a viewer has not read yet, so a slow viewer gets only the newest one. None ends its stream."""
@@ -200,11 +198,6 @@ AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
 """Calls a method of each running replica of a deployment; returns None if one does not answer."""
 
 
-def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
-    """Returns the plan as plain data, which `parse_placed` reads back."""
-    return {**placed_document(placed), "hops": {"dtype": hop_dtype}}
-
-
 def _limit(request: Request) -> int:
     schema = LIMIT["schema"]
     text = request.query_params.get("limit", str(schema["default"]))
@@ -260,7 +253,8 @@ class StateRoutes:
         """Answers with the controller's description of the plan in force, or our own if there is no controller."""
         if self.controller is not None:
             return json_response(await self.controller.describe())
-        return json_response(own_plan(self.ingress.placed, self.facts.settings.hop_dtype))
+        hops = {"dtype": self.facts.settings.hop_dtype}
+        return json_response({**placed_document(self.ingress.placed), "hops": hops})
 
     async def plan_history(self, request: Request) -> Response:
         """Answers with the controller's last plans, none without a controller."""

@@ -52,7 +52,6 @@ class Controller:
         self._metrics = LazyMetrics()
         control = self._settings.control
         assert control is not None, "settings with a controller"
-        self._watch_s = control.watch_s
         self._history = History.open(Path(control.state), self._settings.app)
         self._loop = ControlLoop(
             RayFleet(self._settings),
@@ -105,7 +104,7 @@ class Controller:
                 export_metrics(self._metrics, await self.describe())
             except Exception as error:  # missing metrics must not end planning
                 logger.warning("metrics could not be exported", exc_info=error)
-            await asyncio.sleep(self._watch_s)
+            await asyncio.sleep(self._loop.settings.watch_s)
 
 
 async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:

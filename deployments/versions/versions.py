@@ -59,12 +59,8 @@ class AnnouncedApp(BaseModel):
     version: str
 
 
-IndexRow = dict[str, str]
-"""A row of the index of Triton's repository extension: name and version of a model, state, and reason."""
-
-
-def index_row(app: AnnouncedApp, details: Mapping[str, Any]) -> IndexRow:
-    """Returns the row of an application, from Serve's details of it."""
+def index_row(app: AnnouncedApp, details: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the row of an application in the index of Triton's repository extension, from Serve's details of it."""
     state = STATES.get(details["status"], "UNAVAILABLE")
     about = " is ".join((app.app, details["status"]))  # an f-string would have the name of Serve's enum
     reason = "" if state == "READY" else ": ".join(filter(None, (about, message_of(details))))
@@ -234,7 +230,7 @@ class Versions:
             await self._retry(self._refresh, sleep)
             await sleep(REFRESH_S)
 
-    async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
+    async def index(self, *, ready_only: bool = False) -> list[dict[str, str]]:
         """Returns the versions of all models that Serve knows, sorted by name."""
         announced, serve = await self.cluster.announced(), await self.cluster.applications()
         running = serve["applications"]

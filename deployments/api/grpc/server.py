@@ -237,7 +237,9 @@ class Rpcs:
 
         `context` is Serve's `RayServegRPCContext`. The methods below return the fields of an operation's response.
         """
-        caller = _caller(context)
+        metadata = dict(context.invocation_metadata())
+        remaining_s = None if REMAINING_KEY not in metadata else float(metadata[REMAINING_KEY])
+        caller = Caller(metadata=metadata, request_id=id_or_new(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
             attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
@@ -314,13 +316,6 @@ def call_timeout(requested_s: float | None, remaining_s: float | None, max_s: fl
     if requested_s is not None and (requested_s > max_s or requested_s <= remaining_s):
         return requested_s
     return min(remaining_s, max_s)
-
-
-def _caller(context: Any) -> Caller:
-    metadata = dict(context.invocation_metadata())
-    remaining_s = metadata.get(REMAINING_KEY)
-    remaining_s = None if remaining_s is None else float(remaining_s)
-    return Caller(metadata=metadata, request_id=id_or_new(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
 
 
 def _fail(context: Any, error: OfframpError, trailing: list[tuple[str, str]]) -> None:

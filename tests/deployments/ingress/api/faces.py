@@ -28,7 +28,7 @@ from deployments.ops.dashboard import ServiceFacts
 from deployments.settings import ServeSettings
 from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import TrafficSplitter
-from deployments.versions.versions import IndexRow, Versions
+from deployments.versions.versions import Versions
 from deployments.wire.controller_link import ControllerLink
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
@@ -58,7 +58,7 @@ class FakeDesk(Versions):
     async def names(self) -> list[str]:
         return ["1"]
 
-    async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
+    async def index(self, *, ready_only: bool = False) -> list[dict[str, str]]:
         return [{"name": "intents", "version": "1", "state": "READY", "reason": ""}]
 
     async def canary_report(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from deployments.api.state import own_plan
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import (
     CALL_TIMEOUT,
@@ -25,8 +24,6 @@ from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from deployments.wire.messages import BUCKET
 from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
-from optimizer.plan import PlacedPlan, PolicySpec, early_exit_plan
-from optimizer.plan_file import parse_placed
 
 
 def test_a_bucket_holds_what_lies_between_its_ends() -> None:
@@ -90,14 +87,6 @@ def test_an_idle_hour_does_not_count_as_slowness() -> None:
     rate.record(50, 3600.5)
     rate.record(50, 3601.0)
     assert rate.rate_per_s == pytest.approx(100.0)
-
-
-def test_without_a_controller_the_plan_says_in_what_hidden_states_travel() -> None:
-    spec = PolicySpec(name="entropy", thresholds=0.5)
-    placed = PlacedPlan(plan=early_exit_plan(4, (0,), spec, batch=4, device="cpu"))
-    said = own_plan(placed, "float16")
-    assert said["hops"] == {"dtype": "float16"}
-    assert parse_placed(said) == placed
 
 
 DEFAULT = OrderSpec()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from deployments.api.state import CONTROLLER_S, MAX_MISSED, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
@@ -24,6 +25,7 @@ from deployments.wire.messages import BUCKET
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from optimizer.plan import PlacedPlan, Plan, Stage
+from optimizer.plan_file import parse_placed
 from tests.clock import ManualClock
 from tests.deployments.ingress.completions.generating import tales
 from tests.deployments.ingress.dashboard.dashboard_scene import (
@@ -366,6 +368,14 @@ async def test_only_replicas_that_answered_are_shown() -> None:
     scene.ingresses, scene.of_slots = None, None
     state = await scene.state()
     assert (state["service"]["ingresses"], [stage["running"] for stage in state["plan"]["stages"]]) == (0, [0, 0])
+
+
+async def test_without_a_controller_the_plan_says_in_what_hidden_states_travel() -> None:
+    scene = Scene(has_controller=False)
+    scene.poller.facts = replace(FACTS, settings=FACTS.settings.model_copy(update={"hop_dtype": "float16"}))
+    said = json.loads(bytes((await scene.poller.plan(Request({"type": "http"}))).body))
+    assert said["hops"] == {"dtype": "float16"}
+    assert parse_placed(said) == placed()
 
 
 async def test_an_ingress_that_serve_no_longer_lists_ends_its_stream() -> None:
