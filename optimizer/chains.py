@@ -1,6 +1,6 @@
 """Plans of several parallel chains, by column generation: a label search finds chains, a master problem combines them.
 
-The label search (`optimizer.columns`) uses the dual prices of the relaxation (`optimizer.scale.bound`). The master
+The label search (`optimizer.label_search`) uses the dual prices of the relaxation (`optimizer.scale.bound`). The master
 problem (`optimizer.master`) combines the chains that it finds, and further rounds add chains near the incumbent. If the
 search was complete and the master problem was solved to optimality, the plan is proven optimal. Otherwise its gap is
 the distance to the relaxation's bound.
@@ -15,10 +15,10 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.columns import ABORTED, COMPLETE, TOTAL, ChainLimits, completion_bounds, search_labels, trace
 from optimizer.decision import Decision, FeasiblePlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
 from optimizer.evaluate import TOLERANCE, merit, objective_value
 from optimizer.exact.solve import num_splits
+from optimizer.label_search import ABORTED, COMPLETE, TOTAL, ChainLimits, completion_bounds, search_labels, trace
 from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
 from optimizer.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.plan import Stage, chains_of
@@ -30,7 +30,7 @@ from optimizer.walks import Prices
 
 PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Margins of a chain's price above the least price, widened while the label search completes."""
-MAX_LABELS = 20_000
+MAX_LABELS = 32_768
 MAX_COLUMNS = 200
 """Columns of a master problem."""
 LABELS_PER_GROUP = 8
@@ -66,16 +66,16 @@ class PricedChain:
 
 def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedChain]]:
     """Returns whether all chains of a graph that mixtures may use were found, and the chains."""
-    least = float(completion_bounds(graph.moves, limits)[0][0])
+    least = float(completion_bounds(graph.moves, limits).closed_P[0])
     if math.isinf(least):
         return True, []
-    outcome, labels, ends_L = search_labels(graph.moves, limits, MAX_LABELS, MAX_LABELS)
+    outcome, labels, ends_L = search_labels(graph.moves, limits, MAX_LABELS, MAX_LABELS, False)
     if outcome == COMPLETE:
         return True, [_read_chain(graph, labels, int(label)) for label in ends_L]
     best: list[PricedChain] = []
     for share in PRICE_MARGINS:
         outcome, labels, ends_L = search_labels(
-            graph.moves, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP
+            graph.moves, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP, False
         )
         if outcome == ABORTED:
             break
@@ -88,30 +88,31 @@ def price_chains_at_rate(graph: Graph, limits: ChainLimits) -> tuple[bool, list[
 
     If there are too many labels, no chains are returned: a search at a higher rate has fewer labels.
     """
-    outcome, labels, ends_L = search_labels(graph.moves, limits, 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE)
+    outcome, labels, ends_L = search_labels(graph.moves, limits, 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE, False)
     return outcome == ABORTED or len(ends_L) > 0, [_read_chain(graph, labels, int(label)) for label in ends_L]
 
 
 def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
     """Returns the chain that a label at the model's end represents."""
-    moves, price, stages = graph.moves, float(labels.float_LF[label, TOTAL]), trace(labels, label)
-    latency_s, fill, works, path, node = 0.0, 0.0, [], [], 0
-    for splits in stages:
-        device, last = int(moves.device_M[splits[0]]), splits[-1]
-        pooled = [splits[0], *(move for move in splits[1:] if moves.pooled_M[move])]
-        latency_s += float(sum(moves.seconds_M[move] + moves.cross_M[move] for move in splits))
-        fill += float(sum(moves.wait_M[move] for move in pooled))
-        seconds = float(sum(moves.work_M[move] for move in splits))
-        if splits is not stages[-1]:
-            seconds = max(seconds, float(moves.hop_work_M[last]))
-            latency_s += float(moves.hop_M[last])
-        wait = float(sum(moves.wait_M[move] for move in splits if move not in pooled))
-        works.append(StageWork(device=device, seconds=seconds, wait=wait))
-        for move in splits:
-            path.append((node, move, int(move == last)))
-            node = int(moves.to_M[move])
+    moves, path = graph.moves, trace(graph.moves, labels, label)
+    latency_s, fill, seconds, wait = 0.0, 0.0, 0.0, 0.0
+    works: list[StageWork] = []
+    is_first = True
+    for _, move, ends in path:
+        latency_s += float(moves.seconds_M[move] + moves.cross_M[move])
+        seconds += float(moves.work_M[move])
+        if is_first or moves.pooled_M[move]:
+            fill += float(moves.wait_M[move])
+        else:
+            wait += float(moves.wait_M[move])
+        is_first = bool(ends)
+        if ends:  # after the last stage, there is no hop
+            seconds = max(seconds, float(moves.hop_work_M[move]))
+            latency_s += float(moves.hop_M[move])
+            works.append(StageWork(device=int(moves.device_M[move]), seconds=seconds, wait=wait))
+            seconds, wait = 0.0, 0.0
     column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
-    return PricedChain(stages=graph.stages_of(path), column=column, price=price)
+    return PricedChain(stages=graph.stages_of(path), column=column, price=float(labels.float_LF[label, TOTAL]))
 
 
 def most_promising(candidates: Sequence[PricedChain]) -> list[PricedChain]:
@@ -334,7 +335,7 @@ class ChainSearch:
     def _limits(self, graph: Graph, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
-        required_per_s = self.problem.required_per_s
+        required_per_s, nothing_C = self.problem.required_per_s, np.zeros(len(graph.device_names))
         return ChainLimits(
             price_C=np.array([float(by_name.get(name, 0.0)) for name in graph.device_names]),
             price_latency=float(prices.latency),
@@ -342,7 +343,10 @@ class ChainSearch:
             limit_s=float(self.problem.slo.limit_s),
             rate=float(min(rate, self.bounded.value if required_per_s is None else required_per_s)),
             is_whole=False,
-            count_C=np.zeros(len(graph.device_names)),
+            count_C=nothing_C,
+            idle_C=nothing_C,
+            usd_C=nothing_C,
+            budget=math.inf,
             may_split=self.space.splits_per_stage,
             may_hop=self.space.several_stages,
         )

@@ -2,7 +2,7 @@
 
 The bound comes from `optimizer.scale.bound`. The active ramps of its best walk show which ramps are worthwhile. On the
 graph of the splits between these ramps (`optimizer.moves.nodes_around`), prices are computed again, now with exact hops
-and stages. They guide a beam search (`optimizer.scale.beam`) that seeks plans of a given rate, or within a given cost,
+and stages. They guide a beam search (`optimizer.label_search`) for plans of a given rate, or within a given cost,
 ever closer to the bound. It first seeks plans of one split per stage, then plans of several splits near the best of
 these. `optimizer.evaluate` scores every plan that it finds.
 """
@@ -18,14 +18,13 @@ import numpy as np
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, FeasiblePlan, NoPlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
 from optimizer.evaluate import evaluate, merit, objective_value
-from optimizer.exact.prices import Limits
 from optimizer.exact.solve import search_space
+from optimizer.label_search import ChainLimits, search_labels, trace
 from optimizer.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.scale.beam import BeamPrices, beam_search, incoming_moves, least_devices
 from optimizer.scale.bound import CuttingPlanes, DualBound, Relaxation, solve_relaxation
-from optimizer.scale.stages import cheapest_paths, stage_oracle
+from optimizer.scale.stages import stage_oracle
 from optimizer.space import Space, parts_of
 from optimizer.walks import Prices
 
@@ -44,6 +43,7 @@ TIGHTENINGS = 20
 # Graphs with at most this many moves are searched as a whole for stages of several splits.
 FEW_MOVES = 5000
 SLO_RESOLUTION = 0.05
+UNLIMITED = 1 << 62
 
 
 def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
@@ -213,42 +213,42 @@ class ScaleSearch:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
         if graph.num_moves == 0:
             return None
-        rate, beam_prices = self._rate_per_s or level, self._beam_prices(prices, level)
-        limits = Limits(
-            count_C=self.relaxation.planes.count_C.astype(np.int64),
-            usd_C=self.relaxation.planes.usd_C,
-            budget=float(self.problem.max_usd_per_hour),
-            latency_s=float(self.problem.slo.limit_s),
-            required_rate=rate,
-            wait_rate=rate,
-            may_split=may_split,
-            may_hop=self.space.several_stages,
-        )
-        price_C = beam_prices.used_C * rate
-        paths = cheapest_paths(graph.moves, price_C, beam_prices.latency, rate, may_split, limits.may_hop)
-        least_PC = least_devices(graph.moves, len(limits.count_C))
-        incoming = incoming_moves(graph.moves)
-        path = beam_search(graph.moves, incoming, paths, least_PC, limits, beam_prices, width)
-        steps = zip(*(values_S.tolist() for values_S in path), strict=True)
-        plan = self._scored(graph.stages_of(steps), rate)
+        limits = self._limits(prices, level, may_split=may_split)
+        _, labels, ends_L = search_labels(graph.moves, limits, UNLIMITED, width, True)
+        if len(ends_L) == 0:
+            return None
+        plan = self._scored(graph.stages_of(trace(graph.moves, labels, int(ends_L[0]))), limits.rate)
         if plan is not None:
             self._plans.append(plan)
         return plan
 
-    def _beam_prices(self, prices: Prices, level: float) -> BeamPrices:
+    def _limits(self, prices: Prices, level: float, *, may_split: bool) -> ChainLimits:
         """Returns the prices of replicas at a given rate or, if the cost is minimized, within a given cost."""
         count_C, usd_C = self.relaxation.planes.count_C, self.relaxation.planes.usd_C
-        rate = self._rate_per_s
-        work_C = prices.work_C + prices.hop_C
+        work_C, latency, rate = prices.work_C + prices.hop_C, float(prices.latency), self._rate_per_s
         if rate is not None:
             used_C = np.maximum(work_C / rate, usd_C)
-            idle_C = used_C - usd_C
-            most = level + float(idle_C @ count_C)
-            return BeamPrices(used_C, idle_C, prices.latency, most)
-        budget = self.problem.budget_usd_per_hour
-        idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
-        most = float(idle_C @ count_C) + (0.0 if budget is None else prices.usd * budget)
-        return BeamPrices(work_C, idle_C, prices.latency * level, most)
+            idle_C, most = used_C - usd_C, level
+        else:
+            budget = self.problem.budget_usd_per_hour
+            used_C, rate, latency = work_C, level, latency * level
+            idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
+            most = 0.0 if budget is None else prices.usd * budget
+        limit_s = float(self.problem.slo.limit_s)
+        return ChainLimits(
+            price_C=used_C * rate,
+            price_latency=latency,
+            max_price=float(most + idle_C @ count_C + latency * limit_s),
+            limit_s=limit_s,
+            rate=rate,
+            is_whole=True,
+            count_C=count_C,
+            idle_C=idle_C,
+            usd_C=usd_C,
+            budget=float(self.problem.max_usd_per_hour),
+            may_split=may_split,
+            may_hop=self.space.several_stages,
+        )
 
     def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
         """Returns the plan with the replicas that the rate needs, or with more if the remaining devices allow it."""
