@@ -10,10 +10,10 @@ from earlyexit.named import import_attribute
 if TYPE_CHECKING:
     from earlyexit.network.model import EarlyExitModel, SegmentRunner
 
-# The functions that open a backend, by its name. They take the last three arguments of `open_segments`.
+# The classes and functions that open a backend, by its name. They take the last three arguments of `open_segments`.
 BACKENDS = {
     "torch": "earlyexit.network.layers:torch_segments",
-    "onnx": "earlyexit.backends.onnx:onnx_segments",
+    "onnx": "earlyexit.backends.onnx:OnnxSegments",
     "auto": "earlyexit.backends.fastest:FastestSegments",
 }
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from earlyexit.backends.onnx import onnx_segments
+from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Segment
 from earlyexit.network.layers import torch_segments
@@ -51,7 +51,7 @@ class FastestSegments(SegmentRunner):
         num_threads: int,
         *,
         by_torch: Open = torch_segments,
-        by_onnx: Open = onnx_segments,
+        by_onnx: Open = OnnxSegments,
         took_s: Callable[[Callable[[], object]], float] | None = None,
     ) -> None:
         """`took_s`: calls a function and returns its seconds; None: `_measure_s`."""

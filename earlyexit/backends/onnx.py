@@ -11,15 +11,12 @@ import fcntl
 import gc
 import hashlib
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,50 +91,41 @@ class Sessions(Generic[Key]):
             self._prepared = wanted
 
 
-def load_runtime(providers: Sequence[str], *, needs: Sequence[str] = ("onnx", "onnxruntime")) -> Any:
-    """Returns the module `onnxruntime`. Raises PlanError if a package of `needs` or a provider is missing."""
+def load_runtime(device_type: str = "cpu", *, needs: Sequence[str] = ("onnx", "onnxruntime")) -> Any:
+    """Returns the module `onnxruntime`. `device_type`: the type of a torch device.
+
+    Raises PlanError if a package of `needs` is missing, or if the installed one does not support the device.
+    """
     if any(find_spec(name) is None for name in needs):
         raise PlanError("ONNX Runtime is not installed: install offramp[onnx] or offramp[gpu]")
     runtime = import_module("onnxruntime")
     available = runtime.get_available_providers()
-    unknown = [name for name in providers if name not in available]
-    if unknown:
-        advice = "; install offramp[gpu] in the place of offramp[onnx]" if CUDA in unknown else ""
-        raise PlanError(f"this ONNX Runtime has no {', '.join(unknown)}; it has {', '.join(available)}{advice}")
+    if device_type == "cuda" and CUDA not in available:
+        advice = "install offramp[gpu] in the place of offramp[onnx]"
+        raise PlanError(f"this ONNX Runtime has no {CUDA}; it has {', '.join(available)}; {advice}")
     return runtime
 
 
-def provider_of(device_type: str) -> str:
-    """Returns ONNX Runtime's provider for a type of torch devices."""
-    return CUDA if device_type == "cuda" else "CPUExecutionProvider"
-
-
 def open_session(
-    runtime: Any,
-    graph: Path | bytes,
-    *,
-    providers: Sequence[str],
-    num_threads: int | None = None,
-    weights: Path | None = None,
-    quiet: bool = False,
+    model: Any, weights: Path, *, device_type: str = "cpu", num_threads: int | None = None, quiet: bool = False
 ) -> Any:
-    """Opens a session of a file, or of a graph in memory with its weights in the folder `weights`.
+    """Opens a session of a ModelProto, whose weights are in the folder `weights`.
 
-    `num_threads`: None: ONNX Runtime chooses. `quiet`: errors are raised but not logged. Raises PlanError if a provider
-    does not start, and ONNX Runtime's errors for an invalid graph.
+    `num_threads`: None: ONNX Runtime chooses. `quiet`: errors are raised but not logged. Raises PlanError if the device
+    cannot be used, and ONNX Runtime's errors for an invalid graph.
     """
+    runtime = load_runtime(device_type)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = num_threads or 0  # 0: ONNX Runtime chooses
     if quiet:
         options.log_severity_level = FATAL
-    if weights is not None:
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
-    session = runtime.InferenceSession(graph, options, providers=list(providers))
+    options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
+    provider = CUDA if device_type == "cuda" else "CPUExecutionProvider"
+    session = runtime.InferenceSession(model.SerializeToString(), options, providers=[provider])
     # If the libraries of a provider do not load, ONNX Runtime falls back to the CPU, with a line on stderr.
-    missing = sorted(set(providers) - set(session.get_providers()))
-    if missing:
-        raise PlanError(f"ONNX Runtime could not start {', '.join(missing)}; its own log line says why")
+    if provider not in session.get_providers():
+        raise PlanError(f"ONNX Runtime could not start {provider}; its own log line says why")
     return session
 
 
@@ -148,31 +136,23 @@ NUMPY_OF = {getattr(torch, name): np.dtype(name) for name in ("float32", "int32"
 class OnnxSegments(SegmentRunner):
     """Runs segments with ONNX Runtime in float32, for a model in inference mode whose weights are final.
 
-    Each open segment holds a copy of its weights, beside the model's own. Models and processes may share the folder
-    `cache`, and it may be deleted at any time. With the provider `CUDAExecutionProvider`, tensors stay on the GPU.
+    Each open segment holds a copy of its weights, beside the model's own. On a GPU, tensors stay there.
     """
 
-    def __init__(
-        self,
-        model: EarlyExitModel,
-        *,
-        cache: Path,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-        num_threads: int | None = None,
-    ) -> None:
-        """`num_threads`: the threads of each segment's session; None: ONNX Runtime chooses.
+    def __init__(self, model: EarlyExitModel, folder: Path, num_threads: int | None = None) -> None:
+        """`folder`: the folder `onnx` in it keeps exports. Others may share it, and it may be deleted at any time.
 
-        Raises PlanError without ONNX Runtime or a provider, for models that are not float32, that keep memory of
+        `num_threads`: the threads of each segment's session; None: ONNX Runtime chooses. Raises PlanError if ONNX
+        Runtime is missing or does not support the model's device, for models that are not float32, that keep memory of
         sequences, or whose attention is `apart`.
         """
         if model.backbone.kept_bytes:
             raise PlanError(f"{model.info.name} keeps keys and values, which ONNX Runtime does not do here")
         if model.dtype != torch.float32:
             raise PlanError(f"ONNX Runtime runs float32 models here, not {str(model.dtype).removeprefix('torch.')}")
-        self._runtime = load_runtime(providers, needs=("onnx", "onnxscript", "onnxruntime"))
+        load_runtime(model.device.type, needs=("onnx", "onnxscript", "onnxruntime"))
         self._model = model
-        self._cache = cache
-        self._providers = tuple(providers)
+        self._cache = folder / "onnx"
         self._num_threads = num_threads
         if model.attention == "apart":
             raise PlanError(
@@ -251,13 +231,8 @@ class OnnxSegments(SegmentRunner):
             export(self._model, self.file)
         given = [*names_before(self._model, segment.first), *index_tensors(self._model)]
         part = part_of(self._graph, given, self._names_after(segment))
-        session = open_session(
-            self._runtime,
-            part.SerializeToString(),
-            providers=self._providers,
-            num_threads=self._num_threads,
-            weights=self.file.parent,
-        )
+        device_type = self._model.device.type
+        session = open_session(part, self._cache, device_type=device_type, num_threads=self._num_threads)
         return session, [each.name for each in part.graph.input]
 
 
@@ -299,12 +274,6 @@ def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str
     session.run_with_iobinding(binding)
 
 
-def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> OnnxSegments:
-    """Opens segments on the model's own device. Exports are kept in the model's folder."""
-    provider = provider_of(model.device.type)
-    return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
-
-
 def _fingerprint(model: EarlyExitModel) -> str:
     """Returns the SHA-256 of all data that determine an export."""
     info = model.info
@@ -343,7 +312,7 @@ def export(model: EarlyExitModel, path: Path) -> None:
     for block in range(model.num_blocks):
         outputs += names_before(model, block + 1)
         outputs += [exit_name(block + 1)] if _has_head(model, block) else []
-    with quiet_exporter(), torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
             _ModelGraph(model).eval(),
             # The graph reads sizes of its first inputs that have them. So parts of it do not need the model's inputs.
@@ -476,33 +445,6 @@ def _free_sizes(model: EarlyExitModel, name: str) -> dict[int, Any]:
     return free | {1: LENGTH} if name in ("mask_BT", "owner_RT") else free  # slots are as long as padded inputs
 
 
-@cache
-def _operators(build: Callable[..., Any], opset_version: int) -> Any:
-    """Returns the exporter's table of operators. It is cached because building it takes a fifth of an export's time."""
-    return build(opset_version=opset_version)
-
-
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Silences log messages and warnings of the exporter, and pauses garbage collection. Errors are still raised."""
-    module = import_module("torch.onnx._internal.exporter._registration")
-    log, registry, gc_enabled = logging.getLogger(module.__name__), module.ONNXRegistry, gc.isenabled()
-    level, build = log.level, registry.from_torchlib
-    log.setLevel(logging.ERROR)  # it reports missing operators of torchvision
-    registry.from_torchlib = staticmethod(partial(_operators, build))
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            # Two axes have the same name on purpose, because their sizes are equal.
-            warnings.filterwarnings("ignore", message=r"# The axis name: \w+ will not be used", category=UserWarning)
-            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
-            yield
-    finally:
-        log.setLevel(level)
-        registry.from_torchlib = build
-        if gc_enabled:
-            gc.enable()
-
-
 if __name__ == "__main__":
+    gc.disable()  # nearly all objects of an export live until its end
     export(*torch.load(sys.argv[1], map_location="cpu", weights_only=False))

@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import Tensor
 
-from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provider_of
+from earlyexit.backends.onnx import Sessions, load_runtime, open_session
 from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
@@ -408,7 +408,7 @@ class OnnxGraph(Family):
                 f"{folder / graph.file} or its weights are not those of which the model was made: their SHA-256 is not "
                 f"{graph.sha256[:12]}..."
             )
-        load_runtime([])
+        load_runtime()
         return OnnxBackbone(graph, folder, state)
 
 
@@ -450,18 +450,9 @@ def open_graph(
 
     `quiet`: ONNX Runtime does not log errors.
     """
-    providers = (provider_of(device_type),)
-    runtime = load_runtime(providers)
-    refusals = runtime.capi.onnxruntime_pybind11_state
+    refusals = load_runtime(device_type).capi.onnxruntime_pybind11_state
     try:
-        return open_session(
-            runtime,
-            model.SerializeToString(),
-            providers=providers,
-            num_threads=num_threads,
-            weights=folder,
-            quiet=quiet,
-        )
+        return open_session(model, folder, device_type=device_type, num_threads=num_threads, quiet=quiet)
     except (refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented, refusals.InvalidArgument) as error:
         raise GraphError(f"the graph in {folder}: {describe_error(error)}") from error
 

@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from earlyexit.backends.onnx import onnx_segments
+from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import InputError, ModelFolderError
@@ -164,7 +164,7 @@ def packed_logits(model: EarlyExitModel) -> Logits:
 
 def onnx_logits(model: EarlyExitModel, folder: Path, num_threads: int) -> Logits:
     """Returns a function that runs the modules as one graph on ONNX Runtime, which pads only in attention."""
-    segments = onnx_segments(model, folder, num_threads)
+    segments = OnnxSegments(model, folder, num_threads)
     whole = Segment(first=0, end=model.num_blocks, ramp=None)
     segments.prepare({whole: Budget(inputs=1)})
 

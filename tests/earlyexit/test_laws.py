@@ -186,7 +186,7 @@ def test_onnx_runtime_and_torch_agree_in_all_batch_sizes(name: str, made: Made, 
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     model = made(name)
-    segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
+    segments = OnnxSegments(model, tmp_path, 1)
     last, middle = model.num_blocks, model.num_blocks // 2
     halves = (Segment(first=0, end=middle, ramp=middle - 1), Segment(first=middle, end=last, ramp=None))
     blocks = [Segment(first=block, end=block + 1, ramp=None) for block in range(last)]

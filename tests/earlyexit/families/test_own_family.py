@@ -341,4 +341,4 @@ def test_onnx_runtime_refuses_to_attend_apart(model: EarlyExitModel, tmp_path: P
     pytest.importorskip("onnxruntime")
     model.attention = "apart"
     with pytest.raises(PlanError, match="cannot attend one after the other"):
-        OnnxSegments(model, cache=tmp_path)
+        OnnxSegments(model, tmp_path)

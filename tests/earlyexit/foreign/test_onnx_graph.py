@@ -22,7 +22,6 @@ import onnxruntime
 from onnx import numpy_helper
 
 from earlyexit.backends import open_segments
-from earlyexit.backends.onnx import quiet_exporter
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.resnet import BlockSizes, ResidualBlock
@@ -133,7 +132,7 @@ def exported(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, *, by_
     if by_dynamo:
         dynamic = torch.export.Dim.DYNAMIC
         settings = {"dynamic_shapes": {name: dict.fromkeys(axes, dynamic) for name, axes in open_axes.items()}}
-    with quiet_exporter(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module.eval(),

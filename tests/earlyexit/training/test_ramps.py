@@ -327,7 +327,7 @@ def test_importance_is_nan_for_inputs_that_arrived_without_it() -> None:
 def test_pieces_that_carry_it_are_run_by_torch_where_others_are_by_onnx_runtime(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = small()
-    segments = OnnxSegments(model, cache=tmp_path)
+    segments = OnnxSegments(model, tmp_path)
     piece = measured(piece_of(model, NOBODY_LEAVES, inputs_of((4, 6))))
     with torch.inference_mode():
         tensors, _ = segments.run(Segment(first=0, end=4, ramp=None), piece)
