@@ -191,7 +191,7 @@ def _best_plan(
     problem = with_batch_limit(processor_problem(profile, survival_N, tuple(sorted(thresholds)), 1), batch)
     stock = plan_for(problem, "stock", None)
     best = plan_for(problem, "serial", policy, records) if thresholds else stock
-    return best, stock.predicted["rate_per_s"], problem
+    return best if best.ramps else stock, stock.predicted["rate_per_s"], problem
 
 
 def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int, int]:

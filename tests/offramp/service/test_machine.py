@@ -106,6 +106,14 @@ def test_on_a_gpu_one_batch_is_prepared_while_the_other_is_computed(
     assert settings(folder, device="cuda").plan.overlap_below is None, "a GPU elsewhere cannot be measured here"
 
 
+def test_a_plan_without_exits_is_one_split_with_its_own_rate(folder: Path) -> None:
+    first, others = [0.001, 0.02], [BLOCK_S, BLOCK_S]  # block 0 is cheaper for single inputs, and ramps take a second
+    table = LatencyTable.of_rows((1, 4), [first, others, others], [[1.0, 1.0]] * 2)
+    replace(LatencyProfile.load(folder / KEPT_FILE), tables={16: table}).save(folder / KEPT_FILE)
+    said: list[str] = []
+    assert (len(settings(folder, said).plan.splits), "no exits; 133 inputs/s" in said[1]) == (1, True), said[1]
+
+
 @pytest.mark.parametrize(
     ("bytes_free", "rate_per_s", "backend", "chosen"),
     [
