@@ -236,6 +236,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
     from deployments.app import build
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # `offramp doctor` tells what it warns of
     settings = _with_starts(settings)
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
