@@ -176,7 +176,8 @@ def search_labels(
     # The first open label of each node, the first closed label, and the label after the last one.
     first_PK = np.zeros((end + 1, 3), dtype=np.int64)
     first_PK[0, 2] = 1
-    count, made, outcome = 1, 1, COMPLETE
+    count = made = first_PK[0, 2]  # a literal 1 would have a type of its own, for which kernels are compiled once more
+    outcome = COMPLETE
     for node in range(1, end + 1):
         first_PK[node, 0] = count
         for ends in range(2):
@@ -261,8 +262,7 @@ def _extend(
             _close_stage(limits, int_LI, float_LF, count, device, price, held, replicas)
         count += 1
         if count == capacity:
-            most = (capacity - first) // 4
-            _, count = _select(labels, first, count, most, True)
+            _, count = _select(labels, first, count, (capacity - first) // 4, capacity > 0)
             cutoff = float_LF[count - 1, TOTAL]
     return count, cutoff
 
