@@ -33,7 +33,7 @@ class SimulatedSequence(SequenceProgress):
         """See `Step.behind`."""
 
     def begin(self, number: int = 0) -> None:
-        super().begin()
+        super().begin(number)
         self.behind = Counter()
 
     def step(self) -> int:
@@ -120,7 +120,7 @@ class GeneratingIngress(SimulatedIngress):
     def answered(self, answered: Answered) -> None:
         for each in answered.inputs:
             state, sequence = self._states.pop(each.serial)
-            if sequence.answered():
+            if sequence.advance():
                 self.loop.on_token(state, answered.block, self._events.time_s)
             if sequence.is_whole:
                 self._end_sequence(state, sequence, "length")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.families.base import weight_bytes
-from earlyexit.network.boundary import DType, Segment
+from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Layout, Piece, Tensors, wait_for
 
@@ -208,22 +208,18 @@ class OnnxSegments(SegmentRunner):
 
     def room_for(self, segment: Segment, num_inputs: int, num_tokens: int) -> dict[str, Tensor]:
         """Returns empty tensors for the outputs of a segment's graph, by name and in the graph's order."""
-        shapes = [
-            ((num_tokens if spec.per_token else num_inputs, *spec.shape), spec.dtype)
-            for spec in self._model.boundary(segment.end - 1)
-        ]
-        if self._model.has_exit(segment):
-            shapes.append(((num_inputs, *self._model.task.output_shape), "float"))
-        rooms = (self._empty(shape, dtype) for shape, dtype in shapes)
+        model, shapes = self._model, list[tuple[tuple[int, ...], torch.dtype]]()
+        for spec in model.boundary(segment.end - 1):
+            dtype = model.dtype if spec.dtype == "float" else getattr(torch, spec.dtype)
+            shapes.append(((num_tokens if spec.per_token else num_inputs, *spec.shape), dtype))
+        if model.has_exit(segment):
+            shapes.append(((num_inputs, *model.task.output_shape), model.dtype))
+        rooms = (torch.empty(shape, dtype=dtype, device=model.device) for shape, dtype in shapes)
         return dict(zip(self._names_after(segment), rooms, strict=True))
 
     def _names_after(self, segment: Segment) -> list[str]:
         names = names_before(self._model, segment.end)
         return [*names, exit_name(segment.end)] if self._model.has_exit(segment) else names
-
-    def _empty(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
-        torch_dtype = self._model.dtype if dtype == "float" else getattr(torch, dtype)
-        return torch.empty(shape, dtype=torch_dtype, device=self._model.device)
 
     def _open(self, segment: Segment) -> tuple[Any, list[str]]:
         """Returns the session of a segment, and the names of its inputs."""
@@ -361,12 +357,14 @@ def export_elsewhere(model: EarlyExitModel, path: Path) -> None:
 class _GraphLayout(Layout):
     """A layout whose tensors are inputs of the graph. It is never uniform.
 
-    Attention is `slotted`. With one input per slot this is the padded form, so that one graph serves both.
+    Attention is `slotted`. With one input per slot this is the padded form, so that one graph serves both. Without a
+    mask of tokens, each row is an input.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         vars(self).update(tensors, scheme="slotted", _shares_rows=True)  # replaces Layout's cached properties
-        self.num_inputs, self.longest = tensors["mask_BT"].shape
+        self._has_tokens = "mask_BT" in tensors
+        self.num_inputs, self.longest = tensors["mask_BT" if self._has_tokens else "lengths_B1"].shape
 
     def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
         # Floats, because every block would convert a bool mask again.
@@ -377,17 +375,7 @@ class _GraphLayout(Layout):
         return False
 
     def per_input(self, values: Tensor) -> bool:
-        return False
-
-
-class _NoTokens(Layout):
-    """The layout of a graph for inputs without tokens. Each row is an input."""
-
-    def __init__(self) -> None:
-        self.longest = 1
-
-    def per_input(self, values: Tensor) -> bool:
-        return True
+        return not self._has_tokens
 
 
 class _ModelGraph(nn.Module):
@@ -398,7 +386,7 @@ class _ModelGraph(nn.Module):
         self.model = model
 
     def forward(self, tensors: dict[str, Tensor], values: Tensors) -> Tensors:
-        layout = _GraphLayout(tensors) if self.model.max_length > 1 else _NoTokens()
+        layout = _GraphLayout(tensors)
         outputs: list[Tensor] = []
         for block in range(self.model.num_blocks):
             after = self.model.run_blocks(block, block + 1, values, layout)

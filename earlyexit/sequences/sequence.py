@@ -82,10 +82,14 @@ class SequenceProgress:
     """How many tokens of a growing sequence the decoder has processed."""
 
     def __init__(self, num_prompt: int, limit: int, chunk: int, first_chunk: int | None = None) -> None:
-        """`limit`: the most tokens of the sequence. `chunk`: the most tokens of a step. `first_chunk`: of the first."""
+        """`chunk`: the most tokens of a step. `first_chunk`: the most tokens of the first step; None: `chunk`."""
         assert chunk >= 1
         self.num_prompt = num_prompt
+        """The prompt's tokens. For an encoder-decoder, they include the first token of answers."""
         self.limit = limit
+        """The most tokens of the sequence."""
+        self.number = 0
+        """The number of the sequence at its decoder."""
         self.num_tokens = num_prompt
         """The tokens of the sequence so far."""
         self.seen = 0
@@ -105,14 +109,15 @@ class SequenceProgress:
 
     @property
     def says(self) -> bool:
-        """Whether the answer to the current step is the next token."""
+        """Whether the answer to the current step is a token. It is not for the parts of a prompt before the last."""
         return self.until >= self.num_tokens
 
-    def begin(self) -> None:
-        """Restarts the sequence at a decoder that has processed none of its tokens."""
+    def begin(self, number: int = 0) -> None:
+        """Starts or restarts the sequence at a decoder that has none of its tokens. `number` must be unique there."""
+        self.number = number
         self.seen = 0
 
-    def answered(self) -> bool:
+    def advance(self) -> bool:
         """Notes the answer to the current step. Returns whether it was the next token, and counts that token."""
         self.seen = self.until
         if self.seen < self.num_tokens:
@@ -197,7 +202,7 @@ class StepResult:
     """The answer from which the token was sampled: see `TokenTask`."""
 
 
-class TokenSequence:
+class TokenSequence(SequenceProgress):
     """A sequence that is being generated."""
 
     def __init__(
@@ -228,37 +233,23 @@ class TokenSequence:
                 f"the prompt has {len(prompt)} tokens; this model takes {max_length} with the answer"
             )
         self.tokens = [*prompt] if start is None else [*prompt, start]
-        self.num_prompt = len(self.tokens)
-        """The prompt's tokens, including `start`."""
-        self.limit = min(self.num_prompt + max_tokens, max_length)
-        """The most tokens of the sequence."""
-        first_chunk = chunk if start is None else max(chunk, self.num_prompt)
-        self._progress = SequenceProgress(self.num_prompt, self.limit, chunk, first_chunk)
+        num_prompt = len(self.tokens)
+        first_chunk = chunk if start is None else max(chunk, num_prompt)
+        super().__init__(num_prompt, min(num_prompt + max_tokens, max_length), chunk, first_chunk)
         self.ended: Ended | None = None
         self._text = text
         self._ends = frozenset(ends)
         self._sampling = sampling
-        self._number = 0
-
-    @property
-    def says(self) -> bool:
-        """Whether the answer to the next step is a token. It is not for the parts of a prompt before the last."""
-        return self._progress.says
-
-    def begin(self, number: int) -> None:
-        """Starts or restarts the sequence at a decoder that has none of its tokens. `number` must be unique there."""
-        self._number = number
-        self._progress.begin()
 
     def step(self) -> Encoded:
         """Returns the next input of the decoder."""
         assert self.ended is None
-        seen = self._progress.seen
-        return step_of(self.tokens[seen : self._progress.until], self._number, seen, self.limit, self.num_prompt)
+        new = self.tokens[self.seen : self.until]
+        return step_of(new, self.number, self.seen, self.limit, self.num_prompt)
 
     def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> StepResult | None:
         """Handles the answer to the last step. Returns None if it was a part of the prompt before the last."""
-        if not self._progress.answered():
+        if not self.advance():
             return None
         chosen = choose(answer_2k, self._sampling, len(self.tokens))
         self.tokens.append(chosen.token)
@@ -266,7 +257,7 @@ class TokenSequence:
         text = "" if is_end or self._text is None else self._text.push(chosen.token)
         if is_end or (self._text is not None and self._text.stopped):
             self.ended = "stop"
-        elif self._progress.is_whole:
+        elif self.is_whole:
             self.ended = "length"
         if self.ended is not None and self._text is not None:
             text += self._text.finish()

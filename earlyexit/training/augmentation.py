@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import Boundary, takes_images
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
@@ -91,11 +88,6 @@ class Augmentation:
     patch: float = 0.0
     """Share of the batches whose images get a rectangle of another image (CutMix, Yun et al. 2019). It requires
     distillation (`imitate`), because the right answers of these images are unknown."""
-
-    def check(self, inputs: Boundary) -> None:
-        """Raise ModelFolderError for a network whose inputs are not images."""
-        if not takes_images(inputs):
-            raise ModelFolderError("augmentation needs a model whose inputs are images")
 
     def draw(self, num_images: int, height: int, width: int) -> Moves:
         """Returns random moves, drawn from torch's global generator."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import Encoded
+from earlyexit.network.boundary import Encoded, takes_images
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.augmentation import Augmentation
@@ -109,7 +109,8 @@ def train_jointly(
     if next(model.backbone.parameters(), None) is None:
         raise ModelFolderError(f"a backbone of the family {model.info.family} cannot be trained: train its ramps only")
     if options.augmentation is not None:
-        options.augmentation.check(model.boundary(-1))
+        if not takes_images(model.boundary(-1)):
+            raise ModelFolderError("augmentation needs a model whose inputs are images")
         if options.augmentation.patch and not options.imitate:
             raise ModelFolderError("patched images have no right answers: patches need imitation")
     if options.imitate and "head" not in model.info.provenance:

@@ -34,7 +34,7 @@ from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
 from earlyexit.families.own import PaddedBackbone
 from earlyexit.named import make_named
-from earlyexit.network.boundary import Split, TensorSpec, cast_column, parse_numbers
+from earlyexit.network.boundary import Split, cast_column, parse_numbers
 from earlyexit.network.chain import proportional
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
 from earlyexit.network.model import Cut, EarlyExitModel
@@ -285,7 +285,7 @@ CASES: dict[str, Case] = {
     "sequence: no tokens": lambda: generated([1], max_tokens=0),
     "sequence: too long": lambda: generated([1, 2, 3, 4]),
     "sequence: no room for a start": lambda: generated([1, 2, 3], start=9),
-    "training: no images": lambda: Augmentation().check((TensorSpec(name="ids", shape=(), dtype="int32"),)),
+    "training: no images": lambda: train_jointly(small(), [], NONE, JointOptions(augmentation=Augmentation())),
     "training: patches of right answers": lambda: train_jointly(of_images(), [], NONE, PATCHED),
     "training: no head to imitate": lambda: train_jointly(of_images(), [], NONE, JointOptions(imitate=True)),
     "training: attention of an image": lambda: importance_of(of_images(), []),
