@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -252,28 +252,15 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def weights_of(graph: Any) -> dict[str, Any]:
-    """Returns the stored tensors of a GraphProto by name."""
-    return {each.name: each for each in graph.initializer} | {
-        each.values.name: each for each in graph.sparse_initializer
-    }
-
-
-def part_model(model: Any, part: Part, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+def part_model(model: Any, part: Part, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
     """Returns the ModelProto of a part of a graph. `inputs` and `outputs` are ValueInfoProtos."""
-    from onnx import ModelProto
+    from onnx import helper
 
-    result = ModelProto(ir_version=model.ir_version)
-    result.opset_import.extend(model.opset_import)
-    result.graph.name = "piece"
-    result.graph.node.extend(model.graph.node[k] for k in part.operators)
-    weights = weights_of(model.graph)
-    for weight in (weights[name] for name in part.inputs if name in weights):
-        target = result.graph.sparse_initializer if hasattr(weight, "values") else result.graph.initializer
-        target.append(weight)
-    result.graph.input.extend(inputs)
-    result.graph.output.extend(outputs)
-    return result
+    nodes, read = [model.graph.node[k] for k in part.operators], set(part.inputs)
+    weights = [each for each in model.graph.initializer if each.name in read]
+    sparse = [each for each in model.graph.sparse_initializer if each.values.name in read]
+    graph = helper.make_graph(nodes, "piece", inputs, outputs, weights, sparse_initializer=sparse)
+    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
 
 
 Array = npt.NDArray[Any]
@@ -374,7 +361,7 @@ class OnnxBackbone(Backbone):
         given = before | layout_inputs
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
-        model = part_model(self._graph, part, inputs, map(_value_info, after))
+        model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
         session = open_graph(model, self._folder, device_type=device_type, num_threads=self.num_threads)
         self._check_files()
         return part, session

@@ -44,7 +44,6 @@ from earlyexit.foreign.onnx_backbone import (
     open_graph,
     read_graph,
     to_graph_array,
-    weights_of,
 )
 from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
 from earlyexit.named import NamedSpec
@@ -506,7 +505,7 @@ def _constant(graph: Any, name: str) -> Array | None:
     from onnx import numpy_helper
 
     node = next((each for each in graph.node if name in each.output), None)
-    tensor = weights_of(graph).get(name)
+    tensor = next((each for each in graph.initializer if each.name == name), None)
     if node is not None and node.op_type == "Constant":
         [value] = node.attribute
         if value.name == "value_ints":

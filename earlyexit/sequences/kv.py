@@ -235,11 +235,6 @@ class KvStore:
         return int(self._is_free.sum())
 
     @property
-    def sequences(self) -> frozenset[int]:
-        """The sequences that have pages."""
-        return frozenset(self._pages)
-
-    @property
     def use(self) -> MemoryUse:
         """The number of reserved pages, now and at most so far."""
         return MemoryUse(

@@ -93,7 +93,7 @@ def test_warm_up_inputs_belong_to_no_sequence(model: EarlyExitModel) -> None:
     _, outputs_BC = model.compute(Segment(first=0, end=NUM_BLOCKS, ramp=None), (ids_N, run_B5), layout_of(3, 1))
     assert outputs_BC is not None
     assert outputs_BC.isfinite().all()
-    assert backbone_of(model).memory.kv.sequences == set()
+    assert backbone_of(model).memory.use().sequences == 0
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**31 - 1, 2**31, 2**62 - 1])
@@ -115,7 +115,7 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
 
 
 def _end(model: EarlyExitModel) -> None:
-    for number in backbone_of(model).memory.kv.sequences:
+    for number in list(backbone_of(model).memory.kv._pages):
         backbone_of(model).memory.end(number)
 
 

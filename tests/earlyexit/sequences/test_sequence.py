@@ -218,12 +218,12 @@ def test_pages_for_a_whole_sequence_are_reserved_when_it_enters() -> None:
     kv.free(1)
     kv.free(1)
     assert kv.free_pages == 6
-    assert kv.sequences == set()
+    assert kv.use.sequences == 0
     kv.enter(1, 16)
     with pytest.raises(OverloadedError, match="3 pages are needed for keys and values, 2 of 6 are free") as refused:
         kv.enter(2, 12)
     assert refused.value.retry_after_s > 0
-    assert kv.sequences == {1}
+    assert (kv.use.sequences, kv.room_of(1)) == (1, 16)
     kv.free(1)
     kv.enter(2, 12)
     assert kv.free_pages == 3
