@@ -195,6 +195,7 @@ class StaticLayout(Layout):
         else:
             place_N, first_B, length_B = torch.split(index, [self.num_tokens, self.num_inputs, self.num_inputs])
         vars(self).update(  # replaces cached properties that Layout would compute on the host
+            uniform=not shape.mixed,
             scheme="padded",
             place_N=place_N,
             position_N=place_N % self.longest,
@@ -203,11 +204,6 @@ class StaticLayout(Layout):
             mask_BT=torch.arange(self.longest, device=device) < length_B[:, None],
             lengths_B1=length_B[:, None].float(),
         )
-        self._mixed = shape.mixed
-
-    @property
-    def uniform(self) -> bool:
-        return not self._mixed
 
 
 def index_of(shape: Shape, lengths_B: Lengths) -> Tensor:

@@ -362,17 +362,14 @@ class _GraphLayout(Layout):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        vars(self).update(tensors, scheme="slotted", _shares_rows=True)  # replaces Layout's cached properties
+        # Replaces Layout's cached properties.
+        vars(self).update(tensors, uniform=False, scheme="slotted", _shares_rows=True)
         self._has_tokens = "mask_BT" in tensors
         self.num_inputs, self.longest = tensors["mask_BT" if self._has_tokens else "lengths_B1"].shape
 
     def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
         # Floats, because every block would convert a bool mask again.
         return torch.where(seen, 0.0 if bias_HTT is None else bias_HTT, -torch.inf)
-
-    @property
-    def uniform(self) -> bool:
-        return False
 
     def per_input(self, values: Tensor) -> bool:
         return not self._has_tokens

@@ -180,7 +180,7 @@ class Layout:
         self.num_tokens = int(lengths_B.sum())
         self.longest = int(lengths_B.max(initial=0))
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether all inputs have the same length, so that the packed and the padded form are equal."""
         return self.num_tokens == self.num_inputs * self.longest

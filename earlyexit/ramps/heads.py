@@ -54,7 +54,8 @@ class Ramp(nn.Module):
 
     def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Returns the head's input, one row per input, from a packed hidden state. Uses no trained weights."""
-        return self.gather_rows(of_inputs(hidden, layout, self.pooling))
+        has_row_per_input = layout.per_input(hidden)
+        return self.gather_rows(hidden if has_row_per_input else POOLINGS[self.pooling].of_tokens(hidden, layout))
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         """Returns the head's input from rows of whole inputs, (B, ...)."""
@@ -63,11 +64,6 @@ class Ramp(nn.Module):
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Returns the outputs (B, *output_shape) for a packed hidden state, (N, D) or (N, ...)."""
         return self.classify(self.gather(hidden, layout))
-
-
-def of_inputs(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
-    """Returns one row per input, (B, ...), from packed rows (N, ...)."""
-    return hidden if layout.per_input(hidden) else POOLINGS[pooling].of_tokens(hidden, layout)
 
 
 def flat_outputs(output_shape: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, fuse, to_host, when_computed
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.ramps.heads import of_inputs
+from earlyexit.ramps.heads import Ramp
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.families.vision import MODELS, noise
 from tests.earlyexit.network.cuts import piece_of
@@ -172,7 +172,7 @@ def test_answers_survive_splitting_and_stacking(array: np.ndarray[tuple[int, ...
 
 def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
     # Summed in bfloat16, which has 8 significant bits, 256 + 1 stays 256.
-    mean_BD = of_inputs(torch.ones(512, 1, dtype=torch.bfloat16), layout_of(512), "mean")
+    mean_BD = Ramp("mean").gather(torch.ones(512, 1, dtype=torch.bfloat16), layout_of(512))
     assert mean_BD.dtype == torch.bfloat16
     assert mean_BD.tolist() == [[1.0]]
 

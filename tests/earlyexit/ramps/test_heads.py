@@ -20,8 +20,8 @@ from earlyexit.network.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, ForeseenPolicy, SimilarPolicy
 from earlyexit.ramps import RampStyle, build_ramp
-from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, VocabularyHead, of_inputs
-from earlyexit.ramps.pooling import Pooling, pool_maps, pooled_size
+from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, Ramp, VocabularyHead
+from earlyexit.ramps.pooling import Pooling, pooled_size
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.checkpoints import resnet_state
@@ -58,8 +58,7 @@ def bridge_ramp(model: EarlyExitModel, block: int) -> BridgeRamp:
 
 
 def pool(hidden: torch.Tensor, layout: Layout, pooling: Pooling) -> torch.Tensor:
-    rows = of_inputs(hidden, layout, pooling)
-    return rows if rows.ndim == 2 else pool_maps(rows, pooling)
+    return Ramp(pooling).gather(hidden, layout)
 
 
 @torch.inference_mode()
