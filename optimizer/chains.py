@@ -225,7 +225,7 @@ class ChainSearch:
         graph, complete = self._graph()
         finished, candidates = price_chains(graph, self._limits(graph, self.bounded.prices, self.names, math.inf))
         if complete and finished and len(candidates) <= MAX_COLUMNS:
-            return self._improve([*candidates, *self._duplicates(candidates)], None), True
+            return self._improve(candidates, None), True
         best = self._improve(candidates, None)
         candidates += self._chains_by_types(graph)
         best = self._improve(candidates, self._improve(self._best_of_types, best))
@@ -237,11 +237,6 @@ class ChainSearch:
             if best is before:
                 break
         return best, False
-
-    def _duplicates(self, candidates: Sequence[PricedChain]) -> list[PricedChain]:
-        """Returns chains that a plan may use several times: with more replicas, each fills its batches more slowly."""
-        slower = [each for each in candidates if any(stage.wait for stage in each.column.stages)]
-        return slower * (self._most_chains - 1)
 
     def _chains_by_types(self, graph: Graph) -> list[PricedChain]:
         """Returns chains on each accelerator type, on each pair of types, and on all types.

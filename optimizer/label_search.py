@@ -185,6 +185,8 @@ def search_labels(
             most = max_per_group // 2 if is_beam and not ends else max_per_group
             for position in range(incoming.first_P[node], incoming.first_P[node + 1]):
                 move, start = incoming.move_I[position], incoming.from_I[position]
+                if first_PK[start, 0] == first_PK[start, 2]:
+                    continue  # no label reached this node
                 after = price_after(moves, limits, bounds, move, ends)
                 for is_first in range(2):
                     low, high = first_PK[start, is_first], first_PK[start, is_first + 1]
