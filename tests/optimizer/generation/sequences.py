@@ -11,6 +11,7 @@ import numpy as np
 from optimizer.decision import Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.generation.demand import Generation
+from optimizer.generation.steps import generation_of
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, Slo, Supply
 from profiles.lengths import Lengths
@@ -59,15 +60,12 @@ def every_plan(problem: PlanProblem, strategy: Strategy) -> Iterator[tuple[tuple
 
 def _figures(problem: PlanProblem, stages: tuple[Stage, ...]) -> Evaluation | None:
     """None where a batch holds more tokens than were measured at once: the tests of `evaluate` see that refused."""
-    tokens = [
-        split.batch * problem.generation.tokens_per_step(share) / share
-        for stage in stages
-        for split in stage.splits
-        if problem.generation is not None and (share := _enters(problem, stages, split.first)) > 0
-    ]
-    largest = [problem.latency[stage.device].batches[-1] for stage in stages for _ in stage.splits]
-    if any(each > most * (1 + 1e-9) for each, most in zip(tokens, largest, strict=True)):
-        return None
+    for stage in stages:
+        most = problem.latency[stage.device].batches[-1] * (1 + 1e-9)
+        for split in stage.splits:
+            share = _enters(problem, stages, split.first)
+            if share > 0 and split.batch * generation_of(problem).tokens_per_step(share) / share > most:
+                return None
     return evaluate(problem, stages)
 
 
