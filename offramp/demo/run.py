@@ -127,7 +127,7 @@ def emulated_problem(records: ExitRecords, thresholds: Mapping[int, float]) -> P
 SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
 """The planner's search space of each plan. `serial` has one stage, so a new plan moves no replicas."""
 MACHINE = Processors(workers=2, threads=1, batch_limit=16)
-PROCESSORS_SHARE = 0.42
+PROCESSORS_SHARE = 0.38
 """Share of the predicted rate at which the search for a load starts on processors, which the load generator shares."""
 
 
@@ -231,7 +231,7 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
         keys=prepared.expected.sample_ids,
         full_model=_full_model(prepared),
         slo_s=problem.slo.latency_s,
-        seconds=7.0,
+        seconds=6.0,
         warm_s=2 * problem.slo.latency_s,
         inputs_per_request=V100_BATCH,
     )
