@@ -267,7 +267,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
                 external_scaler_enabled=settings.control is not None,
             )
         except RuntimeError as error:
-            cause = message_of(asyncio.run(find_applications())["applications"][settings.app])
+            cause = message_of(asyncio.run(find_applications())["applications"].get(settings.app, {})) or error
             raise OfframpError(f"the service did not start; see the logs in {LOGS}: {cause}") from error
         yield f"http://{cluster.address}:{cluster.port}"
 

@@ -185,31 +185,33 @@ class Sender:
         An error of a busy service is final for a single input when the service has answered nothing for `timeout_s`.
         Raises errors that have other causes.
         """
-        sent_s, inputs = self._clock.now_s(), [each.value for each in batch]
-        try:
-            predictions = await self._client.predict_many(inputs, truncate=self._job.truncate, in_words=True)
-            self._busy_since_s = math.inf
-            return [_row(each, prediction) for each, prediction in zip(batch, predictions, strict=True)]
-        except OfframpError as raised:
-            error = raised
-        now_s, is_over = self._clock.now_s(), True
-        is_broken = type(error) is OfframpError  # the connection, which may work again
-        if is_broken or isinstance(error, BUSY_ERRORS):
-            self._busy_since_s = min(self._busy_since_s, now_s)
-            if not is_again:
-                async with self._sending_again:
-                    return await self.rows(batch, is_again=True)
-            is_over = self._busy_since_s <= now_s - self._job.timeout_s
-            if not is_over:
-                await self._sleep(PAUSE_S)
-        elif type(error) is not InputError and not isinstance(error, INPUT_ERRORS):
-            raise error
-        if is_over and is_broken:
-            raise error
-        if is_over and (len(batch) == 1 or sent_s <= now_s - self._job.timeout_s):
-            return [{**each.id_columns, "error": f"{error.kind}: {error}"} for each in batch]
-        halves = [half for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]) if half]
-        return [row for half in halves for row in await self.rows(half, is_again=is_again)]
+        while True:
+            sent_s, inputs = self._clock.now_s(), [each.value for each in batch]
+            try:
+                predictions = await self._client.predict_many(inputs, truncate=self._job.truncate, in_words=True)
+                self._busy_since_s = math.inf
+                return [_row(each, prediction) for each, prediction in zip(batch, predictions, strict=True)]
+            except OfframpError as raised:
+                error = raised
+            now_s, is_over = self._clock.now_s(), True
+            is_broken = type(error) is OfframpError  # the connection, which may work again
+            if is_broken or isinstance(error, BUSY_ERRORS):
+                self._busy_since_s = min(self._busy_since_s, now_s)
+                if not is_again:
+                    async with self._sending_again:
+                        return await self.rows(batch, is_again=True)
+                is_over = self._busy_since_s <= now_s - self._job.timeout_s
+                if not is_over:
+                    await self._sleep(PAUSE_S)
+            elif type(error) is not InputError and not isinstance(error, INPUT_ERRORS):
+                raise error
+            if is_over and is_broken:
+                raise error
+            if is_over and (len(batch) == 1 or sent_s <= now_s - self._job.timeout_s):
+                return [{**each.id_columns, "error": f"{error.kind}: {error}"} for each in batch]
+            if len(batch) > 1:
+                halves = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+                return [row for half in halves for row in await self.rows(half, is_again=is_again)]
 
 
 def _row(given: InputRow, prediction: Prediction) -> Row:
@@ -416,10 +418,9 @@ def stream_inputs(
 ) -> tuple[tuple[str, ...], Iterator[InputRow]]:
     """Returns the names of `InputRow.id_columns`, and the inputs of a file or folder, in order.
 
-    The ending gives the format, and labels are not needed.
-
-    `columns` maps the names of the model's inputs to columns of the file. Arrays have the names of the inputs. Raises
-    DataError at once for a file that cannot be read, and during iteration for an invalid row.
+    The ending gives the format, and labels are not needed. `columns` maps the names of the model's inputs to columns of
+    the file. Arrays have the names of the inputs. Raises DataError at once for a file that cannot be read, and during
+    iteration for an invalid row.
     """
     if is_images(path):
         return ("image",), _images(path, part)

@@ -52,6 +52,7 @@ async def run(
     batch: int = 2,
     concurrency: int = 2,
     rows: list[Row] | None = None,
+    timeout_s: float = 30.0,
 ) -> tuple[list[Row], Tally]:
     written: list[Row] = [] if rows is None else rows
     clock = ManualClock()
@@ -66,7 +67,7 @@ async def run(
         max_attempts=1,
     )
     async with client:
-        job = PredictJob(batch=batch, concurrency=concurrency)
+        job = PredictJob(batch=batch, concurrency=concurrency, timeout_s=timeout_s)
         tally = await predict_all(
             map(given, texts), client, job, written.append, clock=clock, on_rows=lambda _: None, sleep=sleep
         )
@@ -163,6 +164,8 @@ async def test_an_input_that_is_late_alone_or_all_inputs_of_a_dead_service_fail_
     rows, tally = await run(iter(texts), server, batch=16)
     assert [row["text"] for row in rows if row.get("error") == "deadline: late"] == ["slow"]
     assert (tally.rows, tally.failed, 100 < asked.count(["slow"]) < 125) == (64, 1, True), "every 0.25 s for 30 s"
+    rows, tally = await run(iter(["slow"]), server, timeout_s=900.0)
+    assert rows == [{"text": "slow", "error": "deadline: late"}]
     rows, tally = await run(iter(texts), lambda _: failure(503, "stage_unavailable", "no replica"), batch=16)
     assert (tally.rows, {row["error"] for row in rows}) == (64, {"stage_unavailable: no replica"})
 
