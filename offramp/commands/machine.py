@@ -65,7 +65,7 @@ def kept_profile(folder: Path, job: ProfileJob, notify: Notify) -> LatencyProfil
     if kept is not None and not changed:
         notify(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
-    notify(f"profile: measuring {folder}, once on this machine; a minute or two")
+    notify(f"profile: measuring {folder}, once on this machine; usually less than a minute")
     lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
     profile, took_s = run_in_subprocess(_measured, folder, job.model_copy(update={"lengths": lengths}))
     profile = replace(profile, provenance={**profile.provenance, ASKED: current})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from deployments.local_ray.cluster import (
     _check_resources,
     _labels,
     _resources_needed,
+    _running,
     _wanted_ports,
     _with_starts,
     choose_front,
@@ -22,7 +24,7 @@ from deployments.local_ray.cluster import (
 )
 from deployments.local_ray.ports import take_listener
 from deployments.settings import ServeSettings
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage, stock_plan
 from optimizer.plan_file import plan_document
@@ -106,6 +108,31 @@ def test_internal_ports_listen_on_loopback(
 @pytest.mark.parametrize(("host", "address"), [("::1", "[::1]"), ("0.0.0.0", HERE), ("::", HERE), ("box", "box")])
 def test_the_address_has_the_form_of_urls(host: str, address: str) -> None:
     assert LocalCluster(host=host).address == address
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code, while it is imported
+def test_a_start_that_fails_before_its_deployments_exist_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the application has gone")
+
+    def ignore(*_: object, **__: object) -> None:
+        pass
+
+    async def nothing() -> dict[str, Any]:
+        return {"applications": {}}
+
+    replaced = {
+        "ray.cluster_resources": dict,
+        "ray.serve.start": ignore,
+        "ray.serve.run": fail,
+        "deployments.app.build": ignore,
+        "deployments.local_ray.cluster._own_ray": lambda *_, **__: nullcontext(),
+        "deployments.local_ray.cluster.find_applications": nothing,
+    }
+    for name, fake in replaced.items():
+        monkeypatch.setattr(name, fake)
+    with pytest.raises(OfframpError, match=r"did not start; see the logs in .* the application has gone"):
+        next(_running(settings(), LocalCluster(front="direct"), None))
 
 
 # The front

@@ -3,7 +3,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import random
+import socket
+import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -47,7 +52,7 @@ class Server:
 
 async def run(
     texts: Iterator[str],
-    server: Callable[[httpx.Request], object],
+    server: Callable[[httpx.Request], object] | str,
     *,
     batch: int = 2,
     concurrency: int = 2,
@@ -62,8 +67,9 @@ async def run(
         await asyncio.sleep(0)
 
     client = AsyncClient(
-        "http://server",
-        transport=httpx.MockTransport(server),  # type: ignore[arg-type] # httpx takes coroutines, its types do not say
+        server if isinstance(server, str) else "http://server",
+        # httpx takes coroutines, its types do not say
+        transport=None if isinstance(server, str) else httpx.MockTransport(server),  # type: ignore[arg-type]
         max_attempts=1,
     )
     async with client:
@@ -190,6 +196,41 @@ async def test_an_error_of_the_service_ends_the_run_after_all_earlier_rows() -> 
     with pytest.raises(DataError, match=r"t\.csv:4"):
         await run(texts(), Server(), batch=1, rows=rows)
     assert [row["text"] for row in rows] == ["a", "b"]
+
+
+class BrokenConnections:
+    """A server on a real socket that often closes or resets a connection before, within or after an answer."""
+
+    def __init__(self, seed: int) -> None:
+        self.ends: Counter[str] = Counter()
+        self._rng = random.Random(seed)
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            end = "kept"
+            while end == "kept":
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0])
+                body = answered(json.loads(await reader.readexactly(length))["inputs"]).content
+                answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                end = self._rng.choice(["kept", "kept", "closed", "reset"])
+                part = "whole" if end == "kept" else self._rng.choice(["no", "half of the", "whole"])
+                self.ends[f"{end} after {part} answer"] += 1
+                writer.write(answer[: {"no": 0, "half of the": len(answer) - len(body) // 2}.get(part)])
+                await writer.drain()
+            if end == "reset":  # instead of the orderly end of a connection
+                lingering = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
+        writer.close()
+
+
+async def test_no_row_is_lost_or_doubled_although_connections_break() -> None:
+    server, texts = BrokenConnections(seed=0), [str(number) for number in range(200)]
+    listening = await asyncio.start_server(server.connected, "127.0.0.1", 0)
+    async with listening:
+        rows, tally = await run(iter(texts), f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", batch=8)
+    assert [row.get("label") for row in rows] == texts
+    assert (tally.rows, tally.failed, len(server.ends)) == (200, 0, 7), "every kind of end occurs"
 
 
 def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
