@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -132,6 +131,8 @@ class Reader:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[Any]:
+        import openai  # takes a second, in every process that collects tests
+
         async with openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0) as client:
             yield await client.completions.create(
                 model="tiny",
@@ -282,6 +283,8 @@ async def test_a_killed_ingress_ends_its_own_stream_and_leaves_no_page_held(tale
 
 async def an_ingress_is_killed(url: str, tales: Tales, permits: Permits, ingresses: dict[int, int]) -> None:
     """Kills an ingress during a stream, whose pages only the replica can free."""
+    import openai
+
     reader = Reader(url=url, tales=tales, index=0)
     permits.give(2)
     async with reader.asking() as chunks:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from earlyexit.errors import DeadlineError, OverloadedError
@@ -208,27 +207,27 @@ async def test_generate_returns_the_text_so_far_after_a_time_limit(
     assert (text_of(parts), last["finish_reason"], last["cut_short"]) == ("a mo", "length", CUT_SHORT)
 
 
-MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell"}]
-
-
 async def test_the_openai_package_reads_whole_answers_streams_models_and_errors(teller: Teller) -> None:
+    import openai  # takes a second, in every process that collects tests
+
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell"}]
     async with (
         listening(teller) as port,
         openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0) as client,
     ):
-        chat = await client.chat.completions.create(model="tales", messages=MESSAGES, logprobs=True, top_logprobs=1)
+        chat = await client.chat.completions.create(model="tales", messages=messages, logprobs=True, top_logprobs=1)
         text = await client.completions.create(model="tales", prompt="Once", max_tokens=50, logprobs=1)
         assert [chat.choices[0].message.content, text.choices[0].text] == ["a mouse"] * 2
         stream = await client.completions.create(model="tales", prompt="Once", max_tokens=50, stream=True)
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "a mouse"
         assert [model.id async for model in client.models.list()] == ["tales"]
         with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-4'"):
-            await client.chat.completions.create(model="gpt-4", messages=MESSAGES)
+            await client.chat.completions.create(model="gpt-4", messages=messages)
         with pytest.raises(openai.BadRequestError, match="not supported: 'n'"):
-            await client.chat.completions.create(model="tales", messages=MESSAGES, n=2)
+            await client.chat.completions.create(model="tales", messages=messages, n=2)
         teller.breaks_after = 2
         with pytest.raises(openai.APIError, match="the model failed"):
-            async for _ in await client.chat.completions.create(model="tales", messages=MESSAGES, stream=True):
+            async for _ in await client.chat.completions.create(model="tales", messages=messages, stream=True):
                 pass
 
 
