@@ -92,6 +92,35 @@ EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=
 """The segments between all ramps, and one of two blocks with an exit, which most tests run."""
 
 
+def test_sessions_are_opened_while_the_device_runs(model: EarlyExitModel, cache: Path, encoded: list[Encoded]) -> None:
+    """First in the file, because later tests find the exported file in the cache."""
+    segments = OnnxSegments(model, cache, 1)
+    split = Split(first=0, end=1, batch=8)
+    runner, by_torch = TorchRunner(model, POLICY, segments), TorchRunner(model, POLICY)
+    piece = runner.from_wire(wire_of(encoded[:4]))
+    expected = hidden_after(by_torch, split, piece)
+    (segment,) = split.segments()
+    preparing = threading.Thread(target=runner.prepare, args=([split],))
+    preparing.start()
+    runs_by_torch = 0
+    while not segments.is_ready(segment) and preparing.is_alive():
+        assert torch.allclose(hidden_after(runner, split, piece), expected, atol=1e-5)
+        runs_by_torch += 1
+        preparing.join(0.02)  # nothing is won by keeping the exporter from its core
+    preparing.join()
+    assert segments.is_ready(segment)
+    assert runs_by_torch > 10
+    assert segment.ramp is None
+    assert_runners_agree(model, segments, segment)
+
+
+def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
+    members = tuple(Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles())
+    *_, last = runner.run(Batch(split=split, members=members, tokens=len(members), started_s=0.0))
+    assert last.survivors is not None
+    return last.survivors.tensors[0]
+
+
 @pytest.mark.gpu
 def test_onnx_runtime_and_torch_agree_on_a_gpu(cache: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
@@ -163,36 +192,6 @@ def test_a_part_reads_a_tensor_that_earlier_blocks_passed_on() -> None:
         part = part_of(graph, list(given), wanted)
         session = onnxruntime.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
         np.testing.assert_equal(session.run(None, {each.name: given[each.name] for each in part.graph.input}), expected)
-
-
-def test_sessions_are_opened_while_the_device_runs(
-    model: EarlyExitModel, tmp_path: Path, encoded: list[Encoded]
-) -> None:
-    segments = OnnxSegments(model, tmp_path, 1)
-    split = Split(first=0, end=1, batch=8)
-    runner, by_torch = TorchRunner(model, POLICY, segments), TorchRunner(model, POLICY)
-    piece = runner.from_wire(wire_of(encoded[:4]))
-    expected = hidden_after(by_torch, split, piece)
-    (segment,) = split.segments()
-    preparing = threading.Thread(target=runner.prepare, args=([split],))
-    preparing.start()
-    runs_by_torch = 0
-    while not segments.is_ready(segment) and preparing.is_alive():
-        assert torch.allclose(hidden_after(runner, split, piece), expected, atol=1e-5)
-        runs_by_torch += 1
-        preparing.join(0.02)  # nothing is won by keeping the exporter from its core
-    preparing.join()
-    assert segments.is_ready(segment)
-    assert runs_by_torch > 10
-    assert segment.ramp is None
-    assert_runners_agree(model, segments, segment)
-
-
-def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
-    members = tuple(Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles())
-    *_, last = runner.run(Batch(split=split, members=members, tokens=len(members), started_s=0.0))
-    assert last.survivors is not None
-    return last.survivors.tensors[0]
 
 
 def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, cache: Path) -> None:
