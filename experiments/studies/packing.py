@@ -10,6 +10,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from earlyexit.engine.queue import first_fit_decreasing
@@ -225,7 +226,6 @@ ALL: Mapping[str, Side] = {
 READINGS = {"variance": 1, "deviation": 2}
 """Possible meanings of the paper's "variance", and the power that makes a variance of it."""
 PAPER_TNB, PAPER_TTB = 3.33, {20.0: 1.52, 100.0: 1.72}
-STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,16 +281,16 @@ def with_the_paper_s_ratio(device: Cost) -> Cost:
     """Returns a device with a fixed cost per run such that TCB has 3.33 times TNB's throughput at variance 20.
 
     A decoder that generates one token after another takes about as many steps for few requests as for many, so its time
-    has a large fixed part. The cost is found by bisection between zero and a hundred times a full batch of TNB's.
+    has a large fixed part. The cost is searched between zero and a hundred times a full batch of TNB's.
     """
     drawn = tcb_device.lengths(tcb_device.DRAWN // 2, 20.0)
-    low_s, high_s = 0.0, 100 * tcb_device.BATCH / tcb_device.SATURATED_PER_S
-    for _ in range(STEPS):
-        fixed_s = (low_s + high_s) / 2
+
+    def beyond(fixed_s: float) -> float:
         slow = replace(device, fixed_s=fixed_s)
-        over = tcb_device.capacity(tcb_device.TCB, drawn, slow) / tcb_device.capacity(tcb_device.TNB, drawn, slow)
-        low_s, high_s = (fixed_s, high_s) if over < PAPER_TNB else (low_s, fixed_s)
-    return replace(device, fixed_s=high_s)
+        tcb, tnb = (tcb_device.capacity(side, drawn, slow) for side in (tcb_device.TCB, tcb_device.TNB))
+        return tcb / tnb - PAPER_TNB
+
+    return replace(device, fixed_s=brentq(beyond, 0.0, 100 * tcb_device.BATCH / tcb_device.SATURATED_PER_S))
 
 
 def bounds(drawn: IntArray) -> dict[str, float]:
