@@ -14,7 +14,7 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
 from optimizer.batching import Batching, BatchTimes
 from optimizer.live.tuning.pame import TEN_CONFIDENCES, relative_precision
-from optimizer.pame.search import KEPT, Checks, ExitSearchResult, find_exits, fixed_checks
+from optimizer.pame import KEPT, Checks, ExitSearchResult, find_exits, fixed_checks
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.catalogue import published_profile

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.apparate.recording import KINDS, Kind, Stream, streams
+from experiments.ramp_adjustment import PERIOD as MOVES_EVERY
+from experiments.ramp_adjustment import adjust_ramps, best_ramps, evenly_spaced, greedy_tuner, of_ramps
 from experiments.studies.study import Effort
 from optimizer.batching import Batching
-from optimizer.live.ramps import PERIOD as MOVES_EVERY
-from optimizer.live.ramps import adjust_ramps, best_ramps, evenly_spaced, greedy_tuner, of_ramps
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee

@@ -17,6 +17,8 @@ from profiles.table import LatencyTable
 
 ROUNDING = 1e-9
 """Relative difference below which two times are equal. Sums over stages and over the model round differently."""
+SLOWER = 0.02
+"""Largest share of batches that may be slower than without exits (tau_l in PAME)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

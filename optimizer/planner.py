@@ -14,7 +14,7 @@ from optimizer.evaluate import evaluate, merit, objective_value
 from optimizer.exact.solve import better_plan, solve_exactly
 from optimizer.generation.solve import solve_generation
 from optimizer.in_time import solve_in_time
-from optimizer.pame.solve import solve_pame
+from optimizer.pame import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import bound_at_scale, solve_at_scale
 from optimizer.soonest.solve import bound_soonest, solve_soonest

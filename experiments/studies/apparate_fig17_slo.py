@@ -14,12 +14,12 @@ import numpy as np
 from earlyexit.network.boundary import Split
 from experiments.apparate.recording import NEEDS
 from experiments.data import require_data
+from experiments.ramp_adjustment import best_ramps, greedy_tuner
 from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Answered, Case, cases, with_ramps
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.load.arrivals import read_counts
 from offramp.load.processes import CountReplay, Poisson, Process
-from optimizer.live.ramps import best_ramps, greedy_tuner
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.catalogue import published_profile

@@ -20,7 +20,7 @@ from experiments.pame_cases import (
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.study import Comparison, Effort, Study, StudyResult, Table, declare, largest
-from optimizer.pame.search import Candidate
+from optimizer.pame import Candidate
 from optimizer.risk import Guarantee
 
 DIVISIONS: Mapping[Effort, int] = {"full": 10, "quick": 2}

@@ -13,6 +13,7 @@ import numpy as np
 
 from earlyexit.errors import DataError
 from experiments.problems import PROBLEMS, RAMPS_AT_SPLIT_ENDS, RAMPS_CHOSEN, SLOS_S
+from experiments.ramp_adjustment import of_ramps
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.served_streams import VISION_RAMP
 from experiments.studies.e3_case import (
@@ -70,7 +71,6 @@ from experiments.studies.study import (
 )
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, objective_value
-from optimizer.live.ramps import of_ramps
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.apparate.recording import KINDS, NEEDS, Kind
+from experiments.ramp_adjustment import Tune, best_ramps, evenly_spaced, greedy_tuner, of_ramps, run_until_repeat
 from experiments.served_streams import (
     BUDGET,
     RAMP_BUDGET,
@@ -31,7 +32,6 @@ from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
 from optimizer.batching import Batching
 from optimizer.decision import Planned
-from optimizer.live.ramps import Tune, best_ramps, evenly_spaced, greedy_tuner, of_ramps, run_until_repeat
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.rescore import apply_rescoring, joint_reach, rescore

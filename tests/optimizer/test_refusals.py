@@ -20,7 +20,7 @@ from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.search import find_exits, fixed_checks
+from optimizer.pame import find_exits, fixed_checks
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
 from optimizer.planner import solve

@@ -21,7 +21,7 @@ from optimizer.live.tuning.base import (
     TunerSettings,
     TunerState,
     answered_losses_N,
-    fully_observed_N,
+    last_observed,
     no_input_leaves,
 )
 from profiles.records import ExitRecords
@@ -159,11 +159,10 @@ class ApparateTuner(Tuner):
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
         ramps = list(self._followed)
-        observed = seen.take(np.flatnonzero(fully_observed_N(seen, ramps)))
+        observed = last_observed(None, seen, ramps)
         if not len(observed):
             return None
-        observed = observed.take(observed.times_s_N.argsort(kind="stable"))
-        self._window = self._extended(observed, ramps)
+        self._window = last_observed(self._window, observed, ramps, most=TUNED_ON)
         self._since_tuned += len(observed)
         if self._triggered(observed):
             return self._tune(self._window, ramps, "alarm", f"too many of the last {WINDOW} answers were wrong")
@@ -185,13 +184,6 @@ class ApparateTuner(Tuner):
             next_test=None,
             safe=no_input_leaves(self.settings.score, self._followed),
         )
-
-    def _extended(self, observed: Observations, ramps: list[int]) -> Observations:
-        """Returns the last inputs of the window and of new observations that saw these ramps."""
-        parts = [observed] if self._window is None else [self._window, observed]
-        rows = Observations.join(observed.shape, parts)
-        rows = rows.take(np.flatnonzero(fully_observed_N(rows, ramps)))
-        return rows.take(np.arange(max(len(rows) - TUNED_ON, 0), len(rows)))
 
     def _triggered(self, observed: Observations) -> bool:
         for loss in answered_losses_N(observed.take(observed.times_s_N >= self._since_s)).tolist():

@@ -136,6 +136,18 @@ def fully_observed_N(seen: Observations, ramps: Sequence[int]) -> BoolArray:
     return np.asarray((seen.probe_N | seen.stayed_N) & ~np.isnan(seen.losses_NR[:, columns]).any(1))
 
 
+def last_observed(
+    kept: Observations | None, seen: Observations, ramps: Sequence[int], most: int | None = None
+) -> Observations:
+    """Returns the last `most` fully observed inputs, in order of arrival: those kept so far, and new ones.
+
+    `most` is None for all of them. Raises PlanError as `fully_observed_N` does.
+    """
+    rows = seen if kept is None else Observations.join(seen.shape, [kept, seen])
+    rows = rows.take(np.flatnonzero(fully_observed_N(rows, ramps)))
+    return rows.take(rows.times_s_N.argsort(kind="stable")[0 if most is None else -most :])
+
+
 def with_known_loss_N(seen: Observations) -> BoolArray:
     """Returns which inputs have a known loss, whichever ramps they saw. They are an unbiased sample as well."""
     return np.asarray(seen.probe_N | seen.stayed_N)

@@ -36,7 +36,7 @@ thresholds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +48,7 @@ from optimizer.live.tuning.base import (
     TunerSettings,
     TunerState,
     answered_losses_N,
-    fully_observed_N,
+    last_observed,
     never,
     no_input_leaves,
     with_known_loss_N,
@@ -65,6 +65,8 @@ SLOWNESS = 2.0
 """Determines how slowly the reserve shrinks: to a half after EARLY * (e^SLOWNESS - 1) inputs."""
 CHUNK = 200
 """Number of inputs computed at once. The product of this many factors neither overflows nor underflows."""
+RECENT = 100
+"""Number of answers in which the message of an alarm seeks the worst stretch up to now."""
 
 
 class Alarm:
@@ -80,8 +82,11 @@ class Alarm:
         self._wealth_J = np.zeros(len(BETS))
         self._parts_J = np.array(list(BETS.values()))
         self._bets_J = np.array([bet_size(budget, multiple) for multiple in BETS])
-        self._seen = 0
         self._restarts = 0
+        self.seen = 0
+        """Number of inputs."""
+        self._total_loss = 0.0
+        self._latest: deque[float] = deque(maxlen=RECENT)
 
     @property
     def evidence(self) -> float:
@@ -92,6 +97,17 @@ class Alarm:
     def limit(self) -> float:
         """The evidence at which the alarm is raised."""
         return 1 / self.false_alarms
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss of all inputs; None without inputs."""
+        return self._total_loss / self.seen if self.seen else None
+
+    def worst_recent(self) -> tuple[int, float]:
+        """Returns the number of last inputs whose total loss exceeds the budget most, and their mean loss."""
+        latest_first = np.array(self._latest)[::-1]
+        number = int(np.cumsum(latest_first - self.budget).argmax()) + 1
+        return number, float(latest_first[:number].mean())
 
     def restart_bets(self) -> None:
         """Places a large stake, because thresholds that are new from the next input on may be wrong.
@@ -117,7 +133,7 @@ class Alarm:
         return None
 
     def _update_chunk(self, losses_N: FloatArray) -> int | None:
-        reserve_N = self._reserve * reserve_shares(self._seen, len(losses_N))
+        reserve_N = self._reserve * reserve_shares(self.seen, len(losses_N))
         stakes_N = -np.diff(reserve_N, prepend=self._reserve)
         growth_NJ = np.cumprod(1 + self._bets_J * (losses_N[:, None] - self.budget), axis=0)
         growth_before_NJ = np.vstack([np.ones(len(self._bets_J)), growth_NJ[:-1]])
@@ -126,7 +142,9 @@ class Alarm:
         raised_N = reserve_N + wealth_NJ.sum(1) >= self.limit
         last = int(raised_N.argmax()) if raised_N.any() else len(losses_N) - 1
         self._reserve, self._wealth_J = float(reserve_N[last]), wealth_NJ[last]
-        self._seen += last + 1
+        self.seen += last + 1
+        self._total_loss += sum(losses_N[: last + 1].tolist())
+        self._latest.extend(losses_N[: last + 1].tolist())
         return last if raised_N[last] else None
 
 
@@ -154,8 +172,6 @@ ALLOWED_LOSSES = (0, 1, 3, 7, 15, 31)
 about the present stream."""
 DESIGN_ROWS = 100
 """Inputs that determine the sequence of a test. A logistic model of two numbers per ramp needs no more."""
-RECENT = 100
-"""Number of answers in which the message of an alarm seeks the worst stretch up to now."""
 TESTS_WITH_OLD_DESIGN = 2
 """Number of tests whose sequence may use inputs from before the last alarm. Later tests have enough new inputs."""
 
@@ -169,10 +185,14 @@ class GuaranteeTuner(Tuner):
         super().__init__(settings)
         self._sizes = [settings.guarantee.inputs_for(losses) for losses in ALLOWED_LOSSES]
         self._alarm = self._new_alarm()
-        self._watched = _WatchedLosses()
+        self._watched_since_s = np.inf
+        """The alarm ignores inputs that arrived earlier."""
         self._changed_s = -np.inf
         """Time of the last alarm. Inputs that arrived later belong to the present stream."""
-        self._rows = _RowBuffer(most=self._sizes[-1] + DESIGN_ROWS)
+        self._rows: Observations | None = None
+        """The last inputs, as many as the largest test and its design need."""
+        self._fresh = 0
+        """Number of inputs of the present stream, including those that are no longer kept."""
         self._test_index = 0
         self._next_test: int | None = None
 
@@ -182,21 +202,23 @@ class GuaranteeTuner(Tuner):
         Initial thresholds that let inputs leave are assumed to have passed a large test elsewhere. So the first test is
         the largest one, and until then the alarm protects.
         """
-        if self._thresholds == dict(thresholds) and np.isfinite(self._watched.since_s):
+        if self._thresholds == dict(thresholds) and np.isfinite(self._watched_since_s):
             return
         is_first = self._thresholds is None
         has_other_ramps = not is_first and set(self._followed) != set(thresholds)
         self._thresholds = dict(thresholds)
         is_safe = no_input_leaves(self.settings.score, thresholds)
         if is_safe:
-            self._watched.since_s = np.inf
+            self._watched_since_s = np.inf
         else:
             self._alarm.restart_bets()
-            self._watched.since_s = min(self._watched.since_s, since_s)
+            self._watched_since_s = min(self._watched_since_s, since_s)
         if is_first:
             self._test_index = 0 if is_safe else len(self._sizes) - 1
         if has_other_ramps:
-            self._rows.keep_observed(list(thresholds), self._changed_s)
+            if self._rows is not None:
+                self._rows = last_observed(None, self._rows, list(thresholds))
+                self._fresh = self._num_fresh(self._rows)
             self._next_test, self._test_index = None, self._largest_possible_test()
 
     def observe(self, seen: Observations) -> NewThresholds | None:
@@ -204,7 +226,9 @@ class GuaranteeTuner(Tuner):
         ramps = list(self._followed)
         seen = seen.take(seen.times_s_N.argsort(kind="stable"))
         alarm = self._watch(seen.take(np.flatnonzero(with_known_loss_N(seen))))
-        self._rows.add(seen.take(np.flatnonzero(fully_observed_N(seen, ramps))), self._changed_s)
+        observed = last_observed(None, seen, ramps)
+        self._fresh += self._num_fresh(observed)
+        self._rows = last_observed(self._rows, observed, ramps, most=self._sizes[-1] + DESIGN_ROWS)
         tested = self._test()
         if alarm is None or tested is None:
             return tested or alarm
@@ -216,9 +240,9 @@ class GuaranteeTuner(Tuner):
         return TunerState(
             evidence=self._alarm.evidence,
             limit=self._alarm.limit,
-            watched=self._watched.number,
-            watched_loss=self._watched.mean,
-            rows=self._rows.fresh,
+            watched=self._alarm.seen,
+            watched_loss=self._alarm.mean_loss,
+            rows=self._fresh,
             next_test=self._rows_of_next_test,
             safe=no_input_leaves(self.settings.score, self._followed),
         )
@@ -228,23 +252,19 @@ class GuaranteeTuner(Tuner):
         return Alarm(guarantee.budget, false_alarms=1 - guarantee.confidence)
 
     def _watch(self, seen: Observations) -> NewThresholds | None:
-        watched = seen.take(seen.times_s_N >= self._watched.since_s)
-        losses_N = answered_losses_N(watched)
-        row = self._alarm.update(losses_N)
-        num_used = len(losses_N) if row is None else row + 1
-        self._watched.add(losses_N[:num_used].tolist())
+        watched = seen.take(seen.times_s_N >= self._watched_since_s)
+        row = self._alarm.update(answered_losses_N(watched))
         return None if row is None else self._raise_alarm(float(watched.times_s_N[row]))
 
     def _raise_alarm(self, at_s: float) -> NewThresholds:
-        budget = self.settings.guarantee.budget
-        number, mean = self._watched.worst_recent(budget)
+        number, mean = self._alarm.worst_recent()
         words = (
             f"alarm: the last {number} answers lost {mean:.1%} on average, "
-            f"{budget:.1%} are allowed; no input leaves until new thresholds have passed a test"
+            f"{self._alarm.budget:.1%} are allowed; no input leaves until new thresholds have passed a test"
         )
         self._changed_s = at_s
-        self._alarm, self._watched = self._new_alarm(), _WatchedLosses()
-        self._rows.fresh = 0
+        self._alarm, self._watched_since_s = self._new_alarm(), np.inf
+        self._fresh = 0
         self._test_index, self._next_test = 0, None
         thresholds = never(self.settings.score, list(self._followed))
         return NewThresholds(thresholds=thresholds, why="alarm", words=words, at_s=at_s)
@@ -256,23 +276,28 @@ class GuaranteeTuner(Tuner):
 
     def _rows_needed(self, index: int) -> int:
         """Returns the number of rows of the present stream that a test and its design need."""
-        num_old = 0 if index >= TESTS_WITH_OLD_DESIGN else min(self._rows.old, DESIGN_ROWS)
+        num_kept = 0 if self._rows is None else len(self._rows)
+        num_old = 0 if index >= TESTS_WITH_OLD_DESIGN else min(max(num_kept - self._fresh, 0), DESIGN_ROWS)
         return self._sizes[index] + DESIGN_ROWS - num_old
+
+    def _num_fresh(self, rows: Observations) -> int:
+        """Returns how many of the inputs belong to the present stream."""
+        return int((rows.times_s_N > self._changed_s).sum())
 
     def _largest_possible_test(self) -> int:
         """Returns the largest test for which there are enough rows, or the first test if there are too few for any."""
-        possible = [index for index in range(len(self._sizes)) if self._rows_needed(index) <= self._rows.fresh]
+        possible = [index for index in range(len(self._sizes)) if self._rows_needed(index) <= self._fresh]
         return max(possible, default=0)
 
     def _test(self) -> NewThresholds | None:
-        if self._rows.fresh < self._rows_of_next_test:
+        rows = self._rows
+        if rows is None or self._fresh < self._rows_of_next_test:
             return None
         ramps, size = list(self._followed), self._sizes[self._test_index]
-        rows = self._rows.joined()
         design, tested = rows.take(np.arange(-size - DESIGN_ROWS, -size)), rows.take(np.arange(-size, 0))
         result = learn_then_test(design.records(ramps), tested.records(ramps), self.settings.guarantee)
         if self._test_index == len(self._sizes) - 1:
-            self._next_test = self._rows.fresh + self._sizes[-1] // 2
+            self._next_test = self._fresh + self._sizes[-1] // 2
         else:
             self._test_index += 1
         return self._new_thresholds(result, ramps, float(tested.times_s_N[-1]))
@@ -289,64 +314,3 @@ class GuaranteeTuner(Tuner):
             f"{result.tested.mean_blocks:.2f} of {result.tested.num_blocks} blocks are run before the answer"
         )
         return NewThresholds(thresholds=result.thresholds, why="tested", words=words, at_s=at_s)
-
-
-class _WatchedLosses:
-    """The losses that the alarm has seen since it was reset."""
-
-    def __init__(self) -> None:
-        self.since_s = np.inf
-        """Inputs that arrived earlier are ignored."""
-        self.number = 0
-        self.last: deque[float] = deque(maxlen=RECENT)
-        self._sum = 0.0
-
-    def add(self, losses: Sequence[float]) -> None:
-        self.number += len(losses)
-        self._sum += sum(losses)
-        self.last.extend(losses)
-
-    @property
-    def mean(self) -> float | None:
-        return self._sum / self.number if self.number else None
-
-    def worst_recent(self, budget: float) -> tuple[int, float]:
-        """Returns the number of last answers whose total loss exceeds the budget most, and their mean loss."""
-        latest_first = np.array(self.last)[::-1]
-        number = int(np.cumsum(latest_first - budget).argmax()) + 1
-        return number, float(latest_first[:number].mean())
-
-
-class _RowBuffer:
-    """The last fully observed inputs in order of arrival, and how many of them belong to the present stream."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._parts: list[Observations] = []
-        self._size = 0
-        self.fresh = 0
-        """Number of inputs of the present stream, including those that are no longer kept."""
-
-    @property
-    def old(self) -> int:
-        """The number of kept inputs that arrived before the stream changed."""
-        return max(self._size - self.fresh, 0)
-
-    def add(self, rows: Observations, changed_s: float) -> None:
-        self.fresh += int((rows.times_s_N > changed_s).sum())
-        self._parts.append(rows)
-        self._size += len(rows)
-        while self._size - len(self._parts[0]) >= self._most:
-            self._size -= len(self._parts.pop(0))
-
-    def keep_observed(self, ramps: list[int], changed_s: float) -> None:
-        """Keeps only the inputs that saw these ramps."""
-        if not self._parts:
-            return
-        rows = self.joined()
-        self._parts, self._size, self.fresh = [], 0, 0
-        self.add(rows.take(np.flatnonzero(fully_observed_N(rows, ramps))), changed_s)
-
-    def joined(self) -> Observations:
-        rows = Observations.join(self._parts[0].shape, self._parts)
-        return rows.take(rows.times_s_N.argsort(kind="stable"))

@@ -22,19 +22,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.batching import Batching
+from optimizer.batching import SLOWER, Batching
 from optimizer.live.tuning.base import (
     NewThresholds,
     Reason,
     Tuner,
     TunerSettings,
     TunerState,
-    fully_observed_N,
+    last_observed,
     never,
     no_input_leaves,
     outcome_of,
 )
-from optimizer.pame.search import SLOWER
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES, Score
 from profiles.stream import Observations
@@ -139,7 +138,8 @@ class PameTuner(Tuner):
         self._batching = settings.batching
         self._precision = 1 - settings.guarantee.budget
         self._since_s = np.inf
-        self._rows: list[Observations] = []
+        self._waiting: Observations | None = None
+        """Inputs that are not judged yet."""
         self._calm: list[ExitRecords] = []
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
@@ -148,7 +148,7 @@ class PameTuner(Tuner):
             return
         self._thresholds = dict(thresholds)
         self._since_s = since_s
-        self._rows, self._calm = [], []
+        self._waiting, self._calm = None, []
 
     def set_batching(self, batching: Batching) -> None:
         """See `Tuner`. Inputs that are not judged yet are judged in these batches."""
@@ -158,34 +158,29 @@ class PameTuner(Tuner):
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
         ramps = sorted(self._followed)
-        self._rows.append(seen.take(fully_observed_N(seen, ramps) & (seen.times_s_N >= self._since_s)))
-        if self._num_waiting < self._window_size:
-            return None
-        rows = Observations.join(seen.shape, self._rows)
-        rows = rows.take(rows.times_s_N.argsort(kind="stable"))
+        rows = last_observed(self._waiting, seen.take(seen.times_s_N >= self._since_s), ramps)
         while len(rows) >= self._window_size:
             update = self._judge(rows.take(np.arange(self._window_size)), ramps)
             if update is not None:
-                self._rows, self._calm = [], []
+                self._waiting, self._calm = None, []
                 return update
             rows = rows.take(np.arange(self._window_size, len(rows)))
-        self._rows = [rows]
+        self._waiting = rows
         return None
 
     @property
     def state(self) -> TunerState:
         """See `Tuner`. The evidence is the share of slow batches or the loss, whichever is closer to its limit."""
-        slow, mean = 0.0, None
-        if self._num_waiting:
-            rows = Observations.join(self._rows[0].shape, self._rows)
-            outcome = outcome_of(rows)
-            slow, mean = self._slow_share(outcome, self._exits_of(rows)), float(outcome.losses_N.mean())
+        slow, mean, number = 0.0, None, 0 if self._waiting is None else len(self._waiting)
+        if self._waiting is not None and number:
+            outcome = outcome_of(self._waiting)
+            slow, mean = self._slow_share(outcome, self._exits_of(self._waiting)), float(outcome.losses_N.mean())
         return TunerState(
             evidence=max(slow / SLOWER, (mean or 0.0) / self.settings.guarantee.budget),
             limit=1.0,
-            watched=self._num_waiting,
+            watched=number,
             watched_loss=mean,
-            rows=self._num_waiting,
+            rows=number,
             next_test=self._window_size,
             safe=no_input_leaves(self.settings.score, self._followed),
         )
@@ -194,10 +189,6 @@ class PameTuner(Tuner):
     def _window_size(self) -> int:
         """The number of inputs in a window."""
         return WINDOW * self._batching.size
-
-    @property
-    def _num_waiting(self) -> int:
-        return sum(map(len, self._rows))
 
     def _exits_of(self, seen: Observations) -> dict[int, float]:
         """Returns the thresholds of active ramps at which inputs may leave, ascending."""

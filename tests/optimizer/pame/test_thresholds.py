@@ -5,7 +5,7 @@ import pytest
 
 from optimizer.batching import Batching
 from optimizer.live.tuning.pame import GRIDS, TEN_CONFIDENCES, next_threshold, relative_precision
-from optimizer.pame.search import Candidate, Checks, ExitSearchResult, find_exits, fixed_checks
+from optimizer.pame import Candidate, Checks, ExitSearchResult, find_exits, fixed_checks
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import SCORES, FloatArray, Score
 from profiles.table import LatencyTable

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.tabi import ProfiledModel, candidates, cascade, cutoffs, select
+from experiments.tabi import ProfiledModel, candidates, cascade, cutoffs, select
 
 STEEP = 1e6
 """With this slope, the band is a threshold in its middle."""
