@@ -21,40 +21,26 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.batch_seconds import computed_shares, expected_batches, total_s
+from optimizer.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, total_s
 from optimizer.generation.figures import broken_promises
 from optimizer.generation.steps import seconds_of_steps
 from optimizer.networks import crossings, subproblem_of
 from optimizer.plan import Stage, chains_of
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Reach, nested_reach
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Reach, nested_reach, reach_of
 from optimizer.queues import Load
 from optimizer.tokens import in_token_batches, in_tokens
 from profiles.lengths import Lengths
 
 # Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
-
-
-class StepSeconds(NamedTuple):
-    """Time of a batch in one block and, if it is active, in the block's ramp."""
-
-    block_s: float
-    ramp_s: float
-    unanswered_s: float
-    """The sum of both, weighted by the share of all inputs that reach the block without an answer."""
-
-
-Steps = Callable[[Stage, Split], Sequence[StepSeconds] | None]
-"""Returns the times of a stage's split, block by block, or None if only the mean batch is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +107,8 @@ def evaluate(
     problem: PlanProblem,
     stages: Sequence[Stage],
     reach: Reach | None = None,
-    recorded: Steps | None = None,
     *,
+    by_batch: bool = False,
     shares: Sequence[float] = (),
 ) -> Evaluation:
     """Returns the figures of a plan; raises PlanError if the plan does not fit the problem.
@@ -130,20 +116,20 @@ def evaluate(
     `stages` holds the stages of all chains, one chain after the other. `shares` holds each chain's share of the rate;
     by default, shares are proportional to the highest rates of the chains.
 
-    `reach` replaces the nested survival, for example by the survival of joint exit records. `recorded` replaces the
-    seconds of the mean batch by those of recorded batches. If inputs have lengths, shares count tokens rather than
-    inputs (`optimizer.tokens`). Blocks keep their numbers in the cascade even if the plan leaves networks out.
+    `reach` replaces the nested survival, for example by the survival of joint exit records. With `by_batch`, survival
+    and seconds are those of the problem's recorded batches; a split that fewer inputs than a batch reach is scored on
+    its mean batch. If inputs have lengths, shares count tokens rather than inputs (`optimizer.tokens`). Blocks keep
+    their numbers in the cascade even if the plan leaves networks out.
     """
     chains = chains_of(stages, problem.num_blocks)
     if len(chains) > 1:
-        return _evaluate_parallel(problem, chains, shares, reach, recorded)
+        return _evaluate_parallel(problem, chains, shares, reach, by_batch)
     _check_fits(problem, stages)
     part = subproblem_of(problem, stages)
     if part.problem is problem:
-        return _evaluate_subproblem(problem, stages, reach, recorded)
+        return _evaluate_subproblem(problem, stages, reach, by_batch)
     inner_reach = None if reach is None else part.shares_of(reach)
-    inner_recorded = None if recorded is None else part.splits_of(recorded)
-    figures = _evaluate_subproblem(part.problem, part.stages_of(stages), inner_reach, inner_recorded)
+    figures = _evaluate_subproblem(part.problem, part.stages_of(stages), inner_reach, by_batch)
     splits = [split for stage in stages for split in stage.splits]
     in_chain = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
     return replace(figures, splits=in_chain)
@@ -154,17 +140,17 @@ def _evaluate_parallel(
     chains: Sequence[Sequence[Stage]],
     shares: Sequence[float],
     reach: Reach | None,
-    recorded: Steps | None,
+    by_batch: bool,
 ) -> Evaluation:
     """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
-    alone = [evaluate(problem, chain, reach, recorded) for chain in chains]
+    alone = [evaluate(problem, chain, reach, by_batch=by_batch) for chain in chains]
     total_per_s = sum(each.rate_per_s for each in alone)
     if not shares:
         shares = [each.rate_per_s / total_per_s for each in alone]
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
     if problem.required_per_s is not None:
         alone = [
-            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach, recorded)
+            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach, by_batch=by_batch)
             for chain, share in zip(chains, shares, strict=True)
         ]
     starts = accumulate([len(chain) for chain in chains], initial=0)
@@ -186,25 +172,25 @@ def _evaluate_parallel(
 
 
 def _evaluate_subproblem(
-    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None
+    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool
 ) -> Evaluation:
     """Evaluates a plan that uses all networks of its problem."""
     if problem.lengths is not None:
-        figures = _evaluate_chain(in_tokens(problem), in_token_batches(problem, stages), reach, recorded)
+        figures = _evaluate_chain(in_tokens(problem), in_token_batches(problem, stages), reach, by_batch)
         return _per_input(figures, stages, problem.lengths)
-    return _evaluate_chain(problem, stages, reach, recorded)
+    return _evaluate_chain(problem, stages, reach, by_batch)
 
 
-def _evaluate_chain(
-    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None
-) -> Evaluation:
+def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool) -> Evaluation:
     """Evaluates a single chain, counted in inputs or in tokens."""
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    unanswered_N = (reach or nested_reach(problem))(ramps)
+    batches = problem.batches if by_batch else None
+    reach = reach or nested_reach(problem) if batches is None else reach_of(batches)
+    exits_N, unanswered_N = None if batches is None else batches.exits_N(ramps), reach(ramps)
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
 
     def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
-        known = None if recorded is None else recorded(stage, split)
+        known = exits_N is not None and recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
         return known or _mean_batch_steps(problem, stage, split, share_N, unanswered_N)
 
     steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]

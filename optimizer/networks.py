@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from profiles.records import RecordedBatches
 from profiles.table import FloatArray, LatencyTable
 
 Used = tuple[int, ...]
-T = TypeVar("T")
 
 
 def network_sets(problem: PlanProblem) -> tuple[Used, ...]:
@@ -105,15 +103,6 @@ class Subproblem:
         def inner(active: Sequence[int]) -> list[float]:
             share_N = reach([self.blocks[ramp] for ramp in active])
             return [share_N[block] for block in self.blocks]
-
-        return inner
-
-    def splits_of(self, function: Callable[[Stage, Split], T]) -> Callable[[Stage, Split], T]:
-        """Converts a function of the chain's splits to one of the subproblem's splits."""
-
-        def inner(stage: Stage, split: Split) -> T:
-            [outer] = self.in_chain([replace(stage, splits=(split,))])
-            return function(outer, outer.splits[0])
 
         return inner
 

@@ -13,16 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Split
 from optimizer.decision import Planned, gap_between
-from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate, merit, objective_value, violations
+from optimizer.evaluate import Evaluation, evaluate, merit, objective_value, violations
 from optimizer.plan import Stage, used_networks
 from optimizer.problem import MinimizeLatency, PlanProblem, Reach
-from profiles.records import ExitRecords, IntArray, RecordedBatches, batch_counts
-from profiles.table import FloatArray, LatencyTable
+from profiles.records import ExitRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,67 +93,11 @@ def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring
 
 
 def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
-    if problem.batches is not None and isinstance(problem.objective, MinimizeLatency):
-        joint = evaluate_on(problem, stages, problem.batches)
-    else:
-        joint = evaluate(problem, stages, reach)
+    by_batch = problem.batches is not None and isinstance(problem.objective, MinimizeLatency)
+    joint = evaluate(problem, stages, by_batch=True) if by_batch else evaluate(problem, stages, reach)
     return Rescored(
         stages=stages,
         nested=evaluate(problem, stages),
         joint=joint,
         broken=tuple(violations(problem, stages, joint)),
     )
-
-
-def evaluate_on(problem: PlanProblem, stages: Sequence[Stage], batches: RecordedBatches) -> Evaluation:
-    """Scores a plan like `evaluate`, on batches of the recorded inputs that reach each split, in order.
-
-    A split that fewer inputs than a batch reach is scored on its mean batch. Raises PlanError as `evaluate` does, and
-    DataError for ramps that were not recorded.
-    """
-    ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    return evaluate(problem, stages, reach_of(batches), _steps(problem, batches.exits_N(ramps)))
-
-
-def reach_of(batches: RecordedBatches) -> Reach:
-    """Returns the survival of recorded batches, as a function of the active ramps."""
-
-    def reach(active: Sequence[int]) -> Sequence[float]:
-        exits_N = batches.exits_N(active)
-        return [float((exits_N >= block).mean()) for block in range(batches.num_blocks)]
-
-    return reach
-
-
-def _steps(problem: PlanProblem, exits_N: IntArray) -> Steps:
-    def steps(stage: Stage, split: Split) -> list[StepSeconds] | None:
-        entering_N = exits_N if split.stays else exits_N[exits_N >= split.first]
-        if len(entering_N) < split.batch:
-            return None
-        share = len(entering_N) / len(exits_N)
-        return [_step(problem, stage, split, block, entering_N, share) for block in range(split.first, split.end)]
-
-    return steps
-
-
-def _step(
-    problem: PlanProblem, stage: Stage, split: Split, block: int, entering_N: IntArray, share: float
-) -> StepSeconds:
-    """Returns the mean times of one block over a split's batches. Answered inputs that stay are computed as well."""
-    table = problem.latency[stage.device]
-    unanswered_K = batch_counts(entering_N >= block, split.batch)
-    computed_K = np.full(len(unanswered_K), split.batch) if split.stays else unanswered_K
-    block_s_K = _seconds(table, table.block_s_NB[block], computed_K)
-    ramp_s_K = np.zeros(len(unanswered_K))
-    if block in split.ramps:
-        ramp_s_K = _seconds(table, table.ramp_s_EB[problem.ramps.index(block)], computed_K)
-    return StepSeconds(
-        block_s=float(block_s_K.mean()),
-        ramp_s=float(ramp_s_K.mean()),
-        unanswered_s=share * float((unanswered_K / split.batch * (block_s_K + ramp_s_K)).mean()),
-    )
-
-
-def _seconds(table: LatencyTable, seconds_B: FloatArray, sizes_K: IntArray) -> FloatArray:
-    """Returns the seconds of batches of these sizes; 0 for an empty batch."""
-    return np.where(sizes_K > 0, np.interp(sizes_K, table.batches, seconds_B), 0.0)

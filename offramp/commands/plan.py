@@ -17,9 +17,9 @@ from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, chains_document, stages_document
 from optimizer.planner import more_devices
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
 from optimizer.problem_file import ProblemFile
-from optimizer.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, reach_of, rescore
+from optimizer.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.what_if import Axis, variants
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
