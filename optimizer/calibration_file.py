@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, first_mistake
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.risk import Metric
 from profiles.networks import check_decay_of, check_weights
@@ -91,9 +91,7 @@ def read_calibration_file(path: Path) -> CalibrationCard:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(f"{path}: {where}: {first['msg']}; calibrate again") from error
+        raise DataError(f"{path}: {first_mistake(error, 'the file')}; calibrate again") from error
 
 
 def check_policy(policy: PolicySpec, whose: str, records: ExitRecords, name: str, ramps: Iterable[int]) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from earlyexit.data.source_file import Source, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
-from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
 from optimizer.generation_file import generation_document, with_generation
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
@@ -20,7 +19,16 @@ from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
 from optimizer.problem_shape import ObjectiveDocument, ProblemDocument, read_at
-from optimizer.survival_file import Recorded, by_calibration, recorded_survival, with_thresholds_of
+from optimizer.survival_file import (
+    Recorded,
+    batches_of,
+    by_calibration,
+    check_survival,
+    recorded_document,
+    recorded_survival,
+    with_recorded_batches,
+    with_thresholds_of,
+)
 from optimizer.tokens import in_tokens
 from profiles.networks import decay_of, prune_of, weights_of
 from profiles.table import LatencyTable

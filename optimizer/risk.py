@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -60,14 +60,9 @@ class Guarantee:
         """Returns whether the total loss of the inputs rejects the hypothesis of a mean loss above the budget."""
         return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.may_fail
 
-    def most_loss(self, totals: FloatArray, num_inputs: int, *, zero_one: bool) -> float:
-        """Returns the largest of ascending total losses that the test accepts; -1 if it accepts none."""
-
-        def fails(index: int) -> bool:
-            return not self.holds(float(totals[index]), num_inputs, zero_one=zero_one)
-
-        num_accepted = bisect_right(range(len(totals)), False, key=fails)
-        return float(totals[num_accepted - 1]) if num_accepted else -1.0
+    def num_accepted(self, totals: FloatArray, num_inputs: int, *, zero_one: bool) -> int:
+        """Returns how many of ascending total losses the test accepts."""
+        return bisect_left(totals, True, key=lambda total: not self.holds(float(total), num_inputs, zero_one=zero_one))
 
 
 def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool) -> float:

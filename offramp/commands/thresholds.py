@@ -19,11 +19,10 @@ from offramp.commands.jobs import CalibrateJob, few_rows_advice
 from offramp.commands.profile import measured_costs
 from offramp.commands.progress import provenance
 from optimizer.calibration_file import AMONG, CalibrationCard
-from optimizer.few_ramps import few_ramps
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
-from optimizer.thresholds import design_rows, learn_then_test, split_rows
+from optimizer.thresholds import design_rows, few_ramps, learn_then_test, split_rows
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords
 

@@ -21,13 +21,13 @@ from offramp.commands.plan import NoPlanAnswer, Solve, answer, best_index, plan_
 from offramp.spec.application import application_settings
 from offramp.spec.documents import IngressDocument
 from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts, read_parts, scaled_table
-from optimizer.batches_file import with_recorded_batches
 from optimizer.latency_file import with_rows
 from optimizer.lengths_file import lengths_of, stayers_length_N
 from optimizer.plan import PlacedPlan, Plan, PolicySpec, stock_plan
 from optimizer.plan_file import ModelShape, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
+from optimizer.survival_file import with_recorded_batches
 from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
 from profiles.networks import survival_of
