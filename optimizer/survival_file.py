@@ -1,4 +1,4 @@
-"""Recorded inputs in a problem file: exit records with thresholds, or batches with a bit mask of ramps for each input."""
+"""Recorded inputs in a problem file: exit records with thresholds, or batches with a bit mask of ramps per input."""
 
 from __future__ import annotations
 
