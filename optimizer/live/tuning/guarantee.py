@@ -35,6 +35,7 @@ thresholds.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -63,8 +64,6 @@ EARLY = 1000.0
 """Number of inputs after which staking slows down."""
 SLOWNESS = 2.0
 """Determines how slowly the reserve shrinks: to a half after EARLY * (e^SLOWNESS - 1) inputs."""
-CHUNK = 200
-"""Number of inputs computed at once. The product of this many factors neither overflows nor underflows."""
 RECENT = 100
 """Number of answers in which the message of an alarm seeks the worst stretch up to now."""
 
@@ -79,9 +78,8 @@ class Alarm:
         self.budget = budget
         self.false_alarms = false_alarms
         self._reserve = 1.0
-        self._wealth_J = np.zeros(len(BETS))
-        self._parts_J = np.array(list(BETS.values()))
-        self._bets_J = np.array([bet_size(budget, multiple) for multiple in BETS])
+        self._bets = [(bet_size(budget, multiple), part) for multiple, part in BETS.items()]
+        self._wealth = [0.0] * len(BETS)
         self._restarts = 0
         self.seen = 0
         """Number of inputs."""
@@ -91,7 +89,7 @@ class Alarm:
     @property
     def evidence(self) -> float:
         """The value of the e-process: reserve and wealth, 1 at the start. The alarm is raised at `limit`."""
-        return self._reserve + float(self._wealth_J.sum())
+        return self._reserve + sum(self._wealth)
 
     @property
     def limit(self) -> float:
@@ -115,9 +113,7 @@ class Alarm:
         It is half of the reserve the first time, and a third the second time, so the reserve never runs out.
         """
         self._restarts += 1
-        share = 1 / (1 + self._restarts)
-        self._wealth_J += self._reserve * share * self._parts_J
-        self._reserve *= 1 - share
+        self._stake(self._reserve / (1 + self._restarts))
 
     def update(self, losses_N: FloatArray) -> int | None:
         """Processes the losses of inputs in order. Returns the row that raises the alarm; later rows are ignored.
@@ -126,26 +122,23 @@ class Alarm:
         """
         if not ((losses_N >= 0) & (losses_N <= 1)).all():
             raise DataError("losses must be numbers from 0 to 1")
-        for first in range(0, len(losses_N), CHUNK):
-            row = self._update_chunk(losses_N[first : first + CHUNK])
-            if row is not None:
-                return first + row
+        for row, loss in enumerate(losses_N.tolist()):
+            self._stake(self._reserve * (1 - reserve_share(self.seen + 1) / reserve_share(self.seen)))
+            self._wealth = [
+                wealth * (1 + bet * (loss - self.budget))
+                for wealth, (bet, _) in zip(self._wealth, self._bets, strict=True)
+            ]
+            self.seen += 1
+            self._total_loss += loss
+            self._latest.append(loss)
+            if self.evidence >= self.limit:
+                return row
         return None
 
-    def _update_chunk(self, losses_N: FloatArray) -> int | None:
-        reserve_N = self._reserve * reserve_shares(self.seen, len(losses_N))
-        stakes_N = -np.diff(reserve_N, prepend=self._reserve)
-        growth_NJ = np.cumprod(1 + self._bets_J * (losses_N[:, None] - self.budget), axis=0)
-        growth_before_NJ = np.vstack([np.ones(len(self._bets_J)), growth_NJ[:-1]])
-        staked_NJ = self._wealth_J + np.cumsum(stakes_N[:, None] * self._parts_J / growth_before_NJ, axis=0)
-        wealth_NJ = growth_NJ * staked_NJ
-        raised_N = reserve_N + wealth_NJ.sum(1) >= self.limit
-        last = int(raised_N.argmax()) if raised_N.any() else len(losses_N) - 1
-        self._reserve, self._wealth_J = float(reserve_N[last]), wealth_NJ[last]
-        self.seen += last + 1
-        self._total_loss += sum(losses_N[: last + 1].tolist())
-        self._latest.extend(losses_N[: last + 1].tolist())
-        return last if raised_N[last] else None
+    def _stake(self, stake: float) -> None:
+        """Moves a stake from the reserve to the bets."""
+        self._reserve -= stake
+        self._wealth = [wealth + stake * part for wealth, (_, part) in zip(self._wealth, self._bets, strict=True)]
 
 
 def bet_size(budget: float, multiple: float) -> float:
@@ -157,14 +150,12 @@ def bet_size(budget: float, multiple: float) -> float:
     return (rate - budget) / (budget * (1 - budget))
 
 
-def reserve_shares(seen: int, more: int) -> FloatArray:
-    """Returns the share of the reserve that remains at each of `more` inputs, after `seen` inputs.
+def reserve_share(seen: int) -> float:
+    """Returns the share of the first reserve that remains after this many inputs, if no further stake is placed.
 
-    It falls like 1 / (1 + log(1 + n / EARLY) / SLOWNESS), so the stake at the n-th input falls little faster than 1/n,
-    and no horizon is needed.
+    The stake at the n-th input falls little faster than 1/n, and no horizon is needed.
     """
-    shares = 1 / (1 + np.log1p(np.arange(seen, seen + more + 1) / EARLY) / SLOWNESS)
-    return np.asarray(shares[1:] / shares[0])
+    return 1 / (1 + math.log1p(seen / EARLY) / SLOWNESS)
 
 
 ALLOWED_LOSSES = (0, 1, 3, 7, 15, 31)
