@@ -33,11 +33,6 @@ class BatchTimes:
     """Time of a batch without exits."""
 
     @property
-    def tail_s(self) -> float:
-        """The mean time of a batch's last answer: the paper's average tail latency (figure 9)."""
-        return float(self.last_s_K.mean())
-
-    @property
     def slower(self) -> float:
         """The share of batches whose last answer comes later than without exits."""
         return float((self.last_s_K > self.whole_s * (1 + ROUNDING)).mean())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,16 +29,6 @@ STEPS = 200
 """Steps of the path, evenly spaced in the logarithm of the price."""
 LEAST_LOG_PRICE = -12.0
 """Start of the path, where hardly any token leaves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceCalibration:
-    """Thresholds, and their mean loss on the tested sequences."""
-
-    thresholds: dict[int, float]
-    """Empty if no thresholds passed the test."""
-    mean_loss: float
-    num_sequences: int
 
 
 def sequences_of(records: ExitRecords) -> list[IntArray]:
@@ -80,8 +69,11 @@ def path_of(design: ExitRecords, steps: int = STEPS) -> list[dict[int, float]]:
     return [path.thresholds(log_price) for log_price in np.linspace(LEAST_LOG_PRICE, 0.0, steps)]
 
 
-def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> SequenceCalibration:
-    """Returns the last thresholds on the path whose bounded loss the test accepts; raises DataError for too few."""
+def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> dict[int, float]:
+    """Returns the last thresholds on the path whose mean bounded loss the test accepts; empty if it accepts none.
+
+    Raises DataError for too few sequences.
+    """
     num_sequences = len(_starts(tested))
     if num_sequences < guarantee.least_inputs:
         raise DataError(
@@ -96,8 +88,4 @@ def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarante
     candidates = path_of(design)
     # Losses never fall along the path, so bisection finds the first failure of the tests in order.
     passed = bisect_left(candidates, True, key=fails)
-    if not passed:
-        return SequenceCalibration(thresholds={}, mean_loss=0.0, num_sequences=num_sequences)
-    accepted = candidates[passed - 1]
-    mean_loss = float(bounded_losses(tested, accepted).mean())
-    return SequenceCalibration(thresholds=accepted, mean_loss=mean_loss, num_sequences=num_sequences)
+    return candidates[passed - 1] if passed else {}

@@ -177,18 +177,18 @@ def card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, 
     """Finds thresholds from records of generated sequences."""
     kept = records.of_ramps(job.calibrated(records.ramps))
     design, tested = (of_sequences(kept, part) for part in design_and_test_rows(sequences_of(kept), job))
-    result = learn_then_test_sequences(design, tested, job.guarantee)
-    figures = outcome_figures(replace(tested, true_losses_NE=None).outcome(result.thresholds))
-    unchanged = float((bounded_losses(tested, result.thresholds) == 0).mean())
-    sequences = {"sequences": result.num_sequences, "sequence_loss": result.mean_loss, "same_sequences": unchanged}
+    thresholds = learn_then_test_sequences(design, tested, job.guarantee)
+    figures = outcome_figures(replace(tested, true_losses_NE=None).outcome(thresholds))
+    losses_S = bounded_losses(tested, thresholds)
+    means = {"sequence_loss": float(losses_S.mean()), "same_sequences": float((losses_S == 0).mean())}
     return CalibrationCard(
         policy=records.score,
-        thresholds=result.thresholds,
+        thresholds=thresholds,
         decay=decay_of(records),
         metric="sequences",
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
-        tested=figures | sequences | {"work_share": work_share(figures["survival"], None)},
+        tested=figures | {"sequences": len(losses_S)} | means | {"work_share": work_share(figures["survival"], None)},
         provenance=facts,
     )
 

@@ -148,11 +148,6 @@ def last_observed(
     return rows.take(rows.times_s_N.argsort(kind="stable")[0 if most is None else -most :])
 
 
-def with_known_loss_N(seen: Observations) -> BoolArray:
-    """Returns which inputs have a known loss, whichever ramps they saw. They are an unbiased sample as well."""
-    return np.asarray(seen.probe_N | seen.stayed_N)
-
-
 def answered_losses_N(seen: Observations) -> FloatArray:
     """Returns each answer's loss against the full model's, at the exit where the input left; NaN if unknown."""
     is_exit_NE = np.array([*seen.shape.ramps, seen.shape.num_blocks - 1]) == seen.exits_N[:, None]

@@ -52,7 +52,6 @@ from optimizer.live.tuning.base import (
     last_observed,
     never,
     no_input_leaves,
-    with_known_loss_N,
 )
 from optimizer.thresholds import Calibration, learn_then_test
 from profiles.scores import FloatArray
@@ -215,8 +214,7 @@ class GuaranteeTuner(Tuner):
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
         ramps = list(self._followed)
-        seen = seen.take(seen.times_s_N.argsort(kind="stable"))
-        alarm = self._watch(seen.take(np.flatnonzero(with_known_loss_N(seen))))
+        alarm = self._watch(last_observed(None, seen, ()))  # their loss is known, whichever ramps they saw
         observed = last_observed(None, seen, ramps)
         self._fresh += self._num_fresh(observed)
         self._rows = last_observed(self._rows, observed, ramps, most=self._sizes[-1] + DESIGN_ROWS)
