@@ -15,7 +15,7 @@ from optimizer.batching import Batching
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
 from profiles.records import ExitOutcome
-from profiles.scores import SCORES, BoolArray, FloatArray, Score
+from profiles.scores import SCORES, FloatArray, Score
 from profiles.stream import Observations
 
 Reason = Literal["alarm", "tested", "not passed", "tuned"]
@@ -123,28 +123,21 @@ def no_input_leaves(score: Score, thresholds: Mapping[int, float]) -> bool:
     return all(threshold == SCORES[score].never for threshold in thresholds.values())
 
 
-def fully_observed_N(seen: Observations, ramps: Sequence[int]) -> BoolArray:
-    """Returns which inputs saw these ramps and the full model, wherever they left.
+def last_observed(
+    kept: Observations | None, seen: Observations, ramps: Sequence[int], most: int | None = None
+) -> Observations:
+    """Returns the last inputs that saw these ramps and the full model, in order of arrival, wherever they left.
 
-    These are probes and inputs that stay. Other inputs reach the end only if no ramp is confident, so they would be a
-    biased sample. Raises PlanError for ramps that the stream does not have.
+    They are probes and inputs that stay. Other inputs reach the end only if no ramp is confident, so they would be a
+    biased sample. `kept` holds earlier inputs, and `most` is the largest number of inputs; None: all of them. Raises
+    PlanError for ramps that the stream does not have.
     """
     unknown = sorted(set(ramps) - set(seen.shape.ramps))
     if unknown:
         raise PlanError(f"the stream has no ramps {unknown}; its ramps are {list(seen.shape.ramps)}")
     columns = [seen.shape.ramps.index(ramp) for ramp in ramps]
-    return np.asarray((seen.probe_N | seen.stayed_N) & ~np.isnan(seen.losses_NR[:, columns]).any(1))
-
-
-def last_observed(
-    kept: Observations | None, seen: Observations, ramps: Sequence[int], most: int | None = None
-) -> Observations:
-    """Returns the last `most` fully observed inputs, in order of arrival: those kept so far, and new ones.
-
-    `most` is None for all of them. Raises PlanError as `fully_observed_N` does.
-    """
     rows = seen if kept is None else Observations.join(seen.shape, [kept, seen])
-    rows = rows.take(np.flatnonzero(fully_observed_N(rows, ramps)))
+    rows = rows.take((rows.probe_N | rows.stayed_N) & ~np.isnan(rows.losses_NR[:, columns]).any(1))
     return rows.take(rows.times_s_N.argsort(kind="stable")[0 if most is None else -most :])
 
 
