@@ -14,11 +14,12 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
 from optimizer.batching import Batching, BatchTimes
 from optimizer.live.tuning.pame import TEN_CONFIDENCES, relative_precision
-from optimizer.pame import KEPT, Checks, ExitSearchResult, find_exits, fixed_checks
+from optimizer.pame import Candidate, ExitSearchResult, find_exits, fixed
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords, RecordedBatches
+from profiles.scores import BoolArray, FloatArray
 from profiles.table import LatencyTable
 
 # The models of PAME's experiments, and the command that makes each.
@@ -74,6 +75,46 @@ KINDS: Mapping[str, Kind] = {
 % in pose estimation (figure 17). OCRNet has 34.6 % of the backbone's operations (section 3.2)."""
 
 
+KEPT = 0.99
+"""eta: the share of the full model's precision that must be exceeded."""
+
+
+class ThresholdSearch:
+    """Selects the threshold of each exit in the search: most inputs leave while Q > eta Q_ori (section 6.2).
+
+    The precision Q of equation 1 is one minus the mean loss of all inputs, as if the exit were the last one.
+    """
+
+    def __init__(self, records: ExitRecords, grid: Sequence[float], losses_NE: FloatArray, kept: float = KEPT) -> None:
+        """`grid` holds the thresholds from the one at which most inputs leave. The last losses are the full model's."""
+        self.thresholds: dict[int, float] = {}
+        """The latest selection by ramp. A ramp at which no threshold is precise has none, and no input leaves there."""
+        self.alone: dict[int, float] = {}
+        """The selections for the first exit."""
+        self._ramps, self._grid, self._losses_NE = records.ramps, grid, losses_NE
+        self._leave_TNR = np.array([records.sure_NR(dict.fromkeys(records.ramps, threshold)) for threshold in grid])
+        self._lost: dict[int, FloatArray] = {-1: losses_NE[:, -1]}
+        """By ramp, the losses of all answers if it is the last exit; -1: without exits."""
+        self._least_precision = kept * (1 - float(losses_NE[:, -1].mean()))
+
+    def __call__(self, behind: Candidate, ramp: int) -> BoolArray:
+        """Returns which inputs leave at a ramp behind an exit."""
+        column, before_N = self._ramps.index(ramp), self._lost[behind.ramp]
+        leaves_TN = behind.inside_N & self._leave_TNR[:, :, column]
+        lost_TN = np.where(leaves_TN, self._losses_NE[:, column], before_N)
+        leaving_T, precision_T = leaves_TN.sum(1), 1 - lost_TN.mean(1)
+        precise = [t for t, precision in enumerate(precision_T) if precision > self._least_precision]
+        if not precise:
+            self._lost[ramp] = before_N
+            self.thresholds.pop(ramp, None)
+            return np.zeros_like(behind.inside_N)
+        best = max(precise, key=lambda t: (leaving_T[t], precision_T[t]))
+        self._lost[ramp], self.thresholds[ramp] = lost_TN[best], self._grid[best]
+        if behind.ramp < 0:
+            self.alone[ramp] = self._grid[best]
+        return np.asarray(leaves_TN[best])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
     """One task's recorded exits on one accelerator."""
@@ -91,8 +132,8 @@ class Case:
     def batching(self, size: int) -> Batching:
         return Batching(table=self.table, ramps=self.search.ramps, size=size)
 
-    def found(self, batch: int, kept: float = KEPT) -> ExitSearchResult:
-        """Returns the exits of ten thresholds each, with their precision against the truth (section 6.2).
+    def found(self, batch: int, kept: float = KEPT) -> tuple[ExitSearchResult, ThresholdSearch]:
+        """Returns the exits of ten thresholds each, with their precision against the truth, and their thresholds.
 
         For labels the thresholds are the paper's. Confidences of maps have another range, so theirs are its deciles.
         """
@@ -100,14 +141,8 @@ class Case:
         assert losses_NE is not None, "records without true losses are left out"
         tenths = tuple(np.quantile(records.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
         grid = TEN_CONFIDENCES if records.zero_one else tenths
-        checks = Checks(
-            ramps=records.ramps,
-            thresholds=grid,
-            leave_TNR=np.array([records.sure_NR(dict.fromkeys(records.ramps, threshold)) for threshold in grid]),
-            losses_NR=losses_NE[:, :-1],
-            end_losses_N=losses_NE[:, -1],
-        )
-        return find_exits(self.batching(batch), checks, kept=kept)
+        search = ThresholdSearch(records, grid, losses_NE, kept)
+        return find_exits(self.batching(batch), records.ramps, len(records), search), search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,8 +180,8 @@ def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case
 
 def evaluate(case: Case, batch: int, kept: float = KEPT, *, most_exits: int | None = None) -> Evaluation:
     """Finds exits on one half of the records, and evaluates the first `most_exits` of them on the other."""
-    found = case.found(batch, kept)
-    return evaluate_exits(case, found, found.ramps[:most_exits])
+    found, search = case.found(batch, kept)
+    return evaluate_thresholds(case, found, {ramp: search.thresholds[ramp] for ramp in found.ramps[:most_exits]})
 
 
 def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluation | None:
@@ -159,13 +194,8 @@ def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluat
     if not thresholds:
         return None
     batches = RecordedBatches.of_records(case.search, thresholds, batch, case.search.ramps)
-    found = find_exits(case.batching(batch), fixed_checks(batches), kept=None)
+    found = find_exits(case.batching(batch), batches.ramps, len(batches), fixed(batches))
     return evaluate_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
-
-
-def evaluate_exits(case: Case, found: ExitSearchResult, ramps: Sequence[int]) -> Evaluation:
-    """Evaluates some of the exits that a search found."""
-    return evaluate_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
 
 
 def evaluate_thresholds(case: Case, found: ExitSearchResult, thresholds: Mapping[int, float]) -> Evaluation:

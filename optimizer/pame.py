@@ -1,12 +1,14 @@
 """Strategy `pame`: the stock plan with the exits that PAME's search (ICS'22, section 6) finds for its batches.
 
-The first exit is the one with the least mean answer time among those that slow down few enough batches and keep the
-precision. Further exits are sought behind it in the same way, by the least tail latency, until none helps. Precision is
-kept on the recorded inputs only. `optimizer.thresholds` makes promises for new inputs, with a confidence.
+The first exit is the one with the least mean answer time among those that slow down few enough batches. Further exits
+are sought behind it in the same way, by the least tail latency, until none helps. PAME searches thresholds as well, for
+a precision on the recorded inputs. Here a calibration's thresholds are fixed: its promise, which has a confidence for
+new inputs, holds for every subset of the ramps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,37 +20,7 @@ from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
 from optimizer.space import Space
 from profiles.records import RecordedBatches, batch_counts
-from profiles.scores import BoolArray, FloatArray
-
-KEPT = 0.99
-"""eta: the share of the full model's precision that must be exceeded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checks:
-    """The candidate exits and the settings of their checks, on recorded inputs in order of arrival."""
-
-    ramps: tuple[int, ...]
-    """The candidates, ascending."""
-    thresholds: tuple[float | None, ...]
-    """The settings (T), from the one at which most inputs leave. None: each ramp's threshold is fixed in advance."""
-    leave_TNR: BoolArray
-    """Which inputs leave, including those that left earlier."""
-    losses_NR: FloatArray
-    """Losses of the exits' own answers."""
-    end_losses_N: FloatArray
-    """Losses of the full model's answers: 0 if they are the reference."""
-
-
-def fixed_checks(batches: RecordedBatches) -> Checks:
-    """Returns checks with fixed thresholds, such as a calibration's, which hold for every subset of the ramps."""
-    return Checks(
-        ramps=batches.ramps,
-        thresholds=(None,),
-        leave_TNR=batches.sure_NR[None],
-        losses_NR=batches.losses_NR,
-        end_losses_N=np.zeros(len(batches)),
-    )
+from profiles.scores import BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,15 +29,11 @@ class Candidate:
 
     inside_N: BoolArray
     """The inputs that move on."""
-    lost_N: FloatArray
-    """Loss of every input's answer. One minus their mean is the precision of all inputs: Q of equation 1."""
     slow_K: BoolArray
     """Batches that this exit or an earlier one makes slower than without exits."""
     allowed: int
     """n_i: largest number of inputs that may move on; -1 if even 0 is too slow."""
     ramp: int = -1
-    threshold: float | None = None
-    """None if no setting of the check keeps the precision, so that no input leaves, or if thresholds are fixed."""
     leaving: float = 0.0
     """r_e: share of the inputs that reach the exit and leave there."""
     mean_s: float = np.inf
@@ -106,33 +74,31 @@ class ExitSearchResult:
     def ramps(self) -> tuple[int, ...]:
         return tuple(each.ramp for each in self.chosen)
 
-    @property
-    def thresholds(self) -> dict[int, float]:
-        """Thresholds by ramp, of the exits whose thresholds were searched."""
-        return {each.ramp: each.threshold for each in self.chosen if each.threshold is not None}
+
+Leaving = Callable[[Candidate, int], BoolArray]
+"""Returns which of the inputs that the last exit lets move on leave at a ramp behind it."""
 
 
-def find_exits(batching: Batching, checks: Checks, *, kept: float | None = KEPT) -> ExitSearchResult:
-    """Returns the exits for these batches. Raises PlanError if fewer inputs are recorded than a batch holds.
+def fixed(batches: RecordedBatches) -> Leaving:
+    """Returns the check of exits whose thresholds are fixed."""
+    return lambda behind, ramp: behind.inside_N & batches.sure_NR[:, batches.ramps.index(ramp)]
 
-    Precision has no limit if `kept` is None, because thresholds are fixed and keep a promise of their own.
+
+def find_exits(batching: Batching, ramps: Sequence[int], num_inputs: int, leaving: Leaving) -> ExitSearchResult:
+    """Returns the exits among ascending ramps, for batches of recorded inputs in order of arrival.
+
+    Raises PlanError if fewer inputs are recorded than a batch holds.
     """
-    num_inputs, size = len(checks.end_losses_N), batching.size
+    size = batching.size
     if not 1 <= size <= num_inputs:
         raise PlanError(f"the batch must have from 1 to {num_inputs} inputs, which are recorded, not {size}")
-    least_precision = None if kept is None else kept * (1 - float(checks.end_losses_N.mean()))
     none_slow_K = np.zeros(num_inputs // size, dtype=bool)
-    behind = Candidate(
-        inside_N=np.ones(num_inputs, dtype=bool), lost_N=checks.end_losses_N, slow_K=none_slow_K, allowed=size
-    )
+    behind = Candidate(inside_N=np.ones(num_inputs, dtype=bool), slow_K=none_slow_K, allowed=size)
     steps: list[SearchStep] = []
     while True:
         stage = replace(batching, first=behind.ramp + 1, size=behind.allowed)
-        candidates = tuple(
-            _candidate(checks, column, behind, stage, size, least_precision)
-            for column, ramp in enumerate(checks.ramps)
-            if ramp > behind.ramp
-        )
+        later = [ramp for ramp in ramps if ramp > behind.ramp]
+        candidates = tuple(_candidate(ramp, leaving(behind, ramp), behind, stage, size) for ramp in later)
         chosen = _chosen(candidates, stage)
         steps.append(SearchStep(batching=stage, candidates=candidates, chosen=chosen))
         if chosen is None or chosen.allowed < 1 or not chosen.inside_N.any() or chosen is candidates[-1]:
@@ -140,33 +106,23 @@ def find_exits(batching: Batching, checks: Checks, *, kept: float | None = KEPT)
         behind = chosen
 
 
-def _candidate(
-    checks: Checks, column: int, behind: Candidate, stage: Batching, size: int, least_precision: float | None
-) -> Candidate:
-    """Returns an exit with the setting at which most inputs leave while Q stays above `least_precision`.
+def _candidate(ramp: int, leaves_N: BoolArray, behind: Candidate, stage: Batching, size: int) -> Candidate:
+    """Returns an exit at which these inputs leave, with its times (section 6.4).
 
-    Section 6.2: maximize r_e subject to Q > eta Q_ori, as if this were the last exit. Section 6.4: its times. Equation
-    2 sums ((n - j) t[i, 0] + j t[i, j]) C[i, j] / (n k) over j, with C[i, j] batches in which j inputs move on; this
-    sums batch by batch.
+    Equation 2 sums ((n - j) t[i, 0] + j t[i, j]) C[i, j] / (n k) over j, with C[i, j] batches in which j inputs move
+    on; this sums batch by batch.
     """
-    leaves_TN = behind.inside_N & checks.leave_TNR[:, :, column]
-    lost_TN = np.where(leaves_TN, checks.losses_NR[:, column], behind.lost_N)
-    leaving_T, precision_T = leaves_TN.sum(1) / behind.inside_N.sum(), 1 - lost_TN.mean(1)
-    settings = [t for t, q in enumerate(precision_T) if least_precision is None or q > least_precision]
-    best = max(settings, key=lambda t: (leaving_T[t], precision_T[t]), default=None)
-    inside_N = behind.inside_N if best is None else behind.inside_N & ~leaves_TN[best]
-    remaining_K, seconds_J = batch_counts(inside_N, size), stage.exit_seconds_J(checks.ramps[column])
+    inside_N = behind.inside_N & ~leaves_N
+    remaining_K, seconds_J = batch_counts(inside_N, size), stage.exit_seconds_J(ramp)
     allowed = int(np.logical_and.accumulate(seconds_J <= stage.whole_s * (1 + ROUNDING)).sum()) - 1
     slow_K, within_K = behind.slow_K | (remaining_K > allowed), np.minimum(remaining_K, stage.size)
     moving_K = within_K / stage.size
     return Candidate(
         inside_N=inside_N,
-        lost_N=behind.lost_N if best is None else lost_TN[best],
         slow_K=slow_K,
         allowed=allowed,
-        ramp=checks.ramps[column],
-        threshold=None if best is None else checks.thresholds[best],
-        leaving=0.0 if best is None else float(leaving_T[best]),
+        ramp=ramp,
+        leaving=float(leaves_N.sum() / behind.inside_N.sum()),
         mean_s=float(((1 - moving_K) * seconds_J[0] + moving_K * seconds_J[within_K]).mean()),
         tail_s=float(seconds_J[remaining_K[~slow_K].max()]) if not slow_K.all() else np.inf,
     )
@@ -205,8 +161,8 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     [stage] = stock.stages
     batching = Batching(table=problem.latency[stage.device], ramps=problem.ramps, size=stage.splits[0].batch)
     search = None
-    if batching.size <= len(problem.batches):  # thresholds are fixed: a calibration's promise holds for all subsets
-        search = find_exits(batching, fixed_checks(problem.batches), kept=None)
+    if batching.size <= len(problem.batches):
+        search = find_exits(batching, problem.batches.ramps, len(problem.batches), fixed(problem.batches))
     found = _with_exits(problem, stock, () if search is None else search.ramps)
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "the stock plan is a plan of the space"

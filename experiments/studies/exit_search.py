@@ -12,7 +12,6 @@ from experiments.pame_cases import (
     Evaluation,
     cases,
     evaluate,
-    evaluate_exits,
     evaluate_guaranteed,
     evaluate_thresholds,
     with_missing_models,
@@ -156,13 +155,13 @@ class Place(NamedTuple):
 
 def places(case: Case) -> list[Place]:
     """Returns every candidate alone whose check keeps the precision."""
-    found = case.found(case.kind.batches[LARGE])
+    found, search = case.found(case.kind.batches[LARGE])
     step = found.steps[0]
 
     def place(each: Candidate) -> Place | None:
-        if each.threshold is None:
+        if each.ramp not in search.alone:
             return None
-        alone = evaluate_thresholds(case, found, {each.ramp: each.threshold})
+        alone = evaluate_thresholds(case, found, {each.ramp: search.alone[each.ramp]})
         expected, mean = each.mean_s / step.batching.whole_s, alone.times.mean_s / alone.times.whole_s
         shares = (100 * each.slower, 100 * alone.times.slower, 100 * alone.precision)
         chosen = "chosen" if step.chosen is each else ""
@@ -267,8 +266,9 @@ PAPER_TAKES = {"mean": 0.8, "tail": 5.0}
 
 def by_number(case: Case) -> list[Evaluation]:
     """Returns the figures with none, one, two and more of the found exits, in their order."""
-    found = case.found(case.kind.batches[LARGE])
-    return [evaluate_exits(case, found, found.ramps[:count]) for count in range(MOST + 1)]
+    found, search = case.found(case.kind.batches[LARGE])
+    exits = [(ramp, search.thresholds[ramp]) for ramp in found.ramps]
+    return [evaluate_thresholds(case, found, dict(exits[:count])) for count in range(MOST + 1)]
 
 
 def fig15_compare(divisions: Divisions) -> StudyResult:

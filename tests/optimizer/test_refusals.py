@@ -20,7 +20,7 @@ from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame import find_exits, fixed_checks
+from optimizer.pame import find_exits, fixed
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
 from optimizer.planner import solve
@@ -205,7 +205,7 @@ CASES: dict[str, Case] = {
     "pame: without batches": lambda: solve(replace(pame_strategy.problem(), batches=None), "pame"),
     "pame: the highest rate": lambda: solve(replace(pame_strategy.problem(), objective=MaximizeRate()), "pame"),
     "pame: too few inputs": lambda: find_exits(
-        replace(pame_thresholds.FOUR, size=5), fixed_checks(pame_thresholds.batches([[1, 1]] * 4))
+        replace(pame_thresholds.FOUR, size=5), (0, 1), 4, fixed(pame_thresholds.batches([[1, 1]] * 4))
     ),
     # Guarantees
     **{

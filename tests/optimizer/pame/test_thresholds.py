@@ -5,9 +5,9 @@ import pytest
 
 from optimizer.batching import Batching
 from optimizer.live.tuning.pame import GRIDS, TEN_CONFIDENCES, next_threshold, relative_precision
-from optimizer.pame import Candidate, Checks, ExitSearchResult, find_exits, fixed_checks
+from optimizer.pame import ExitSearchResult, find_exits, fixed
 from profiles.records import ExitRecords, RecordedBatches
-from profiles.scores import SCORES, FloatArray, Score
+from profiles.scores import SCORES, Score
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 
@@ -25,40 +25,6 @@ def records(*, score: Score = "confidence", truth: bool = False) -> ExitRecords:
     true_losses_NE = np.column_stack([np.zeros(10), np.arange(10) == 9]).astype(np.float64) if truth else None
     scores_N1 = 1 - scores_N1 if score == "entropy" else scores_N1
     return exit_records(scores_N1, losses_N1, score=score, num_blocks=3, true_losses_NE=true_losses_NE)
-
-
-def checks_of(losses_NE: FloatArray, grid: tuple[float, ...] = GRIDS["confidence"]) -> Checks:
-    """Checks of the ten inputs, whose losses at the ramp and at the end are given."""
-    return Checks(
-        ramps=(0,),
-        thresholds=grid,
-        leave_TNR=np.array([records().sure_NR({0: threshold}) for threshold in grid]),
-        losses_NR=losses_NE[:, :1],
-        end_losses_N=losses_NE[:, 1],
-    )
-
-
-def searched(checks: Checks, kept: float) -> Candidate:
-    return find_exits(Batching(table=TABLE, ramps=(0, 1), size=1), checks, kept=kept).steps[0].candidates[0]
-
-
-def agreement() -> FloatArray:
-    return np.column_stack([records().losses_NR, np.zeros(10)])
-
-
-@pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
-def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
-    """Of ten inputs: 0.50 lets all leave, and three are wrong."""
-    found = searched(checks_of(agreement()), kept)
-    assert found.threshold == threshold
-    assert found.leaving == pytest.approx(leaving)
-    assert 1 - found.lost_N.mean() > kept
-
-
-def test_no_input_leaves_without_a_precise_threshold() -> None:
-    always_wrong = np.column_stack([np.ones(10), np.zeros(10)])
-    found = searched(checks_of(always_wrong, TEN_CONFIDENCES), 0.99)  # some inputs leave at each
-    assert (found.threshold, found.leaving, int(found.inside_N.sum()), found.lost_N.sum()) == (None, 0.0, 10, 0.0)
 
 
 def test_every_score_has_a_grid_from_bold_to_careful() -> None:
@@ -87,10 +53,6 @@ def test_precision_is_of_the_truth_where_it_is_known() -> None:
     # Of ten answers three are not the full model's; all ten are right, and of the full model's nine.
     assert relative_precision(records().outcome({0: 0.5})) == pytest.approx(0.7)
     assert relative_precision(records(truth=True).outcome({0: 0.5})) == pytest.approx(1 / 0.9)
-    truth_NE = records(truth=True).true_losses_NE
-    assert truth_NE is not None
-    found = searched(checks_of(truth_NE), 0.99)
-    assert (found.leaving, found.lost_N.sum()) == (1.0, 0.0)  # the full model errs on one of ten
 
 
 def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
@@ -99,7 +61,7 @@ def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
 
 
 def search(sure: list[list[int]]) -> ExitSearchResult:
-    return find_exits(FOUR, fixed_checks(batches(sure)))
+    return find_exits(FOUR, (0, 1), len(sure), fixed(batches(sure)))
 
 
 def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
@@ -126,19 +88,6 @@ def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> Non
     late = [[1, 1]] * 4 + none_leaves
     assert search(three_move_on).ramps == (1,)  # 0 alone: (6 + 3 * 12) / 4 = 10.5 s; 1: 10 s
     assert search(late).ramps == ()
-
-
-def test_an_exit_that_costs_precision_is_not_taken() -> None:
-    lossy = RecordedBatches(
-        num_blocks=3,
-        ramps=(0, 1),
-        sure_NR=np.ones((4, 2), dtype=bool),
-        losses_NR=np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
-        size=4,
-    )
-    assert find_exits(FOUR, fixed_checks(lossy)).ramps == (1,)
-    assert find_exits(FOUR, fixed_checks(lossy), kept=0.75).ramps == (1,)  # more than 0.75 is asked for
-    assert find_exits(FOUR, fixed_checks(lossy), kept=0.7).ramps == (0,)
 
 
 def test_further_exits_are_chosen_by_the_tail_of_the_largest_batch() -> None:

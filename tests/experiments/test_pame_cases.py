@@ -1,0 +1,53 @@
+"""PAME's search for thresholds, one exit after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.pame_cases import ThresholdSearch
+from optimizer.batching import Batching
+from optimizer.live.tuning.pame import TEN_CONFIDENCES
+from optimizer.pame import Candidate, find_exits
+from profiles.scores import FloatArray
+from tests.exit_records import exit_records
+from tests.optimizer.pame.test_thresholds import FOUR, TABLE, records
+
+AGREEMENT = np.column_stack([records().losses_NR, np.zeros(10)])
+
+
+def searched(losses_NE: FloatArray, kept: float) -> tuple[Candidate, ThresholdSearch]:
+    """Searches for the exit of the ten inputs, whose losses at the ramp and at the end are given."""
+    search = ThresholdSearch(records(), TEN_CONFIDENCES, losses_NE, kept)
+    found = find_exits(Batching(table=TABLE, ramps=(0, 1), size=1), (0,), 10, search)
+    return found.steps[0].candidates[0], search
+
+
+@pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
+def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
+    """Of ten inputs: 0.50 lets all leave, and three are wrong."""
+    found, search = searched(AGREEMENT, kept)
+    assert search.thresholds == search.alone == {0: threshold}
+    assert found.leaving == pytest.approx(leaving)
+    assert 1 - AGREEMENT[~found.inside_N, 0].sum() / 10 > kept
+
+
+def test_no_input_leaves_without_a_precise_threshold() -> None:
+    always_wrong = np.column_stack([np.ones(10), np.zeros(10)])
+    found, search = searched(always_wrong, 0.99)  # some inputs leave at each
+    assert (search.thresholds, found.leaving, int(found.inside_N.sum())) == ({}, 0.0, 10)
+
+
+def test_precision_is_relative_to_the_full_models() -> None:
+    truth_NE = records(truth=True).true_losses_NE
+    assert truth_NE is not None
+    found, search = searched(truth_NE, 0.99)
+    assert (found.leaving, search.thresholds) == (1.0, {0: 0.5})  # the full model errs on one of ten
+
+
+@pytest.mark.parametrize(("kept", "ramp"), [(0.99, 1), (0.75, 1), (0.7, 0)])
+def test_an_exit_that_costs_precision_is_not_taken(kept: float, ramp: int) -> None:
+    """At ramp 0, the answer of one of four inputs is wrong. More than the share `kept` is asked for."""
+    lossy = exit_records(np.ones((4, 2)), [[1, 0], [0, 0], [0, 0], [0, 0]])
+    search = ThresholdSearch(lossy, (0.5,), np.column_stack([lossy.losses_NR, np.zeros(4)]), kept)
+    assert find_exits(FOUR, (0, 1), 4, search).ramps == (ramp,)
