@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.ops.prometheus import METRICS
 from tests.metrics_page import added_labels, documented, documented_series
 
 CALLED = {"sum", "min", "max", "rate", "increase", "changes", "histogram_quantile", "scalar", "by"}
@@ -170,6 +171,11 @@ def declared() -> Declared:
     command = [sys.executable, "-m", "tests.declared_metrics"]
     printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=60).stdout
     return [(name, kind, frozenset(labels)) for name, kind, labels in json.loads(printed)]
+
+
+def test_the_metrics_of_the_services_own_page_are_documented() -> None:
+    text = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
+    assert [name for name in METRICS if f"`ray_{name}`" not in text and f"`{name}`" not in text] == []
 
 
 def test_every_metric_is_documented_with_its_kind_and_labels_and_no_other_is(declared: Declared) -> None:
