@@ -128,7 +128,7 @@ def _fill(view: View) -> list[dict[str, Any]]:
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
     """Describes the accelerators by type. `time_scale`: real seconds per second of an emulated accelerator."""
     described: dict[str, Any] = {}
-    for device, count in view.capacity.items():
+    for device, count in view.counts.items():
         emulated = settings.emulated.get(device)
         used = view.running.get(device, 0)
         described[device] = {"alive": count, "used": used, "emulated": emulated is not None}

@@ -26,7 +26,7 @@ from optimizer.plan import PlacedPlan, Plan, Stage
 from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem import Supply
 from optimizer.problem_file import problem_document
-from tests.deployments.control.control_fakes import CHAIN, POLICY, begun, halves, probes, problem, whole
+from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, begun, halves, probes, problem, whole
 from tests.model_cards import chain_of
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
@@ -47,7 +47,9 @@ def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}),
 
 
 async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=4, best=halves(3, 1), settings={"accuracy_budget": 0.01})
+    scene = await begun(tmp_path, looks=3, best=halves(3, 1), settings={"accuracy_budget": 0.01})
+    scene.fleet.alive = {"cpu": 6}  # more than the 4 that the service may use
+    await scene.ticks(1, EASY)
     described = describe(scene.loop, scene.history, settings(tmp_path), CHAIN)
     assert json.dumps(described, allow_nan=False)
     assert (described["epoch"], described["slots"], described["reason"]) == (
