@@ -18,10 +18,9 @@ from earlyexit.network.boundary import Column
 SWAGGER_PAGE = """<!doctype html>
 <html><head><title>Offramp</title>
 <link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css"></head>
-<body><div id="ui"></div>
+<body><div id="ui">See <a href="openapi.json">openapi.json</a>. This page shows it by a script of cdn.jsdelivr.net</div>
 <script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#ui"})</script>
-<noscript>The description itself is at <a href="openapi.json">openapi.json</a>.</noscript></body></html>
+<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#ui"})</script></body></html>
 """
 
 ERRORS = {

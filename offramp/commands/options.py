@@ -431,8 +431,9 @@ class RenderJob(ServiceFileOptions):
     def _check_combination(self) -> RenderJob:
         if self.kuberay and self.settings:
             raise InputError("--kuberay and --settings exclude each other: give one of them")
-        if (self.redis is not None and not self.kuberay) or (self.redis_secret is not None and self.redis is None):
-            raise InputError("--redis goes with --kuberay, and --redis-secret with --redis")
+        of_manifests = {"image", "claim", "redis"} & self.model_fields_set
+        if (of_manifests and not self.kuberay) or (self.redis_secret is not None and self.redis is None):
+            raise InputError("--image, --claim and --redis go with --kuberay, and --redis-secret with --redis")
         return self
 
 

@@ -381,9 +381,9 @@ def _short_text(value: Any) -> str:
 
 
 def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str, ...], Iterator[InputRow]]:
-    names = tuple(model_inputs)
+    names = tuple(model_inputs) if job.data is not None and job.data.suffix in ARRAYS else _text_names(model_inputs)
     if job.data is None:
-        if len(_text_names(model_inputs)) > 1 or model_inputs == IMAGES:
+        if len(names) > 1 or model_inputs == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}, not single texts: give --data")
         return names, (InputRow({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
     if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:

@@ -259,7 +259,8 @@ class Dashboard:
         try:
             response = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
-            raise OfframpError(f"no Ray dashboard answers at {address}: {error}") from error
+            text = f"no Ray dashboard answers at {address} (`offramp serve` starts none): {error}"
+            raise OfframpError(text) from error
         if response.status_code in (401, 403):
             raise OfframpError(f"{address} refuses with {response.status_code}: set RAY_AUTH_MODE=token and its token")
         if not response.is_success:
@@ -298,9 +299,7 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
             raise InputError(f"RAY_AUTH_MODE is token, and {path} cannot be read: {error.strerror}") from error
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable():  # httpx's error would show it
-        raise InputError(
-            "RAY_AUTH_MODE is token, and the token is empty or has characters that no HTTP header can hold"
-        )
+        raise InputError("RAY_AUTH_MODE=token: the token is empty or has characters that no HTTP header can hold")
     return {"Authorization": f"Bearer {token}"}
 
 

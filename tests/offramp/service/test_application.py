@@ -203,7 +203,7 @@ TRACEBACK = "Traceback\n\n  ValueError: no such app \n  For further information"
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (refuse, "no Ray dashboard answers at http://ray:8265: Connection refused"),
+        (refuse, "no Ray dashboard answers at http://ray:8265 (`offramp serve` starts none): Connection refused"),
         (says(401), "http://ray:8265 refuses with 401: set RAY_AUTH_MODE=token and its token"),
         (says(400, TRACEBACK), f"{AT} answers 400: ValueError: no such app"),
         (says(200, "<html>"), f"{AT} answers, but it is not a Ray dashboard"),
