@@ -134,7 +134,7 @@ class Gate:
         problem = "no API key was sent" if authorization is None else "the API key is unknown"
         is_page = any(path == page or path.startswith(page + "/") for page in PAGES)
         scheme = 'Basic realm="offramp", charset="UTF-8"' if is_page else "Bearer"
-        text = f"{problem}; send the header `Authorization: Bearer <key>` (commands of Offramp: set OFFRAMP_API_KEY)"
+        text = f"{problem}; send the header `Authorization: Bearer <key>`; commands: set OFFRAMP_API_KEY"
         raise UnauthorizedError(text, scheme=scheme)
 
 

@@ -280,11 +280,11 @@ def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> N
     [
         (("a.png",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
         (("-",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
-        (("--data", "rows.csv"), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
+        (("--data", "."), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
         (("hi",), "images", "the model takes images, and there is no file 'hi': give the paths of image files"),
         (("--data", "x.npz"), "arrays", "x.npz: the model takes image; the file holds sound"),
     ],
-    ids=["an image", "a pipe", "texts", "a text", "another array"],
+    ids=["an image", "a pipe", "no array", "a text", "another array"],
 )
 def test_inputs_of_another_kind_are_refused_with_the_models_kind(
     tmp_path: Path,
@@ -296,7 +296,6 @@ def test_inputs_of_another_kind_are_refused_with_the_models_kind(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text("text\npay\n", encoding="utf-8")
     np.savez(tmp_path / "x.npz", sound=np.zeros((2, 8), dtype=np.float32))
     assert refused(capsys, "predict", *given, "--url", f"{answering_url}/{place}") == words
 

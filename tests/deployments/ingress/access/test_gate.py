@@ -16,16 +16,7 @@ from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.errors import InputError, RateLimitError
 from tests.clock import ManualClock
-from tests.deployments.ingress.api.faces import (
-    BEARER,
-    KEY,
-    OTHER_KEY,
-    SEND_A_KEY,
-    V2_BODY,
-    FakeBackend,
-    client_of,
-    gate,
-)
+from tests.deployments.ingress.api.faces import BEARER, KEY, OTHER_KEY, V2_BODY, FakeBackend, client_of, gate
 from tests.deployments.ingress.api.test_http import ROUTES, call, path_of
 
 OPEN = [("GET", "/v2/health/live"), ("GET", "/v2/health/ready")]
@@ -81,7 +72,7 @@ async def test_a_known_key_is_admitted_and_anything_else_is_a_401_without_quotes
     for authorization in (*wrong, basic(KEY)):
         response = await predicted(client, authorization)
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), authorization
-        message = f"the API key is unknown; {SEND_A_KEY}"
+        message = "the API key is unknown; send the header `Authorization: Bearer <key>`; commands: set OFFRAMP_API_KEY"
         assert response.json()["error"] == {"kind": "unauthorized", "message": message}
     assert (backend.requests, set(backend.counted)) == ([], {("access", 401)})
 

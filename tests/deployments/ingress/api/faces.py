@@ -42,7 +42,6 @@ V2_INFER = "/v2/models/intents/infer"
 V2_BODY: dict[str, Any] = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["pay"]}]}
 KEY, OTHER_KEY = "alice-0123456789", "bob-012345678901"
 BEARER = {"authorization": f"Bearer {KEY}"}
-SEND_A_KEY = "send the header `Authorization: Bearer <key>` (commands of Offramp: set OFFRAMP_API_KEY)"
 
 
 class FakeDesk(Versions):

@@ -23,17 +23,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from tests.clock import ManualClock
-from tests.deployments.ingress.api.faces import (
-    FACES,
-    KEY,
-    SEND_A_KEY,
-    Ask,
-    FakeBackend,
-    FakeContext,
-    FakeDesk,
-    client_of,
-    gate,
-)
+from tests.deployments.ingress.api.faces import FACES, KEY, Ask, FakeBackend, FakeContext, FakeDesk, client_of, gate
 from tests.deployments.ingress.versions.version_world import FakeServed
 from tests.model_cards import a_card
 
@@ -139,8 +129,9 @@ async def test_a_body_that_is_too_large_is_not_read(ask: Ask, backend: FakeBacke
 async def test_requests_without_a_known_key_are_refused_without_quotes(ask: Ask, backend: FakeBackend) -> None:
     without = await ask(backend, "pay", gate=gate())
     wrong = await ask(backend, "pay", gate=gate(), headers={"authorization": "Bearer wrong-0123456789"})
-    assert without.message == f"no API key was sent; {SEND_A_KEY}"
-    assert wrong.message == f"the API key is unknown; {SEND_A_KEY}"
+    asked = "send the header `Authorization: Bearer <key>`; commands: set OFFRAMP_API_KEY"
+    assert without.message == f"no API key was sent; {asked}"
+    assert wrong.message == f"the API key is unknown; {asked}"
     for said in (without, wrong):
         assert (said.status, said.code in ("", "UNAUTHENTICATED")) == (401, True)
     assert backend.requests == []
