@@ -14,7 +14,7 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
 from optimizer.batching import Batching, BatchTimes
 from optimizer.live.tuning.pame import TEN_CONFIDENCES, relative_precision
-from optimizer.pame import Candidate, ExitSearchResult, find_exits, fixed
+from optimizer.pame import Candidate, SearchStep, exits_of, find_exits, fixed
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, learn_then_test, split_rows
 from profiles.catalogue import published_profile
@@ -132,7 +132,7 @@ class Case:
     def batching(self, size: int) -> Batching:
         return Batching(table=self.table, ramps=self.search.ramps, size=size)
 
-    def found(self, batch: int, kept: float = KEPT) -> tuple[ExitSearchResult, ThresholdSearch]:
+    def found(self, batch: int, kept: float = KEPT) -> tuple[list[SearchStep], ThresholdSearch]:
         """Returns the exits of ten thresholds each, with their precision against the truth, and their thresholds.
 
         For labels the thresholds are the paper's. Confidences of maps have another range, so theirs are its deciles.
@@ -149,7 +149,8 @@ class Case:
 class Evaluation:
     """The effect of found exits on inputs that the search did not see."""
 
-    found: ExitSearchResult
+    exits: tuple[int, ...]
+    """All exits that were found, of which some are evaluated."""
     times: BatchTimes
     precision: float
     """Relative to the full model's precision."""
@@ -181,7 +182,7 @@ def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case
 def evaluate(case: Case, batch: int, kept: float = KEPT, *, most_exits: int | None = None) -> Evaluation:
     """Finds exits on one half of the records, and evaluates the first `most_exits` of them on the other."""
     found, search = case.found(batch, kept)
-    return evaluate_thresholds(case, found, {ramp: search.thresholds[ramp] for ramp in found.ramps[:most_exits]})
+    return evaluate_thresholds(case, found, {ramp: search.thresholds[ramp] for ramp in exits_of(found)[:most_exits]})
 
 
 def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluation | None:
@@ -195,15 +196,15 @@ def evaluate_guaranteed(case: Case, batch: int, guarantee: Guarantee) -> Evaluat
         return None
     batches = RecordedBatches.of_records(case.search, thresholds, batch, case.search.ramps)
     found = find_exits(case.batching(batch), batches.ramps, len(batches), fixed(batches))
-    return evaluate_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
+    return evaluate_thresholds(case, found, {ramp: thresholds[ramp] for ramp in exits_of(found)})
 
 
-def evaluate_thresholds(case: Case, found: ExitSearchResult, thresholds: Mapping[int, float]) -> Evaluation:
+def evaluate_thresholds(case: Case, found: Sequence[SearchStep], thresholds: Mapping[int, float]) -> Evaluation:
     """Evaluates exits with the given thresholds."""
     outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
     return Evaluation(
-        found=found,
-        times=found.batching.times(outcome.exits_N, ramps),
+        exits=exits_of(found),
+        times=found[0].batching.times(outcome.exits_N, ramps),
         precision=relative_precision(outcome),
         moving=tuple(float((outcome.exits_N > ramp).mean()) for ramp in ramps),
     )

@@ -58,21 +58,9 @@ class SearchStep:
     """None if no candidate helps, which ends the search."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExitSearchResult:
-    """The result of a search."""
-
-    batching: Batching
-    steps: tuple[SearchStep, ...]
-
-    @property
-    def chosen(self) -> tuple[Candidate, ...]:
-        """The chosen exits, in the order of the model."""
-        return tuple(step.chosen for step in self.steps if step.chosen is not None)
-
-    @property
-    def ramps(self) -> tuple[int, ...]:
-        return tuple(each.ramp for each in self.chosen)
+def exits_of(steps: Sequence[SearchStep]) -> tuple[int, ...]:
+    """Returns the ramps that a search chose, in the order of the model."""
+    return tuple(step.chosen.ramp for step in steps if step.chosen is not None)
 
 
 Leaving = Callable[[Candidate, int], BoolArray]
@@ -84,8 +72,8 @@ def fixed(batches: RecordedBatches) -> Leaving:
     return lambda behind, ramp: behind.inside_N & batches.sure_NR[:, batches.ramps.index(ramp)]
 
 
-def find_exits(batching: Batching, ramps: Sequence[int], num_inputs: int, leaving: Leaving) -> ExitSearchResult:
-    """Returns the exits among ascending ramps, for batches of recorded inputs in order of arrival.
+def find_exits(batching: Batching, ramps: Sequence[int], num_inputs: int, leaving: Leaving) -> list[SearchStep]:
+    """Searches for exits among ascending ramps, for batches of recorded inputs in order of arrival.
 
     Raises PlanError if fewer inputs are recorded than a batch holds.
     """
@@ -102,7 +90,7 @@ def find_exits(batching: Batching, ramps: Sequence[int], num_inputs: int, leavin
         chosen = _chosen(candidates, stage)
         steps.append(SearchStep(batching=stage, candidates=candidates, chosen=chosen))
         if chosen is None or chosen.allowed < 1 or not chosen.inside_N.any() or chosen is candidates[-1]:
-            return ExitSearchResult(batching=batching, steps=tuple(steps))
+            return steps
         behind = chosen
 
 
@@ -160,10 +148,10 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
         return replace(stock, strategy=space.strategy)
     [stage] = stock.stages
     batching = Batching(table=problem.latency[stage.device], ramps=problem.ramps, size=stage.splits[0].batch)
-    search = None
+    search: list[SearchStep] = []
     if batching.size <= len(problem.batches):
         search = find_exits(batching, problem.batches.ramps, len(problem.batches), fixed(problem.batches))
-    found = _with_exits(problem, stock, () if search is None else search.ramps)
+    found = _with_exits(problem, stock, exits_of(search))
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "the stock plan is a plan of the space"
     note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, batching.size)
@@ -182,12 +170,12 @@ def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) ->
     return FeasiblePlan(stages=stock.stages, figures=stock.figures)
 
 
-def _why_no_exit(search: ExitSearchResult | None, batch: int) -> str:
-    if search is None:
+def _why_no_exit(search: Sequence[SearchStep], batch: int) -> str:
+    if not search:
         return f"no exit: fewer inputs are recorded than a batch of {batch} holds"
-    if search.ramps:
+    if exits_of(search):
         return "no exit: with any of those that were found the plan would break a promise (SLO, rate or ramp budget)"
-    slower = [each.slower for each in search.steps[0].candidates if each.leaving]
+    slower = [each.slower for each in search[0].candidates if each.leaving]
     if not slower:
         return "no exit: no input leaves at any ramp"
     if min(slower) > SLOWER:

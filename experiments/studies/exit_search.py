@@ -19,7 +19,7 @@ from experiments.pame_cases import (
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.study import Comparison, Effort, Study, StudyResult, Table, declare, largest
-from optimizer.pame import Candidate
+from optimizer.pame import Candidate, exits_of
 from optimizer.risk import Guarantee
 
 DIVISIONS: Mapping[Effort, int] = {"full": 10, "quick": 2}
@@ -78,7 +78,7 @@ class Row(NamedTuple):
         """Returns the cells of a table row."""
         slower = 100 * fmean(each.times.slower for each in self.evaluate)
         least = 100 * min(each.precision for each in self.evaluate)
-        exits = fmean(len(each.found.ramps) for each in self.evaluate)
+        exits = fmean(len(each.exits) for each in self.evaluate)
         saved = (self.percent("mean_saved"), self.percent("tail_saved"))
         return self.name, self.batch, *saved, slower, self.percent("precision"), least, exits
 
@@ -156,7 +156,7 @@ class Place(NamedTuple):
 def places(case: Case) -> list[Place]:
     """Returns every candidate alone whose check keeps the precision."""
     found, search = case.found(case.kind.batches[LARGE])
-    step = found.steps[0]
+    step = found[0]
 
     def place(each: Candidate) -> Place | None:
         if each.ramp not in search.alone:
@@ -267,7 +267,7 @@ PAPER_TAKES = {"mean": 0.8, "tail": 5.0}
 def by_number(case: Case) -> list[Evaluation]:
     """Returns the figures with none, one, two and more of the found exits, in their order."""
     found, search = case.found(case.kind.batches[LARGE])
-    exits = [(ramp, search.thresholds[ramp]) for ramp in found.ramps]
+    exits = [(ramp, search.thresholds[ramp]) for ramp in exits_of(found)]
     return [evaluate_thresholds(case, found, dict(exits[:count])) for count in range(MOST + 1)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from experiments.pame_cases import ThresholdSearch
 from optimizer.batching import Batching
 from optimizer.live.tuning.pame import TEN_CONFIDENCES
-from optimizer.pame import Candidate, find_exits
+from optimizer.pame import Candidate, exits_of, find_exits
 from profiles.scores import FloatArray
 from tests.exit_records import exit_records
 from tests.optimizer.pame.test_thresholds import FOUR, TABLE, records
@@ -20,7 +20,7 @@ def searched(losses_NE: FloatArray, kept: float) -> tuple[Candidate, ThresholdSe
     """Searches for the exit of the ten inputs, whose losses at the ramp and at the end are given."""
     search = ThresholdSearch(records(), TEN_CONFIDENCES, losses_NE, kept)
     found = find_exits(Batching(table=TABLE, ramps=(0, 1), size=1), (0,), 10, search)
-    return found.steps[0].candidates[0], search
+    return found[0].candidates[0], search
 
 
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
@@ -50,4 +50,4 @@ def test_an_exit_that_costs_precision_is_not_taken(kept: float, ramp: int) -> No
     """At ramp 0, the answer of one of four inputs is wrong. More than the share `kept` is asked for."""
     lossy = exit_records(np.ones((4, 2)), [[1, 0], [0, 0], [0, 0], [0, 0]])
     search = ThresholdSearch(lossy, (0.5,), np.column_stack([lossy.losses_NR, np.zeros(4)]), kept)
-    assert find_exits(FOUR, (0, 1), 4, search).ramps == (ramp,)
+    assert exits_of(find_exits(FOUR, (0, 1), 4, search)) == (ramp,)

@@ -5,7 +5,7 @@ import pytest
 
 from optimizer.batching import Batching
 from optimizer.live.tuning.pame import GRIDS, TEN_CONFIDENCES, next_threshold, relative_precision
-from optimizer.pame import ExitSearchResult, find_exits, fixed
+from optimizer.pame import SearchStep, exits_of, find_exits, fixed
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import SCORES, Score
 from profiles.table import LatencyTable
@@ -60,7 +60,7 @@ def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
     return RecordedBatches(num_blocks=3, ramps=(0, 1), sure_NR=sure_NR, losses_NR=np.zeros(sure_NR.shape), size=size)
 
 
-def search(sure: list[list[int]]) -> ExitSearchResult:
+def search(sure: list[list[int]]) -> list[SearchStep]:
     return find_exits(FOUR, (0, 1), len(sure), fixed(batches(sure)))
 
 
@@ -71,32 +71,33 @@ def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> 
     assert behind.exit_seconds_J(1).tolist() == [4.5, 5.5, 6.5, 7.5]
     assert (FOUR.whole_s, behind.whole_s) == (12, 6)
     goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
-    assert [[each.allowed for each in step.candidates] for step in goes_on.steps] == [[3, 2], [1]]
+    assert [[each.allowed for each in step.candidates] for step in goes_on] == [[3, 2], [1]]
 
 
 def test_the_exit_of_the_least_mean_is_taken_that_makes_no_batch_slower() -> None:
     # After block 0 two of four leave: 6 s for them, 10 s for the rest, 8 s. After block 1 all four: 10 s.
-    step = search([[1, 1], [1, 1], [0, 1], [0, 1]]).steps[0]
+    step = search([[1, 1], [1, 1], [0, 1], [0, 1]])[0]
     assert [each.mean_s for each in step.candidates] == [8, 10]
     assert [each.inside_N.sum() for each in step.candidates] == [2, 0]
     assert step.chosen is not None
     assert (step.chosen.ramp, step.chosen.allowed, step.chosen.slower) == (0, 3, 0)
     alone = search([[1, 0]] * 4)
-    assert (alone.ramps, len(alone.steps)) == ((0,), 1)
+    assert (exits_of(alone), len(alone)) == ((0,), 1)
     three_move_on = [[1, 1], [0, 1], [0, 1], [0, 1]]  # 6 + 6 s: as long as without
     none_leaves = [[0, 0]] * 4  # 6 + 8 s
     late = [[1, 1]] * 4 + none_leaves
-    assert search(three_move_on).ramps == (1,)  # 0 alone: (6 + 3 * 12) / 4 = 10.5 s; 1: 10 s
-    assert search(late).ramps == ()
+    assert exits_of(search(three_move_on)) == (1,)  # 0 alone: (6 + 3 * 12) / 4 = 10.5 s; 1: 10 s
+    assert exits_of(search(late)) == ()
 
 
 def test_further_exits_are_chosen_by_the_tail_of_the_largest_batch() -> None:
     """Behind exit 0 at most 3 may move on: with exit 1 they take 4.5 s and 1 s per input that goes on, else 6 s."""
     goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
-    assert goes_on.ramps == (0, 1)
-    assert goes_on.steps[1].batching.size == 3
-    assert goes_on.chosen[1].tail_s == 5.5
-    assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
+    assert exits_of(goes_on) == (0, 1)
+    assert goes_on[1].batching.size == 3
+    assert goes_on[1].chosen is not None
+    assert goes_on[1].chosen.tail_s == 5.5
+    assert exits_of(search([[1, 0], [0, 1], [0, 0], [0, 0]])) == (0,)  # 4.5 + 2 s would be more than 6 s
 
 
 def test_batches_are_timed_by_their_own_inputs_in_order_of_arrival() -> None:
