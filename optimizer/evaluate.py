@@ -190,7 +190,9 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
 
     def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
-        known = exits_N is not None and recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
+        known: Sequence[StepSeconds] = ()
+        if exits_N is not None:
+            known = recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
         return known or _mean_batch_steps(problem, stage, split, share_N, unanswered_N)
 
     steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
