@@ -128,8 +128,7 @@ class Gate:
 
     def _caller(self, ring: KeyRing, method: str, path: str, authorization: str | None) -> str:
         token = None if authorization is None else _token(method, authorization)
-        caller = None if token is None else ring.keys.owner(token)
-        if caller is not None:
+        if token is not None and (caller := ring.keys.owner(token)) is not None:
             return caller
         problem = "no API key was sent" if authorization is None else "the API key is unknown"
         is_page = any(path == page or path.startswith(page + "/") for page in PAGES)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from deployments.ops.tracing import Tracer
 
 MEDIA = ("image/", "audio/", "video/")
-"""Prefixes of content types that are not JSON. All others are parsed as JSON, because many clients send a wrong one."""
+"""Prefixes of content types that are not JSON. Many clients send a wrong type, so what begins as JSON is parsed."""
 HEADER_LENGTH = "inference-header-content-length"
 
 
@@ -93,7 +93,8 @@ class Routes:
         content_type = (find_header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             return parse_content(content_type, body, codec), False
-        if content_type.startswith(MEDIA):
+        is_file = codec.content_types and content_type != JSON and body[:1] not in b" \n\r\t[{"
+        if is_file or content_type.startswith(MEDIA):
             accepted = ", ".join((JSON, *codec.content_types))
             raise InputError(f"content-type {content_type[:80]!r}; this model takes {accepted}")
         return parse_predict(body, codec)

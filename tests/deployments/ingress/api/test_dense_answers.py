@@ -264,6 +264,13 @@ async def test_an_unavailable_content_type_is_refused_before_inference(
     assert error["message"].endswith(allowed)
 
 
+async def test_an_image_without_its_content_type_is_refused_with_the_types_that_the_model_takes() -> None:
+    async with client_of(DenseBackend()) as asking:
+        response = await asking.post("/predict", content=b"\x89PNG", headers={"Content-Type": "application/x"})
+    took = "this model takes application/json, image/jpeg, image/png, image/webp"
+    assert response.json()["error"]["message"] == f"content-type 'application/x'; {took}"
+
+
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "bytes"])
 async def test_large_answers_are_compressed_for_callers_that_accept_it(binary: bool) -> None:
     answers = {}
