@@ -87,16 +87,16 @@ def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapp
 def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the document to PUT that adds the config's application to the present ones.
 
-    Raises InputError if another application has its route, or if Serve would have to be restarted.
+    Raises InputError if an application has its name or its route, but not both, or if Serve would have to be restarted.
     """
     [application] = config["applications"]
     others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
-    conflicting = [name for name, each in others.items() if each.get("route_prefix") == application["route_prefix"]]
-    if conflicting:
-        raise InputError(
-            f"application {conflicting[0]!r} has route {application['route_prefix']}; first: offramp delete "
-            f"{shlex.quote(conflicting[0])}, or give this one another ingress.route_prefix or model.version"
-        )
+    for name, each in serve["applications"].items():
+        route = each.get("route_prefix")  # None while Serve builds it, or could not
+        if route is not None and (name in others) == (route == application["route_prefix"]):
+            other = "ingress.route_prefix or model.version" if name in others else "name"
+            remedy = f"first: offramp delete {shlex.quote(name)}, or give this one another {other}"
+            raise InputError(f"application {name!r} has route {route}; {remedy}")
     _check_grpc(serve.get("grpc_options"), config)
     return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
 
