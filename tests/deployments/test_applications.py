@@ -60,7 +60,7 @@ def test_an_application_of_the_same_name_is_replaced_and_manual_ones_stay() -> N
 def test_a_route_of_another_application_and_another_route_of_an_application_are_refused() -> None:
     with pytest.raises(InputError, match=r"'other' has route /; first: offramp delete other, .* ingress\.route_prefix"):
         with_application(serving(application("other", route="/")), config())
-    with pytest.raises(InputError, match="'demo' has route /v2; first: offramp delete demo, or .* another name"):
+    with pytest.raises(InputError, match=r"'demo' has route /v2; first: offramp delete demo, or .* another name"):
         with_application(serving(application("demo", route="/v2")), config())
 
 
