@@ -12,7 +12,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,6 @@ from deployments.process_setup import HideExceptionMessages
 
 if TYPE_CHECKING:
     from ray.serve.config import HTTPOptions
-
-from collections.abc import AsyncIterable, Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,6 +502,12 @@ class HttpServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 connection.abort()  # type: ignore[union-attr] # all are of our class
             self._ended.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the server. Other holders of the sockets (`hold_listener`) would let callers wait."""
+        for listener in sockets or ():
+            listener.shutdown(socket.SHUT_RDWR)
+        await super().shutdown(sockets)
 
     async def close(self) -> None:
         """Stops accepting connections, and waits for the answers to all accepted requests."""

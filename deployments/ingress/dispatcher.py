@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import logging
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ from deployments.wire.messages import (
     Chunk,
     EndSequences,
     Frames,
+    FromIngress,
     HostStage,
     MalformedError,
     StageCall,
@@ -113,30 +114,28 @@ class ReplicaLink:
         try:
             await done
         except asyncio.CancelledError:
-            self._cancel(serial)
+            self._send(CancelCall(serial))
             raise
         finally:
             del self._calls[serial]
             self._close_if_idle()
 
-    def end(self, sequences: Collection[int]) -> None:
-        """Makes the replica free sequences. If the connection is broken, it has already freed them."""
-        if self._frames is not None and sequences:
-            self._frames.send(encode(EndSequences(tuple(sequences))))
+    def end(self, sequence: int) -> None:
+        """Makes the replica free a sequence. If the connection is broken, it has already freed it."""
+        self._send(EndSequences((sequence,)))
 
     def host(self, assignment: Assignment) -> None:
         """Makes the replica host a stage, until another assignment or a call for another stage arrives."""
-        if self._frames is not None:
-            self._frames.send(encode(HostStage(assignment)))
+        self._send(HostStage(assignment))
 
     def close_when_idle(self) -> None:
         """Closes the connection as soon as all open calls are done."""
         self._is_closing = True
         self._close_if_idle()
 
-    def _cancel(self, serial: int) -> None:
+    def _send(self, message: FromIngress) -> None:
         if self._frames is not None:
-            self._frames.send(encode(CancelCall(serial)))
+            self._frames.send(encode(message))
 
     def _close_if_idle(self) -> None:
         if self._is_closing and not self._calls:
@@ -194,10 +193,10 @@ class ReplicaLink:
         except Exception as error:
             logger.exception("a part of a reply from %s could not be processed", self.name)
             _fail(call, error)
-            self._cancel(message.serial)
+            self._send(CancelCall(message.serial))
             return
         call.unsettled -= message.chunk.num_inputs
-        if not call.unsettled and not call.done.done():
+        if call.unsettled <= 0 and not call.done.done():  # below 0 if a part came twice
             call.done.set_result(None)
 
 
@@ -228,6 +227,7 @@ class ReplicaLinks:
         self._link = link
         self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}
         """The connections by accelerator type and replica."""
+        self._addresses: dict[str, Mapping[str, Address]] = {device: {} for device in self._links}
         self._stages: dict[str, StageReplicas[ReplicaLink]] = {}
         """By slot, including slots of earlier plans."""
         self._changed = asyncio.Event()
@@ -247,8 +247,8 @@ class ReplicaLinks:
         self._assignments = assignments_of(placed)
         for slot in self._assignments:
             self._stages.setdefault(slot, StageReplicas(self._phase))
-        for device in self._links:
-            self._assign_stages(device)
+        for device, addresses in self._addresses.items():
+            self.set_addresses(device, addresses)
 
     async def call(
         self,
@@ -286,7 +286,7 @@ class ReplicaLinks:
         """Makes a replica, if it still exists, free a sequence that has ended."""
         link = self._stages[slot].end_sequence(replica, sequence)
         if link is not None:
-            link.end((sequence,))
+            link.end(sequence)
 
     async def ready(self) -> None:
         """Returns once every stage of the plan has a replica."""
@@ -299,10 +299,15 @@ class ReplicaLinks:
         directory.follow(lambda addresses: loop.call_soon_threadsafe(self.set_addresses, device, addresses))
 
     def set_addresses(self, device: str, addresses: Mapping[str, Address]) -> None:
-        """Connects to these replicas of an accelerator type, and closes the connections to all others."""
-        links = self._links[device]
+        """Connects to these replicas of an accelerator type, and closes the connections to all others.
+
+        If there are none but the plan needs some, the last ones are used until they end, for accepted requests.
+        """
+        self._addresses[device] = addresses
+        links, is_last = self._links[device], not addresses and bool(self._placed.needed(device))
         for name in sorted(links.keys() - addresses.keys()):
-            links.pop(name).close_when_idle()
+            if not (is_last and links[name].is_up):
+                links.pop(name).close_when_idle()
         for name in sorted(addresses.keys() - links.keys()):
             links[name] = self._link(name, addresses[name], partial(self._assign_stages, device))
         self._assign_stages(device)
@@ -330,11 +335,11 @@ class Alarm(Protocol):
     def cancel(self) -> None: ...
 
 
-CallLater = Callable[[float, Callable[[], None]], Alarm]
+CallLater = Callable[[float, Callable[[], object]], Alarm]
 """Starts a timer that calls a function after a number of seconds."""
 
 
-def call_later(seconds: float, function: Callable[[], None]) -> Alarm:
+def call_later(seconds: float, function: Callable[[], object]) -> Alarm:
     """Starts a timer on the running event loop."""
     return asyncio.get_running_loop().call_later(seconds, function)
 
@@ -457,11 +462,7 @@ class Dispatcher(Driver):
     def set_timer(self, at_s: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._later(max(0.0, at_s - self.clock.now_s()), self._on_alarm)
-
-    def _on_alarm(self) -> None:
-        self._alarm = None
-        self.wake()
+        self._alarm = self._later(max(0.0, at_s - self.clock.now_s()), self.wake)
 
     def carry_out(self, action: Action) -> None:
         """Carries out an action. Errors are logged; a call that cannot be sent counts as failed."""
@@ -608,13 +609,11 @@ def by_block(
     inputs: Mapping[str, PendingInput], answers: Sequence[tuple[Answer, Timing]]
 ) -> Iterable[tuple[int, list[PendingInput], list[Answer]]]:
     """Yields, for each exit block, the inputs that left after it and their answers."""
-    groups: defaultdict[int, tuple[list[PendingInput], list[Answer]]] = defaultdict(lambda: ([], []))
+    groups: defaultdict[int, list[Answer]] = defaultdict(list)
     for answer, _ in answers:
-        group_inputs, group_answers = groups[answer.exit]
-        group_inputs.append(inputs.get(answer.sample_id, UNKNOWN))
-        group_answers.append(answer)
-    for block, (group_inputs, group_answers) in groups.items():
-        yield block, group_inputs, group_answers
+        groups[answer.exit].append(answer)
+    for block, group in groups.items():
+        yield block, [inputs.get(answer.sample_id, UNKNOWN) for answer in group], group
 
 
 def settle_all(outcomes: Iterable[tuple[PendingInput, Answer | OfframpError]]) -> None:

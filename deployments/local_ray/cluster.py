@@ -33,6 +33,7 @@ from deployments.local_ray.private import (
     GRPC_HOST,
     Started,
     check_release,
+    end_serve,
     environment_variable,
     find_applications,
     keep_sigterm_handler,
@@ -276,7 +277,6 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
 def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     """Runs a Ray for this process only, and stops Serve and Ray at the end."""
     import ray
-    from ray import serve
 
     check_release()
     log_ray_messages(shorten_message)
@@ -293,9 +293,11 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
             raise OfframpError(f"Ray did not start: {error}") from error
     try:
         with nullcontext() if on_loss is None else watch_processes(started_processes(*HEAD_PROCESSES), kill_and_report):
-            yield
+            try:
+                yield
+            finally:
+                end_serve()
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
         ray.shutdown()
 
 

@@ -10,11 +10,13 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+from deployments.local_ray.ports import LOOK_S
 from earlyexit.errors import OfframpError
 
 TESTED = "2.60.0"
@@ -186,6 +188,31 @@ async def find_applications() -> dict[str, Any]:
     """Returns all applications and options of Serve, as its REST API does."""
     details: dict[str, Any] = await ask_serve("get_serve_instance_details")
     return details
+
+
+def end_serve() -> None:
+    """Ends Serve, if it runs, after its applications have answered all accepted requests.
+
+    `serve.shutdown` by itself would end its proxies with the requests in them.
+    """
+    import ray
+    from ray import serve
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client(raise_if_no_controller_running=False)
+
+    def ask(method: str, *arguments: Any) -> Any:
+        return ray.get(getattr(client._controller, method).remote(*arguments), timeout=SERVE_TIMEOUT_S)
+
+    try:
+        if client is not None:
+            ask("delete_apps", list(ask("get_serve_instance_details")["applications"]))
+            while ask("get_serve_instance_details")["applications"]:
+                time.sleep(LOOK_S)
+    except Exception as error:  # the signal that ends this process may have ended Ray's processes, too
+        logger.warning("requests may be lost: Serve's controller does not answer: %r", error)
+    else:
+        serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
 
 
 async def put_applications(config: Mapping[str, Any]) -> None:

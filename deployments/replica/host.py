@@ -118,10 +118,10 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
                 part["seen"].append(release.seen)
             case _:
                 part["lost"].append((release.member.sample_id, release.error))
-    chunks: list[tuple[OpenCall, Chunk]] = []
-    for opened, part in parts.items():
-        fields: dict[str, Any] = {name: tuple(values) for name, values in part.items()}
-        chunks.append((opened, Chunk(**fields)))
+    chunks = [
+        (opened, Chunk(**{name: cast(Any, tuple(values)) for name, values in part.items()}))
+        for opened, part in parts.items()
+    ]
     return chunks + survivors
 
 
@@ -425,11 +425,8 @@ class CallServer:
         self.connections: set[_Connection] = set()
         self.unknown: set[_Connection] = set()
         """Connections that have not sent the token yet."""
-        self._lock = threading.Lock()
-        self._num_open = 0
-        """The number of open calls."""
-        self._idle: asyncio.Event | None = None
-        """Set when no call is open; None before `close`."""
+        self.disconnected = asyncio.Event()
+        """Set when a connection has ended."""
 
     async def listen(self, host: StageHost, ip: str) -> Address:
         """Accepts calls on a free port of this IP address until `close`; returns the address for ingresses."""
@@ -444,21 +441,12 @@ class CallServer:
         self._record(releases)
 
     async def close(self) -> None:
-        """Stops accepting connections, and waits until every call has its reply."""
+        """Stops accepting connections, and waits until ingresses disconnect: without open calls, or at their end."""
         if self._server is not None:
             self._server.close()
-        self._idle = asyncio.Event()
-        self.count(0)
-        await self._idle.wait()
-        for connection in tuple(self.connections):
-            connection.frames.close()  # after everything has been sent
-
-    def count(self, change: int) -> None:
-        """Changes the number of open calls. May be called from any thread."""
-        with self._lock:
-            self._num_open += change
-            if not self._num_open and self._idle is not None:
-                self._loop.call_soon_threadsafe(self._idle.set)
+        while self.connections:
+            self.disconnected.clear()
+            await self.disconnected.wait()
 
 
 class _Connection:
@@ -519,12 +507,11 @@ class _Connection:
         if call.traced:
             opened.begun = {call.piece.sample_ids[position]: [] for position in call.traced}
         self._sequences.update(call.sequences)
-        self._server.count(+1)
         try:
             self._host.submit(call, opened)
         except Exception as error:  # the caller gets the reason, whatever it is
             logger.exception("a call was refused")
-            self._close(serial)
+            self._calls.pop(serial, None)
             self._sender.send(encode(CallRefused(serial, repr(error))))
 
     def _reply(self, serial: int, chunk: Chunk) -> None:
@@ -535,10 +522,10 @@ class _Connection:
             self._sender.send(frame)
         opened.unsettled -= chunk.num_inputs
         if not opened.unsettled:
-            self._close(serial)
+            self._calls.pop(serial, None)  # it may be cancelled in the meantime
 
     def _cancel(self, serial: int) -> None:
-        opened = self._close(serial)
+        opened = self._calls.pop(serial, None)
         if opened is not None:  # otherwise its last part has just been sent
             self._host.device.forget(opened)
 
@@ -546,12 +533,6 @@ class _Connection:
         if sequences:
             self._sequences -= sequences
             self._host.device.end(sequences)
-
-    def _close(self, serial: int) -> OpenCall | None:
-        opened = self._calls.pop(serial, None)
-        if opened is not None:
-            self._server.count(-1)
-        return opened
 
     def _on_disconnect(self) -> None:
         self._deadline.cancel()
@@ -561,6 +542,7 @@ class _Connection:
         self._sender.close()
         self._server.unknown.discard(self)
         self._server.connections.discard(self)
+        self._server.disconnected.set()
 
 
 def build_runner(

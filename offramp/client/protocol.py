@@ -166,16 +166,19 @@ def error_of(outcome: Outcome) -> OfframpError:
         busy = StageUnavailableError if kind == "stage_unavailable" else OverloadedError
         return busy(message, retry_after_s=outcome.retry_after_s or 0.0)
     by_status = _ERRORS_BY_STATUS.get(outcome.status, InputError if 400 <= outcome.status < 500 else OfframpError)
-    return ERRORS_BY_KIND.get(kind, by_status)(message)
+    return OfframpError(message) if _is_of_proxy(outcome) else ERRORS_BY_KIND.get(kind, by_status)(message)
 
 
 def _is_transient(outcome: Outcome) -> bool:
     if isinstance(outcome, NoReply):
         return outcome.kind == "connection"
-    # Serve's HAProxy answers 500 in plain text if it has no ingress. Offramp always answers in JSON.
-    by_proxy = outcome.status == 500 and not isinstance(outcome.payload, dict)
     is_rate_limited = outcome.status == RateLimitError.http_status and outcome.retry_after_s is not None
-    return outcome.status in RETRIED_STATUSES or by_proxy or is_rate_limited
+    return outcome.status in RETRIED_STATUSES or _is_of_proxy(outcome) or is_rate_limited
+
+
+def _is_of_proxy(reply: Reply) -> bool:
+    """Whether Serve's proxy answered, in plain text: 500 without an ingress, 404 while a service starts or stops."""
+    return not isinstance(reply.payload, dict) and (reply.status == 500 or "/-/routes for" in str(reply.payload))
 
 
 def _kind_and_message(reply: Reply) -> tuple[str, str]:

@@ -167,14 +167,10 @@ def compute_outputs(
             tokens_N = np.array([each.length for each in encoded], dtype=np.int64)
         if chain.is_one and model.task.large:
             return outputs_by_batch(model, encoded, progress=progress), tokens_N
-        report = progress if chain.is_one else _named_progress(progress, chain.names[network])
-        first = chain.starts[network]
+        first, name = chain.starts[network], chain.names[network]
+        report: Progress = progress if chain.is_one else lambda step, *of, name=name: progress(f"{step} {name}", *of)
         outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=report).items()}
     return [(range(len(data)), outputs)], tokens_N
-
-
-def _named_progress(progress: Progress, name: str) -> Progress:
-    return lambda step, done, total: progress(f"{step} {name}", done, total)
 
 
 def ensemble_records(

@@ -117,10 +117,10 @@ def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, rest
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    environment = dict(os.environ)  # a copy, taken before Ray's variables are added
+    environment = dict(os.environ) if restart else None  # a copy, taken before Ray's variables are added
     settings = settings.model_copy(update={"access": with_environment_keys(settings.access)})
     try:
-        with serving(settings, cluster, lambda lost: _exit_or_restart(lost, environment if restart else None)) as url:
+        with serving(settings, cluster, lambda lost: _exit_or_restart(lost, None if stopping else environment)) as url:
             card = read_card(Path(settings.model))
             print(f"serving {card.name} at {url}   API: {url}/docs")
             print(f"live page at {url}/dashboard   metrics at {url}/metrics")

@@ -11,13 +11,18 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from optimizer.plan import PolicySpec
 from tests.end_to_end.one_ray import MARK, OneRay, kill_remaining, remaining
-from tests.end_to_end.tiny_service import Tiny, text_service
+from tests.end_to_end.tiny_service import NUM_BLOCKS, Tiny, text_service, two_stages
 from tests.free_port import free_port
 
 pytestmark = pytest.mark.ray
@@ -42,6 +47,23 @@ def test_a_service_that_is_killed_leaves_no_process(one_ray: OneRay, tiny: Tiny)
     before = len(one_ray.log.read_bytes())
     assert one_ray.kill() == {}
     assert b"received at time" not in one_ray.log.read_bytes()[before:]
+
+
+def test_accepted_requests_are_answered_by_all_stages_before_a_service_ends(one_ray: OneRay, tiny: Tiny) -> None:
+    plan = replace(two_stages(tiny.thresholds), policy=PolicySpec(name="own", own="by_permits:policy"))
+    url = one_ray.serve(text_service(tiny, plan=plan))
+    one_ray.permits.write_bytes(b"")
+    with ThreadPoolExecutor() as threads:
+        accepted = threads.submit(httpx.post, f"{url}/predict", json={"inputs": tiny.texts[0]}, timeout=END_S)
+        while not httpx.get(f"{url}/stats").json()["unanswered"]:
+            time.sleep(0.02)
+        ending = threads.submit(one_ray.end)
+        while httpx.get(f"{url}/stats").status_code == HTTPStatus.OK:
+            time.sleep(0.02)
+        one_ray.permits.unlink()  # the first stage may run now
+        answer = accepted.result()
+        ending.result()
+    assert (answer.status_code, answer.json().get("exit")) == (HTTPStatus.OK, NUM_BLOCKS - 1)
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,6 @@ class Calls:
             if call.is_first:
                 self.chains.count_calls(call.stage.slot, -1)
 
-    def remove(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
-        """Removes inputs that will not come back from a call; returns those that the call held."""
-        removed = list(compress(inputs, call.release(inputs)))
-        if removed:
-            self.record_reply(call, len(removed), now_s, took_time=False)
-        return removed
-
 
 def call_weight(stage: StageRoute, block: int, inputs: Inputs) -> tuple[int, int]:
     """Returns the weight of inputs that wait for a block, and of a full batch of that block; see `weight_of`."""

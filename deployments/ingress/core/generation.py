@@ -229,14 +229,10 @@ class GenerationLoop:
         if state.num_tokens > 1:
             self.counts.tpot[bucket_of(state.tpot_s)] += 1
         if reason in ("stop", "length"):
-            self.counts.in_slo += self.is_in_slo(state)
-
-    def is_in_slo(self, state: GenerationState[G]) -> bool:
-        """Whether the tokens so far kept both SLOs. The TPOT SLO does not apply to a single token."""
-        ttft_s, tpot_s = self._options.ttft_slo_s, self._options.tpot_slo_s
-        keeps_ttft = ttft_s is None or state.ttft_s <= ttft_s
-        keeps_tpot = tpot_s is None or state.num_tokens < 2 or state.tpot_s <= tpot_s
-        return keeps_ttft and keeps_tpot
+            ttft_s, tpot_s = self._options.ttft_slo_s, self._options.tpot_slo_s
+            keeps_ttft = ttft_s is None or state.ttft_s <= ttft_s
+            # The TPOT SLO does not apply to a single token.
+            self.counts.in_slo += keeps_ttft and (tpot_s is None or state.num_tokens < 2 or state.tpot_s <= tpot_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import compress
 from typing import Any, NoReturn
 
 from deployments.ingress.core.calls import (
@@ -305,10 +306,8 @@ class IngressCore:
         observations of its probe are lost too.
         """
         observations = self._observations
-        if observations is None:
-            return []
-        probes = [each for each in call.inputs if observations.lacks_unpruned(each)]
-        if not probes:
+        probes = [each for each in call.inputs if observations is not None and observations.lacks_unpruned(each)]
+        if observations is None or not probes:
             return []
         copies = [each.unpruned_copy() for each in probes]
         route = copies[0].chain.current.route
@@ -341,7 +340,9 @@ class IngressCore:
 
     def _remove(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
         """Removes inputs that will not come back from a call, and their observations; returns those that it held."""
-        removed = self._calls.remove(call, inputs, now_s)
+        removed = list(compress(inputs, call.release(inputs)))
+        if removed:
+            self._calls.record_reply(call, len(removed), now_s, took_time=False)
         if call.watch is not None and self._observations is not None:
             self._observations.forget(removed)
         return removed

@@ -108,16 +108,12 @@ def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Lo
 
 def _end_losses_N(entries: Sequence[Observation], last: int, loss: Loss) -> SmallArray | None:
     """Returns the losses of pruned texts' last answers against those of the unpruned copies; NaN for other inputs."""
-    rows, pruned, unpruned = [], [], []
-    for row, entry in enumerate(entries):
-        if entry.reference is not None:
-            rows.append(row)
-            pruned.append(entry.results[last].value)
-            unpruned.append(entry.reference.value)
+    rows = [row for row, entry in enumerate(entries) if entry.reference is not None]
     if not rows:
         return None
     losses_N = np.full(len(entries), np.nan, dtype=np.float32)
-    losses_N[rows] = loss(stack_values(pruned), stack_values(unpruned))
+    pruned = stack_values([entries[row].results[last].value for row in rows])
+    losses_N[rows] = loss(pruned, stack_values([entries[row].full(last).value for row in rows]))
     return losses_N
 
 

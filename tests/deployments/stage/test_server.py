@@ -137,16 +137,22 @@ async def test_a_call_that_the_host_refuses_is_told_why_and_others_go_on(scene: 
 # The end
 
 
-async def test_a_reply_longer_than_the_connection_takes_at_once_is_whole_before_the_server_closes(scene: Scene) -> None:
+async def test_a_server_that_closes_still_replies_until_the_ingress_disconnects(scene: Scene) -> None:
     caller = await scene.caller()
     caller.begin(1, "a")
     opened = await scene.opened()
-    reason = "x" * 20_000_000
+    closing = asyncio.create_task(scene.server.close())
+    reason = "x" * 20_000_000  # more than the connection takes at once
     scene.server.deliver([Failed(member=member("a", opened), error=DeadlineError(reason))])
-    await soon(scene.server.close())
     part = await soon(caller.heard.get())
     assert isinstance(part, ReplyPart)
     assert str(part.chunk.lost[0][1]) == reason
+    caller.begin(2, "b")
+    await scene.release(answers("b", await scene.opened()))
+    assert await caller.part() == (2, "b")
+    assert not closing.done()
+    caller.frames.close()
+    await soon(closing)
     await soon(caller.ended.wait())
 
 

@@ -30,6 +30,8 @@ from offramp.client.protocol import ERRORS_BY_KIND, find_api_key
 from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
+STOPPING = "Path '/predict' not found. Ping http://.../-/routes for available routes."
+"""What Serve's proxy answers while a service stops."""
 
 
 class HalfwayRandom(random.Random):
@@ -128,6 +130,7 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
         pytest.param(httpx.ConnectError("refused"), 0.05, id="refused"),
         pytest.param(httpx.RemoteProtocolError("cut off"), 0.05, id="cut off"),
         pytest.param(httpx.Response(500, text="Internal Server Error"), 0.05, id="the proxy's 500"),
+        pytest.param(httpx.Response(404, text=STOPPING), 0.05, id="the proxy's 404"),
         pytest.param(httpx.Response(502, text="bad gateway"), 0.05, id="502"),
         pytest.param(failure(503, "overloaded"), 0.05, id="503"),
         pytest.param(failure(503, "overloaded", retry_after="0.5"), 0.55, id="503 for half a second"),

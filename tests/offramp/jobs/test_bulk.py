@@ -19,7 +19,7 @@ from offramp.client.client import AsyncClient
 from offramp.commands.options import PredictJob
 from offramp.commands.predict import InputRow, Row, Tally, format_of, predict_all, row_writer
 from tests.clock import ManualClock
-from tests.offramp.client.test_client import failure
+from tests.offramp.client.test_client import STOPPING, failure
 
 
 def answered(texts: list[str]) -> httpx.Response:
@@ -172,6 +172,9 @@ async def test_an_input_that_is_late_alone_or_all_inputs_of_a_dead_service_fail_
     assert (tally.rows, tally.failed, 100 < asked.count(["slow"]) < 125) == (64, 1, True), "every 0.25 s for 30 s"
     rows, tally = await run(iter(["slow"]), server, timeout_s=900.0)
     assert rows == [{"text": "slow", "error": "deadline: late"}]
+    stopping = iter([httpx.Response(404, text=STOPPING)] * 9)
+    rows, tally = await run(iter("ab"), lambda request: next(stopping, answered(json.loads(request.content)["inputs"])))
+    assert [row.get("label") for row in rows] == ["a", "b"]
     rows, tally = await run(iter(texts), lambda _: failure(503, "stage_unavailable", "no replica"), batch=16)
     assert (tally.rows, {row["error"] for row in rows}) == (64, {"stage_unavailable: no replica"})
 

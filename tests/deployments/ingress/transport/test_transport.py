@@ -118,9 +118,10 @@ class Slot:
         for call in self._calls:
             call.task.cancel()
         await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
-        await self.announce()
         for replica in self.replicas.values():
             replica.die()
+        await turns()
+        await self.announce()
         await turns()
 
 
@@ -175,6 +176,21 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
         (found := await slot.asked()).answer()
         assert (home.replicas, found.replica) == ({FIRST: replica}, replica)
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
+
+
+async def test_the_last_replicas_of_a_type_are_used_until_they_end_or_another_one_runs(slot: Slot) -> None:
+    await slot.has("a", "b")
+    await slot.announce("b")
+    await soon(slot.replicas["a"].ended.get())
+    await slot.announce()
+    call, asked = await slot.sent("x")
+    assert asked.replica == "b"
+    await slot.has("c")
+    assert await slot.taker("y") == "c"
+    assert not call.task.done()
+    asked.answer()
+    await soon(call.task)
+    await soon(slot.replicas["b"].ended.get())
 
 
 def test_a_plan_on_types_without_replicas_is_refused() -> None:
