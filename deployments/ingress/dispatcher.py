@@ -10,7 +10,7 @@ import contextvars
 import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -267,11 +267,14 @@ class ReplicaLinks:
         connection. Inputs that are not settled after an error may be sent again.
         """
         slot, fills = call.assignment.slot, call.assignment.fills
-        stage = self._stages[slot]
+        stage, loop = self._stages[slot], asyncio.get_running_loop()
         while not stage.is_up and not (placements and slot in placements[0].replicas):
             if slot not in self._assignments:  # a call for a stage of an earlier plan, which was sent late
                 raise ConnectionError("the stage has no replicas, and the current plan does not have the stage")
+            began_s = loop.time()
             await self._changed.wait()
+            waited_s = loop.time() - began_s
+            call = replace(call, remaining_s=tuple([left_s - waited_s for left_s in call.remaining_s]))
         if placements:
             keeper = stage.replica_for(slot, placements, call.assignment.stage.splits[0].batch, fills=fills)
             await keeper.replica.call(call, take)
@@ -420,10 +423,9 @@ class Dispatcher(Driver):
         request_id: str = "",
     ) -> PendingInput:
         """Submits an input of a sequence; see `IngressCore.step`. The caller must call `expire` at its deadline."""
-        serial = self._serial + 1
+        self._serial = serial = self._serial + 1
         pending = PendingInput(serial, arrived_s, deadline_s, encoded.length, encoded, settle, request_id=request_id)
         self.core.step(pending, placement, self.clock.now_s())
-        self._serial = serial
         self.do(())
         return pending
 

@@ -206,9 +206,8 @@ class GenerationLoop:
         """
         placement = state.placement
         full = next(reversed(placement.replicas.values()), None)  # the last chosen replica, which refused the sequence
-        if placement.is_retry or full is None or full in placement.excluded:
-            return False
-        if len(placement.excluded) + 1 >= self._options.max_attempts:
+        is_last = len(placement.excluded) + 1 >= self._options.max_attempts
+        if is_last or placement.is_retry or full is None or full in placement.excluded:
             return False
         state.placement = KVPlacement(
             next(self._numbers), excluded=placement.excluded | {full}, is_probe=placement.is_probe

@@ -76,11 +76,10 @@ class Observation:
 def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Loss) -> Observations:
     """Joins complete observations into arrays, and computes the losses of early answers."""
     size = len(entries), len(shape.ramps)
-    columns = [(column, ramp) for column, ramp in enumerate(shape.ramps)]
     cells, scores, early = [], [], []
     for row, entry in enumerate(entries):
         results, is_probe = entry.results, entry.watch == "probe"
-        for column, ramp in columns:
+        for column, ramp in enumerate(shape.ramps):
             if is_probe or ramp in entry.active:
                 result = results[ramp]
                 cells.append(row * size[1] + column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,6 +177,19 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
         (found := await slot.asked()).answer()
         assert (home.replicas, found.replica) == ({FIRST: replica}, replica)
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
+
+
+async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_replica(slot: Slot) -> None:
+    began_s = asyncio.get_running_loop().time()
+    call = replace(call_of("x"), remaining_s=(10.0,))
+    waiting = asyncio.create_task(slot.links.call(call, weight=1, batch=BATCH, take=lambda _: None))
+    await turns()
+    await slot.has("a")
+    asked = await slot.asked()
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert 10.0 - waited_s <= asked.call.remaining_s[0] < 10.0
+    asked.answer()
+    await soon(waiting)
 
 
 async def test_the_last_replicas_of_a_type_are_used_until_they_end_or_another_one_runs(slot: Slot) -> None:
