@@ -5,6 +5,7 @@ import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -112,25 +113,15 @@ def test_the_address_has_the_form_of_urls(host: str, address: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code, while it is imported
 def test_a_start_that_fails_before_its_deployments_exist_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("the application has gone")
-
-    def ignore(*_: object, **__: object) -> None:
-        pass
-
     async def nothing() -> dict[str, Any]:
         return {"applications": {}}
 
-    replaced = {
-        "ray.cluster_resources": dict,
-        "ray.serve.start": ignore,
-        "ray.serve.run": fail,
-        "deployments.app.build": ignore,
-        "deployments.local_ray.cluster._own_ray": lambda *_, **__: nullcontext(),
-        "deployments.local_ray.cluster.find_applications": nothing,
-    }
-    for name, fake in replaced.items():
-        monkeypatch.setattr(name, fake)
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    monkeypatch.setattr("ray.serve.start", Mock())
+    monkeypatch.setattr("ray.serve.run", Mock(side_effect=RuntimeError("the application has gone")))
+    monkeypatch.setattr("deployments.app.build", Mock())
+    monkeypatch.setattr("deployments.local_ray.cluster._own_ray", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("deployments.local_ray.cluster.find_applications", nothing)
     with pytest.raises(OfframpError, match=r"did not start; see the logs in .* the application has gone"):
         next(_running(settings(), LocalCluster(front="direct"), None))
 

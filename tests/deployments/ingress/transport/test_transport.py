@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -24,26 +25,6 @@ BATCH = 4
 FIRST = "split-cpu-0"
 
 
-class Call:
-    """A call to the slot."""
-
-    def __init__(
-        self,
-        links: ReplicaLinks,
-        sample_ids: str,
-        placements: Sequence[KVPlacement] = (),
-    ) -> None:
-        self.task = asyncio.create_task(
-            links.call(
-                call_of(sample_ids),
-                weight=len(sample_ids),
-                batch=BATCH,
-                take=lambda _: None,
-                placements=placements,
-            )
-        )
-
-
 def placed(*avoided: str) -> PlacedPlan:
     """A stage of one block, whose replicas of these names rest."""
     stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=1, batch=BATCH),))
@@ -59,7 +40,7 @@ class Slot:
         self.links.connect("cpu", self.board)
         self.replicas: dict[str, FakeReplica] = {}
         self._asked: asyncio.Queue[Asked] = asyncio.Queue()
-        self._calls: list[Call] = []
+        self._calls: list[asyncio.Task[None]] = []
 
     async def has(self, *names: str) -> None:
         """These replicas and no others, all of which are up when this returns."""
@@ -83,15 +64,16 @@ class Slot:
         """These get no work from now on."""
         self.links.follow(placed(*replicas))
 
-    def call(self, sample_ids: str) -> Call:
-        self._calls.append(Call(self.links, sample_ids))
+    def call(self, sample_ids: str, *placements: KVPlacement, left_s: float = math.inf) -> asyncio.Task[None]:
+        call = replace(call_of(sample_ids), remaining_s=(left_s,) * len(sample_ids))
+        weights = {"weight": len(sample_ids), "batch": BATCH}
+        work = self.links.call(call, **weights, take=lambda _: None, placements=placements)
+        self._calls.append(asyncio.create_task(work))
         return self._calls[-1]
 
-    def call_of(self, *placements: KVPlacement) -> Call:
+    def call_of(self, *placements: KVPlacement) -> asyncio.Task[None]:
         """Of these sequences an input each."""
-        letters = "abcdefgh"[: len(placements)]
-        self._calls.append(Call(self.links, letters, placements=placements))
-        return self._calls[-1]
+        return self.call("abcdefgh"[: len(placements)], *placements)
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
         """New sequences, which one call brings to a replica, and whose they are now."""
@@ -105,7 +87,7 @@ class Slot:
         """The next call that reaches a replica."""
         return await soon(self._asked.get())
 
-    async def sent(self, sample_ids: str) -> tuple[Call, Asked]:
+    async def sent(self, sample_ids: str) -> tuple[asyncio.Task[None], Asked]:
         """A call, and the replica that it reached."""
         call = self.call(sample_ids)
         return call, await self.asked()
@@ -117,8 +99,8 @@ class Slot:
 
     async def end(self) -> None:
         for call in self._calls:
-            call.task.cancel()
-        await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
         for replica in self.replicas.values():
             replica.die()
         await turns()
@@ -146,8 +128,8 @@ async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) ->
     elif how == "refused":
         first.refuse("PlanError()")
     else:
-        call.task.cancel()
-    await asyncio.wait([call.task], timeout=10.0)
+        call.cancel()
+    await asyncio.wait([call], timeout=10.0)
     assert await slot.taker("x") == first.replica  # idle again
 
 
@@ -181,15 +163,11 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
 
 async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_replica(slot: Slot) -> None:
     began_s = asyncio.get_running_loop().time()
-    call = replace(call_of("x"), remaining_s=(10.0,))
-    waiting = asyncio.create_task(slot.links.call(call, weight=1, batch=BATCH, take=lambda _: None))
+    slot.call("x", left_s=10.0)
     await turns()
     await slot.has("a")
-    asked = await slot.asked()
-    waited_s = asyncio.get_running_loop().time() - began_s
-    assert 10.0 - waited_s <= asked.call.remaining_s[0] < 10.0
-    asked.answer()
-    await soon(waiting)
+    [left_s] = (await slot.asked()).call.remaining_s
+    assert 10.0 > left_s >= 10.0 - (asyncio.get_running_loop().time() - began_s)
 
 
 async def test_the_last_replicas_of_a_type_are_used_until_they_end_or_another_one_runs(slot: Slot) -> None:
@@ -201,9 +179,9 @@ async def test_the_last_replicas_of_a_type_are_used_until_they_end_or_another_on
     assert asked.replica == "b"
     await slot.has("c")
     assert await slot.taker("y") == "c"
-    assert not call.task.done()
+    assert not call.done()
     asked.answer()
-    await soon(call.task)
+    await soon(call)
     await soon(slot.replicas["b"].ended.get())
 
 
