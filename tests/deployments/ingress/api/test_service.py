@@ -240,7 +240,7 @@ async def test_a_request_without_an_outcome_fails_shortly_after_its_deadline(
 ) -> None:
     timers: list[tuple[float, Ring]] = []
 
-    def later(seconds: float, call: Callable[[], None]) -> Ring:
+    def later(seconds: float, call: Callable[[], object]) -> Ring:
         timers.append((seconds, Ring(call)))
         return timers[-1][1]
 

@@ -126,7 +126,7 @@ class ManualStage:
         return [call.names for call in self.calls]
 
 
-def after_no_pause(seconds: float, call: Callable[[], None]) -> Ring:
+def after_no_pause(seconds: float, call: Callable[[], object]) -> Ring:
     """Rings at once for a pause before another try; for a deadline never."""
     ring = Ring(call)
     if seconds <= RETRY_PAUSE_S:
@@ -135,8 +135,8 @@ def after_no_pause(seconds: float, call: Callable[[], None]) -> Ring:
 
 
 class Ring:
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
 
     def ring(self) -> None:
         if self._call is not None:

@@ -85,7 +85,7 @@ class Timers:
     def __init__(self) -> None:
         self.rings: list[tuple[float, Ring]] = []
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Ring:
+    def later(self, seconds: float, call: Callable[[], object]) -> Ring:
         self.rings.append((seconds, Ring(call)))
         return self.rings[-1][1]
 
