@@ -17,7 +17,7 @@ import numpy as np
 
 from optimizer.decision import Decision, FeasiblePlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
 from optimizer.evaluate import TOLERANCE, merit, objective_value
-from optimizer.exact.solve import num_splits
+from optimizer.exact import num_splits
 from optimizer.label_search import ABORTED, COMPLETE, TOTAL, ChainLimits, completion_bounds, search_labels, trace
 from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
 from optimizer.moves import Graph, build_graph, end_nodes, nodes_around
@@ -66,7 +66,7 @@ class PricedChain:
 
 def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedChain]]:
     """Returns whether all chains of a graph that mixtures may use were found, and the chains."""
-    least = float(completion_bounds(graph.moves, limits).closed_P[0])
+    least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).closed_P[0])
     if math.isinf(least):
         return True, []
     outcome, labels, ends_L = search_labels(graph.moves, limits, MAX_LABELS, MAX_LABELS, False)
@@ -337,6 +337,7 @@ class ChainSearch:
             max_price=math.inf,
             limit_s=float(self.problem.slo.limit_s),
             rate=float(min(rate, self.bounded.value if required_per_s is None else required_per_s)),
+            wait_share=1.0,
             is_whole=False,
             count_C=nothing_C,
             idle_C=nothing_C,

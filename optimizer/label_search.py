@@ -36,6 +36,8 @@ DEVICE, TYPES, STAGES, PARENT, MOVE = 0, 1, 2, 3, 4
 PRICE, TOTAL, WAITED, LATENCY, FILL, WORK, BATCHES, USED = 0, 1, 2, 3, 4, 5, 6, 7
 ROUNDING = 1e-12
 TOLERANCE = 1e-9
+UNLIMITED = 1 << 62
+"""A number of labels that no search reaches."""
 COMPLETE, TRUNCATED, ABORTED = 0, 1, 2
 """Outcomes of a search: all undominated labels were kept, the cheapest ones of each group, or there were too many."""
 
@@ -49,7 +51,9 @@ class ChainLimits(NamedTuple):
     max_price: float
     limit_s: float
     rate: float
-    """An upper bound on the rate of a chain or, with `is_whole`, its required rate. Batches wait as at this rate."""
+    """An upper bound on the rate of a chain or, with `is_whole`, its required rate."""
+    wait_share: float
+    """How long batches wait, relative to `rate`. Below 1, the search finds the plans of a relaxed problem."""
     is_whole: bool
     """Whether replicas are integers, and limited by `count_C` and `budget`."""
     count_C: FloatArray
@@ -61,52 +65,51 @@ class ChainLimits(NamedTuple):
     may_hop: bool
 
 
-@inlined
-def split_price(moves: MoveArrays, limits: ChainLimits, move: int, is_first: int, ends: int) -> float:
-    """Returns the least price of a split that is the first or a later one of its stage, and the last one or not."""
-    work, seconds = moves.work_M[move], moves.seconds_M[move] + moves.cross_M[move]
-    if ends:
-        seconds += moves.hop_M[move]
-        if is_first:
-            work = max(work, moves.hop_work_M[move])
-    # A later split waits for a batch per replica. The stage has at least as many replicas as the split needs.
-    seconds += moves.wait_M[move] / limits.rate if is_first or moves.pooled_M[move] else moves.seconds_M[move]
-    price: float = limits.price_C[moves.device_M[move]] * work + limits.price_latency * seconds
-    return price
-
-
 class Bounds(NamedTuple):
-    """Completion bounds: the least price from each node to the end."""
+    """The least price of each split, and of the way from each node to the end (the completion bounds)."""
 
+    price_MFE: FloatArray
+    """By whether the split is the first of its stage (F is 1), and the last (E is 1). Infinity: not allowed."""
     closed_P: FloatArray
     open_PC: FloatArray
     """By device of the open stage."""
 
 
-@inlined
-def price_after(moves: MoveArrays, limits: ChainLimits, bounds: Bounds, move: int, ends: int) -> float:
-    """Returns the completion bound after a move; infinity if the stage may not end there, or not go on."""
-    target = moves.to_M[move]
-    if ends:
-        return bounds.closed_P[target] if limits.may_hop or target == bounds.closed_P.size - 1 else np.inf
-    return bounds.open_PC[target, moves.device_M[move]] if limits.may_split else np.inf
+@compiled
+def completion_bounds(moves: MoveArrays, limits: ChainLimits, price_C: FloatArray, price_latency: float) -> Bounds:
+    """Returns the bounds at these prices of a device second per input and of latency, by a backward pass."""
+    # Kernels access local arrays much faster than those of a named tuple.
+    first_move_P, to_M, device_M, end = moves.first_move_P, moves.to_M, moves.device_M, moves.first_move_P.size - 2
+    price_MFE = _split_prices(moves, limits, price_C, price_latency)
+    closed_P, open_PC = np.full(end + 1, np.inf), np.full((end + 1, price_C.size), np.inf)
+    closed_P[end] = 0.0
+    for node in range(end - 1, -1, -1):
+        for move in range(first_move_P[node], first_move_P[node + 1]):
+            device, target = device_M[move], to_M[move]
+            goes_on, ends = open_PC[target, device], closed_P[target]
+            first = min(price_MFE[move, 1, 0] + goes_on, price_MFE[move, 1, 1] + ends)
+            later = min(price_MFE[move, 0, 0] + goes_on, price_MFE[move, 0, 1] + ends)
+            closed_P[node], open_PC[node, device] = min(closed_P[node], first), min(open_PC[node, device], later)
+    return Bounds(price_MFE, closed_P, open_PC)
 
 
 @compiled
-def completion_bounds(moves: MoveArrays, limits: ChainLimits) -> Bounds:
-    """Returns the completion bounds, by a backward pass."""
-    end, num_devices = moves.first_move_P.size - 2, limits.price_C.size
-    bounds = Bounds(np.full(end + 1, np.inf), np.full((end + 1, num_devices), np.inf))
-    closed_P, open_PC = bounds
-    closed_P[end] = 0.0
-    for node in range(end - 1, -1, -1):
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            device = moves.device_M[move]
-            for ends in range(2):
-                after = price_after(moves, limits, bounds, move, ends)
-                closed_P[node] = min(closed_P[node], after + split_price(moves, limits, move, 1, ends))
-                open_PC[node, device] = min(open_PC[node, device], after + split_price(moves, limits, move, 0, ends))
-    return bounds
+def _split_prices(moves: MoveArrays, limits: ChainLimits, price_C: FloatArray, price_latency: float) -> FloatArray:
+    device_M, to_M, work_M, seconds_M, wait_M = moves.device_M, moves.to_M, moves.work_M, moves.seconds_M, moves.wait_M
+    hop_M, hop_work_M, cross_M, pooled_M = moves.hop_M, moves.hop_work_M, moves.cross_M, moves.pooled_M
+    end, price_MFE = moves.first_move_P.size - 2, np.full((to_M.size, 2, 2), np.inf)
+    for move in range(to_M.size):
+        price = price_C[device_M[move]]
+        for is_first in range(2):
+            # A later split waits for a batch per replica, and the stage has at least as many replicas as it needs.
+            wait_s = wait_M[move] / limits.rate if is_first or pooled_M[move] else seconds_M[move]
+            seconds = seconds_M[move] + cross_M[move] + limits.wait_share * wait_s
+            if limits.may_split:
+                price_MFE[move, is_first, 0] = price * work_M[move] + price_latency * seconds
+            if limits.may_hop or to_M[move] == end:
+                work = max(work_M[move], hop_work_M[move]) if is_first else work_M[move]
+                price_MFE[move, is_first, 1] = price * work + price_latency * (seconds + hop_M[move])
+    return price_MFE
 
 
 class Incoming(NamedTuple):
@@ -144,6 +147,25 @@ def _least_replicas(moves: MoveArrays, limits: ChainLimits) -> FloatArray:
     return np.ceil(limits.rate * least_PC * (1 - TOLERANCE))
 
 
+@compiled
+def _longest_latencies(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -> FloatArray:
+    """Returns an upper bound on the latency from each node to the end, over the chains that are cheap enough."""
+    first_move_P, to_M, device_M, wait_M = moves.first_move_P, moves.to_M, moves.device_M, moves.wait_M
+    seconds_M, hop_M, cross_M, (price_MFE, closed_P, open_PC) = moves.seconds_M, moves.hop_M, moves.cross_M, bounds
+    spare, longest_P = limits.max_price - closed_P[0], np.zeros(closed_P.size)
+    for node in range(closed_P.size - 2, -1, -1):
+        for move in range(first_move_P[node], first_move_P[node + 1]):
+            device, target = device_M[move], to_M[move]
+            goes_on, ends = open_PC[target, device], closed_P[target]
+            first = min(price_MFE[move, 1, 0] + goes_on, price_MFE[move, 1, 1] + ends) - closed_P[node]
+            later = min(price_MFE[move, 0, 0] + goes_on, price_MFE[move, 0, 1] + ends) - open_PC[node, device]
+            if min(first, later) <= spare:
+                wait_s = limits.wait_share * limits.count_C[device] * wait_M[move] / limits.rate
+                path_s = seconds_M[move] + hop_M[move] + cross_M[move] + wait_s + longest_P[target]
+                longest_P[node] = max(longest_P[node], path_s)
+    return longest_P
+
+
 class Step(NamedTuple):
     """One way to extend labels of a node: by a move, with the stage left open or ended."""
 
@@ -154,6 +176,10 @@ class Step(NamedTuple):
     """1 if the stage ends with the move, else 0."""
     after: float
     """The completion bound after the move."""
+    after_s: float
+    """The least latency after the move."""
+    longest_s: float
+    """An upper bound on it."""
     least: float
     """The least amount by which the step raises a label's lower bound."""
 
@@ -168,11 +194,15 @@ def search_labels(
     node that are compared with each other. In a beam search, the closed labels of a node are a group, and of its open
     labels half as many are kept. ABORTED means that there were more than `max_labels` labels in all.
     """
-    bounds, least_PC = completion_bounds(moves, limits), _least_replicas(moves, limits)
-    incoming, end = _incoming_moves(moves), moves.first_move_P.size - 2
+    bounds = completion_bounds(moves, limits, limits.price_C, limits.price_latency)
+    price_MFE, closed_P, open_PC = bounds
+    longest_P = _longest_latencies(moves, limits, bounds)
+    _, closed_s_P, open_s_PC = completion_bounds(moves, limits, np.zeros(limits.price_C.size), 1.0)
+    least_PC = _least_replicas(moves, limits)
+    (first_in_P, move_I, from_I), device_M, end = _incoming_moves(moves), moves.device_M, moves.first_move_P.size - 2
     num_columns = USED + (limits.price_C.size if limits.is_whole else 2 * MAX_STAGES)
     labels = Labels(np.zeros((1 << 12, 5), dtype=np.int64), np.zeros((1 << 12, num_columns)))
-    labels.int_LI[0, DEVICE], labels.int_LI[0, PARENT], labels.float_LF[0, TOTAL] = CLOSED, -1, bounds.closed_P[0]
+    labels.int_LI[0, DEVICE], labels.int_LI[0, PARENT], labels.float_LF[0, TOTAL] = CLOSED, -1, closed_P[0]
     # The first open label of each node, the first closed label, and the label after the last one.
     first_PK = np.zeros((end + 1, 3), dtype=np.int64)
     first_PK[0, 2] = 1
@@ -183,32 +213,34 @@ def search_labels(
         for ends in range(2):
             first, cutoff = count, limits.max_price
             most = max_per_group // 2 if is_beam and not ends else max_per_group
-            for position in range(incoming.first_P[node], incoming.first_P[node + 1]):
-                move, start = incoming.move_I[position], incoming.from_I[position]
+            for position in range(first_in_P[node], first_in_P[node + 1]):
+                move, start = move_I[position], from_I[position]
                 if first_PK[start, 0] == first_PK[start, 2]:
                     continue  # no label reached this node
-                after = price_after(moves, limits, bounds, move, ends)
+                after = closed_P[node] if ends else open_PC[node, device_M[move]]
+                after_s = closed_s_P[node] if ends else open_s_PC[node, device_M[move]]
                 for is_first in range(2):
                     low, high = first_PK[start, is_first], first_PK[start, is_first + 1]
                     if low == high or after == np.inf:
                         continue
-                    before = bounds.closed_P[start] if is_first else bounds.open_PC[start, moves.device_M[move]]
-                    least = split_price(moves, limits, move, is_first, ends) + after - before
+                    before = closed_P[start] if is_first else open_PC[start, device_M[move]]
+                    least = price_MFE[move, is_first, ends] + after - before
                     if labels.float_LF[low, TOTAL] + least > cutoff:
                         continue
                     while count + high - low > labels.int_LI.shape[0]:
                         labels = with_doubled_capacity(labels)
-                    step, capacity = Step(move, is_first, ends, after, least), first + 4 * most if is_beam else -1
+                    step = Step(move, is_first, ends, after, after_s, longest_P[node], least)
+                    capacity = first + 4 * most if is_beam else -1
                     count, cutoff = _extend(
                         moves, limits, step, least_PC[node], cutoff, labels, low, high, first, count, capacity
                     )
                 if made + count - first > max_labels:
-                    return ABORTED, labels, np.empty(0, dtype=np.int64)
+                    return ABORTED, Labels(labels.int_LI[:count], labels.float_LF[:count]), np.arange(0)
             made += count - first
             is_complete, count = _select(labels, first, count, most, is_beam)
             outcome = outcome if is_complete else TRUNCATED
             first_PK[node, ends + 1] = count
-    return outcome, labels, np.arange(first_PK[end, 1], first_PK[end, 2])
+    return outcome, Labels(labels.int_LI[:count], labels.float_LF[:count]), np.arange(first_PK[end, 1], count)
 
 
 @compiled
@@ -222,14 +254,15 @@ def _extend(
     on is kept.
     """
     int_LI, float_LF = labels
-    move, ends, rate, limit_s = step.move, step.ends, limits.rate, limits.limit_s * (1 + TOLERANCE)
+    move, ends, rate, limit_s = step.move, step.ends, limits.rate, limits.limit_s * (1 + TOLERANCE) - step.after_s
     device, seconds, inputs = moves.device_M[move], moves.seconds_M[move] + moves.cross_M[move], moves.wait_M[move]
     waits_alone = not step.is_first and not moves.pooled_M[move]
     if limits.is_whole and not waits_alone:  # the rate is given, so that the wait is known
-        seconds, inputs = seconds + inputs / rate, 0.0
+        seconds, inputs = seconds + limits.wait_share * inputs / rate, 0.0
     own_batches, own_fill = inputs if waits_alone else 0.0, 0.0 if waits_alone else inputs
     own_work, hop_work = moves.work_M[move], moves.hop_work_M[move] if ends else 0.0
     seconds += moves.hop_M[move] if ends else 0.0
+    most_held = limits.wait_share * limits.count_C[device] / rate
     for label in range(low, high):
         if float_LF[label, TOTAL] + step.least > cutoff:
             break
@@ -239,11 +272,12 @@ def _extend(
         latency_s, fill = float_LF[label, LATENCY] + seconds, float_LF[label, FILL] + own_fill
         replicas, held = 0.0, work
         if limits.is_whole:
-            replicas = max(np.ceil(work * rate * (1 - TOLERANCE)), 1.0)
+            replicas = max(np.ceil(work * rate * (1 - ROUNDING)), 1.0)
             held = replicas / rate
             if float_LF[label, USED + device] + replicas > limits.count_C[device]:
                 continue
-        total_s = latency_s + fill / rate + float_LF[label, WAITED] + batches * held
+        wait_s = fill / rate + float_LF[label, WAITED] + batches * held
+        total_s = latency_s + limits.wait_share * wait_s
         price = float_LF[label, PRICE] + limits.price_C[device] * (held if ends else work)
         total = price + limits.price_latency * total_s + step.after
         if total_s > limit_s or total > cutoff:
@@ -253,6 +287,8 @@ def _extend(
             total += _idle_price(limits, least_C, float_LF, label, device, own, ends)
             if total > cutoff:
                 continue
+            if latency_s + (ends * held + (1 - ends) * most_held) * batches + step.longest_s <= limits.limit_s:
+                latency_s, batches = 0.0, 0.0  # its latency no longer matters
         elif int_LI[label, STAGES] + step.is_first > MAX_STAGES:
             continue
         _write_integers(limits, step, device, int_LI, label, count)
@@ -306,7 +342,7 @@ def _close_stage(
     stage, batches = int_LI[label, STAGES] - 1, float_LF[label, BATCHES]
     if limits.is_whole:
         float_LF[label, USED + device] += replicas
-        float_LF[label, LATENCY] += batches * held
+        float_LF[label, LATENCY] += limits.wait_share * batches * held
     else:
         float_LF[label, USED + stage], float_LF[label, USED + MAX_STAGES + stage] = held, batches
         float_LF[label, WAITED] += batches * held

@@ -11,7 +11,7 @@ from earlyexit.errors import PlanError
 from optimizer.chains import solve_chains
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import evaluate, merit, objective_value
-from optimizer.exact.solve import better_plan, solve_exactly
+from optimizer.exact import better_plan, solve_exactly
 from optimizer.generation.solve import solve_generation
 from optimizer.in_time import solve_in_time
 from optimizer.pame import solve_pame

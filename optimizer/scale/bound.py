@@ -61,7 +61,7 @@ def solve_relaxation(
     """
     walks = WalkRelaxation.of(tables_of(problem, space, batch=batch, names=names))
     planes = CuttingPlanes(problem=problem, names=names, oracle=walks.cheapest, iterations=iterations)
-    if planes.least_latency_s() > problem.slo.limit_s * (1 + TOLERANCE):
+    if planes.is_too_slow():
         return None
     rate = problem.required_per_s
     bound = planes.highest_rate(enough=math.inf if rate is None else rate)
@@ -95,10 +95,11 @@ class CuttingPlanes:
     def usd_C(self) -> FloatArray:
         return np.array([self.problem.devices[name].usd_per_hour for name in self.names], dtype=float)
 
-    def least_latency_s(self) -> float:
-        """Returns a lower bound on the latency of all plans, in seconds. Batches are full at once."""
+    def is_too_slow(self, fill_rate: float = math.inf) -> bool:
+        """Returns whether all plans exceed the latency limit, even if batches fill at this rate."""
         nothing_C = np.zeros(len(self.names))
-        return self.oracle(Prices(nothing_C, nothing_C, 1.0, 0.0, nothing_C), math.inf)[0]
+        least_s = self.oracle(Prices(nothing_C, nothing_C, 1.0, 0.0, nothing_C), fill_rate)[0]
+        return least_s > self.problem.slo.limit_s * (1 + TOLERANCE)
 
     def highest_rate(self, *, enough: float = math.inf) -> DualBound:
         """Returns an upper bound on the rate. Stops early once a mixture of walks reaches `enough`."""

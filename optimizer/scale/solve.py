@@ -9,22 +9,18 @@ these. `optimizer.evaluate` scores every plan that it finds.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, FeasiblePlan, NoPlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
-from optimizer.evaluate import evaluate, merit, objective_value
-from optimizer.exact.solve import search_space
-from optimizer.label_search import ChainLimits, search_labels, trace
+from optimizer.decision import Decision, FeasiblePlan, NoPlan, nearest_slo_s, rate_of, why_infeasible
+from optimizer.evaluate import merit, objective_value
+from optimizer.exact import search_space
+from optimizer.label_search import UNLIMITED, search_labels, trace
 from optimizer.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
-from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.bound import CuttingPlanes, DualBound, Relaxation, solve_relaxation
-from optimizer.scale.stages import stage_oracle
+from optimizer.scale.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.space import Space, parts_of
 from optimizer.walks import Prices
 
@@ -43,7 +39,6 @@ TIGHTENINGS = 20
 # Graphs with at most this many moves are searched as a whole for stages of several splits.
 FEW_MOVES = 5000
 SLO_RESOLUTION = 0.05
-UNLIMITED = 1 << 62
 
 
 def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
@@ -115,18 +110,13 @@ class ScaleSearch:
     _plans: list[FeasiblePlan] = field(default_factory=list)
 
     @property
-    def _rate_per_s(self) -> float | None:
-        objective = self.problem.objective
-        return float(objective.rate_per_s) if isinstance(objective, MinimizeCost) else None
-
-    @property
     def bound(self) -> DualBound:
         """The bound on the objective."""
         return self.relaxation.bound
 
     def tightened(self, value: float) -> float:
         """Returns a bound that uses that plans better than `value` must have stages on certain devices."""
-        if self._rate_per_s is not None or not self.space.several_stages:
+        if self.problem.required_per_s is not None or not self.space.several_stages:
             return self.bound.value
         needed = self.relaxation.planes.needed_for(value, self.bound)
         if not needed:
@@ -138,7 +128,7 @@ class ScaleSearch:
         """Returns all plans found that keep every promise; none if none was found."""
         if (graph := self._graph(1)).num_moves == 0:
             return []
-        singles = single_split_stages(graph, self._rate_per_s or self.bound.value)
+        singles = single_split_stages(graph, self.problem.required_per_s or self.bound.value)
         single_prices = self._prices(singles, may_split=False)
         prices = self._prices(graph, may_split=True) if self.space.splits_per_stage else single_prices
         best = self._first(singles, single_prices, may_split=False)
@@ -174,7 +164,7 @@ class ScaleSearch:
     def _prices(self, graph: Graph, *, may_split: bool) -> Prices:
         oracle = stage_oracle(graph, may_split=may_split, may_hop=self.space.several_stages)
         planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=oracle)
-        rate = self._rate_per_s
+        rate = self.problem.required_per_s
         if rate is None:
             return planes.tightened(self.bound).prices
         return planes.least_cost(rate, self.bound.prices).prices
@@ -183,7 +173,7 @@ class ScaleSearch:
         """Returns the first plan found at decreasing shares of the bound."""
         for share in FIRST_SHARES:
             level = self.bound.value * share
-            if self._rate_per_s is not None:
+            if self.problem.required_per_s is not None:
                 level = min(self.bound.value / share, self.problem.max_usd_per_hour)
             plan = self._search_at(graph, prices, level, WIDTHS[0], may_split=may_split)
             if plan is not None:
@@ -213,66 +203,17 @@ class ScaleSearch:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
         if graph.num_moves == 0:
             return None
-        limits = self._limits(prices, level, may_split=may_split)
+        planes, required_per_s = self.relaxation.planes, self.problem.required_per_s
+        space = replace(self.space, splits_per_stage=may_split)
+        rate, usd = (level, self.problem.max_usd_per_hour) if required_per_s is None else (required_per_s, level)
+        limits = limits_of_plans(planes, prices, space, rate, usd)
         _, labels, ends_L = search_labels(graph.moves, limits, UNLIMITED, width, True)
         if len(ends_L) == 0:
             return None
-        plan = self._scored(graph.stages_of(trace(graph.moves, labels, int(ends_L[0]))), limits.rate)
+        plan = plan_at_rate(self.problem, graph.stages_of(trace(graph.moves, labels, int(ends_L[0]))), rate)
         if plan is not None:
             self._plans.append(plan)
         return plan
-
-    def _limits(self, prices: Prices, level: float, *, may_split: bool) -> ChainLimits:
-        """Returns the prices of replicas at a given rate or, if the cost is minimized, within a given cost."""
-        count_C, usd_C = self.relaxation.planes.count_C, self.relaxation.planes.usd_C
-        work_C, latency, rate = prices.work_C + prices.hop_C, float(prices.latency), self._rate_per_s
-        if rate is not None:
-            used_C = np.maximum(work_C / rate, usd_C)
-            idle_C, most = used_C - usd_C, level
-        else:
-            budget = self.problem.budget_usd_per_hour
-            used_C, rate, latency = work_C, level, latency * level
-            idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
-            most = 0.0 if budget is None else prices.usd * budget
-        limit_s = float(self.problem.slo.limit_s)
-        return ChainLimits(
-            price_C=used_C * rate,
-            price_latency=latency,
-            max_price=float(most + idle_C @ count_C + latency * limit_s),
-            limit_s=limit_s,
-            rate=rate,
-            is_whole=True,
-            count_C=count_C,
-            idle_C=idle_C,
-            usd_C=usd_C,
-            budget=float(self.problem.max_usd_per_hour),
-            may_split=may_split,
-            may_hop=self.space.several_stages,
-        )
-
-    def _scored(self, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
-        """Returns the plan with the replicas that the rate needs, or with more if the remaining devices allow it."""
-        if not stages:
-            return None
-        limits = evaluate(self.problem, stages).stages
-        needed = [
-            stage.replicas / min(each.rate_per_s, each.hop_rate_per_s)
-            for stage, each in zip(stages, limits, strict=True)
-        ]
-
-        def with_replicas_for(rate_per_s: float) -> tuple[Stage, ...]:
-            counts = [max(1, math.ceil(rate_per_s * each * (1 - 1e-9))) for each in needed]
-            return tuple(replace(stage, replicas=count) for stage, count in zip(stages, counts, strict=True))
-
-        low, high = rate_per_s, 2 * rate_per_s
-        if self._rate_per_s is None:
-            for _ in range(40):  # bisects for the highest rate that the devices and the budget allow
-                middle = (low + high) / 2
-                low, high = (middle, high) if _fits(self.problem, with_replicas_for(middle)) else (low, middle)
-            faster = if_feasible(self.problem, with_replicas_for(low))
-            if faster is not None:
-                return faster
-        return if_feasible(self.problem, with_replicas_for(rate_per_s))
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
@@ -286,13 +227,3 @@ def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
     if patient is None:
         return None
     return nearest_slo_s(problem, patient, lambda other: _any_plan(other, space), SLO_RESOLUTION)
-
-
-def _fits(problem: PlanProblem, chain: Sequence[Stage]) -> bool:
-    usd = sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in chain)
-    if problem.budget_usd_per_hour is not None and usd > problem.budget_usd_per_hour:
-        return False
-    return all(
-        sum(stage.replicas for stage in chain if stage.device == name) <= supply.count
-        for name, supply in problem.devices.items()
-    )

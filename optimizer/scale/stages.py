@@ -1,30 +1,41 @@
-"""A relaxation of the plans of a graph in which replicas may be fractional, but stages and hops are exact."""
+"""Plans of one chain on a graph: their relaxation, in which replicas may be fractional, and the limits of a search."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.label_search import CLOSED, Bounds, ChainLimits, completion_bounds, price_after, split_price
+from optimizer.decision import FeasiblePlan, if_feasible
+from optimizer.evaluate import evaluate
+from optimizer.label_search import CLOSED, Bounds, ChainLimits, completion_bounds
 from optimizer.moves import Graph, MoveArrays
+from optimizer.plan import Stage
+from optimizer.problem import PlanProblem
+from optimizer.scale.bound import CuttingPlanes
+from optimizer.space import Space
 from optimizer.walks import Oracle, Prices, Walk, no_walk
+
+ROUNDING = 1e-9
 
 
 @compiled
 def _cheapest_walk(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -> Walk:
     """Returns the resource use of the cheapest path. Its devices' work includes hops."""
+    price_MFE, closed_P, open_PC = bounds
     work_C, stages_C = np.zeros(limits.price_C.size), np.zeros(limits.price_C.size)
     latency_s, fill, node, device = 0.0, 0.0, 0, CLOSED
-    while node < bounds.closed_P.size - 1:
+    while node < closed_P.size - 1:
         least, best, best_ends, is_first = np.inf, 0, 0, int(device == CLOSED)
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
             if not is_first and moves.device_M[move] != device:
                 continue
             for ends in range(2):
-                price = split_price(moves, limits, move, is_first, ends)
-                price += price_after(moves, limits, bounds, move, ends)
+                after = closed_P[moves.to_M[move]] if ends else open_PC[moves.to_M[move], moves.device_M[move]]
+                price = price_MFE[move, is_first, ends] + after
                 if price < least:
                     least, best, best_ends = price, move, ends
         device, node = moves.device_M[best], moves.to_M[best]
@@ -51,6 +62,7 @@ def stage_oracle(graph: Graph, *, may_split: bool, may_hop: bool) -> Oracle:
             max_price=math.inf,
             limit_s=math.inf,
             rate=float(fill_rate),
+            wait_share=1.0,
             is_whole=False,
             count_C=nothing_C,
             idle_C=nothing_C,
@@ -59,10 +71,77 @@ def stage_oracle(graph: Graph, *, may_split: bool, may_hop: bool) -> Oracle:
             may_split=may_split,
             may_hop=may_hop,
         )
-        bounds = completion_bounds(graph.moves, limits)
+        bounds = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
         least = float(bounds.closed_P[0])
         if math.isinf(least):
             return math.inf, no_walk(len(nothing_C))
         return least, _cheapest_walk(graph.moves, limits, bounds)
 
     return cheapest
+
+
+def limits_of_plans(
+    planes: CuttingPlanes, prices: Prices, space: Space, rate_per_s: float, usd_per_hour: float, *,
+    wait_share: float = 1.0, limit_s: float | None = None,
+) -> ChainLimits:  # fmt: skip
+    """Returns the limits of plans that serve a rate within a cost, priced by the duals of the planes.
+
+    `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit.
+    """
+    problem, count_C, usd_C = planes.problem, planes.count_C, planes.usd_C
+    work_C, limit_s = prices.work_C + prices.hop_C, problem.slo.limit_s if limit_s is None else limit_s
+    if problem.required_per_s is not None:
+        used_C, latency, budget = np.maximum(work_C / rate_per_s, usd_C), prices.latency, usd_per_hour
+        idle_C = used_C - usd_C
+    else:
+        used_C, latency = work_C, prices.latency * rate_per_s
+        idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
+        budget = prices.usd * usd_per_hour if prices.usd else 0.0
+    return ChainLimits(
+        price_C=used_C * rate_per_s,
+        price_latency=float(latency),
+        max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + ROUNDING),
+        limit_s=float(limit_s),
+        rate=float(rate_per_s),
+        wait_share=float(wait_share),
+        is_whole=True,
+        count_C=count_C,
+        idle_C=idle_C,
+        usd_C=usd_C,
+        budget=float(usd_per_hour),
+        may_split=space.splits_per_stage,
+        may_hop=space.several_stages,
+    )
+
+
+def plan_at_rate(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
+    """Returns the feasible plan with the replicas that a rate needs, or None.
+
+    If the rate is maximized, it has more replicas if the remaining devices allow it.
+    """
+    needed = [
+        stage.replicas / min(each.rate_per_s, each.hop_rate_per_s)
+        for stage, each in zip(stages, evaluate(problem, stages).stages, strict=True)
+    ]
+
+    def with_replicas_for(rate_per_s: float) -> tuple[Stage, ...]:
+        counts = [max(1, math.ceil(rate_per_s * each * (1 - ROUNDING))) for each in needed]
+        return tuple(replace(stage, replicas=count) for stage, count in zip(stages, counts, strict=True))
+
+    low, high = rate_per_s, 2 * rate_per_s
+    if problem.required_per_s is None:
+        for _ in range(40):  # bisects for the highest rate that the devices and the budget allow
+            middle = (low + high) / 2
+            low, high = (middle, high) if _fits(problem, with_replicas_for(middle)) else (low, middle)
+        faster = if_feasible(problem, with_replicas_for(low))
+        if faster is not None:
+            return faster
+    return if_feasible(problem, with_replicas_for(rate_per_s))
+
+
+def _fits(problem: PlanProblem, chain: Sequence[Stage]) -> bool:
+    usd = sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in chain)
+    return usd <= problem.max_usd_per_hour and all(
+        sum(stage.replicas for stage in chain if stage.device == name) <= supply.count
+        for name, supply in problem.devices.items()
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, FeasiblePlan, NoPlan, Planned, why_infeasible, without_budget
 from optimizer.evaluate import TOLERANCE
-from optimizer.exact.solve import solve_exactly
+from optimizer.exact import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem
 from optimizer.scale.solve import solve_at_scale
 from optimizer.soonest.bound import ResourceLimits, best_price_row

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from optimizer.decision import Decision, Planned
-from optimizer.exact.solve import solve_exactly
+from optimizer.exact import solve_exactly
 from optimizer.kernels import PARTS, small_problem
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import solve_at_scale

@@ -13,8 +13,7 @@ import pytest
 from earlyexit.errors import PlanError
 from optimizer.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
-from optimizer.exact.intervals import ExactSearch
-from optimizer.exact.solve import solve_exactly
+from optimizer.exact import ExactSearch, solve_exactly
 from optimizer.moves import build_graph
 from optimizer.planner import more_devices, solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
@@ -130,12 +129,12 @@ def problem() -> PlanProblem:
 
 
 def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
-    search = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True, most_labels=MOST)
+    search = ExactSearch(graph=build_graph(problem()), space=SPACES["best"], labels_left=MOST)
     answer = search.highest_rate()
     best = planned(problem())
     assert not answer.proven
     assert answer.bound >= best.figures.rate_per_s
-    answer = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True).highest_rate()
+    answer = ExactSearch(graph=build_graph(problem()), space=SPACES["best"]).highest_rate()
     assert answer.proven
     assert answer.found is not None
     assert answer.bound == answer.found.figures.rate_per_s
@@ -146,7 +145,7 @@ def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: Ma
     asked = replace(problem(), objective=objective)
     exact, given_up = (
         planned(asked),
-        solve(asked, planners=(partial(solve_exactly, most_labels=MOST), solve_at_scale)),
+        solve(asked, planners=(partial(solve_exactly, max_labels=MOST), solve_at_scale)),
     )
     assert isinstance(given_up, Planned)
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []

@@ -12,7 +12,7 @@ import pytest
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
-from optimizer.exact.solve import is_too_big
+from optimizer.exact import is_too_big
 from optimizer.planner import STRATEGY_PLANNERS, solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
 from optimizer.scale.solve import solve_by_beam

@@ -1,1 +1,0 @@
-"""Exact search for plans of the highest rate or the lowest cost: label setting, pruned by Lagrangian bounds."""
