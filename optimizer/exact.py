@@ -40,8 +40,12 @@ MAX_LABELS = 1_000_000
 WIDEST, WIDE, NARROW = 0.2, 0.01, 0.002
 """Relative widths of intervals: the most, the first, and one below which more labels are allowed instead. Wider
 intervals are weaker relaxations."""
+FACTORS = (1.5, 0.67)
+"""Factors of a single price in the other prices by which labels are pruned."""
 ITERATIONS = 15
 """Iterations of the cutting-plane method. The bound is valid, and the search exact, after any number of them."""
+DIGITS = 9
+"""Decimal digits of a cost in USD per hour."""
 MAX_LEVELS = 1_000_000
 """Largest number of costs that are enumerated one by one."""
 
@@ -164,7 +168,7 @@ class ExactSearch:
             return np.geomspace(least_usd * (1 + NARROW), max(most_usd, least_usd * (1 + NARROW)), steps)
         usd = np.zeros(1)
         for supply in supplies:
-            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
+            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)).round(DIGITS))
         levels: FloatArray = usd[(usd >= least_usd * (1 - TOLERANCE)) & (usd <= most_usd * (1 + TOLERANCE))]
         return levels
 
@@ -205,7 +209,9 @@ class ExactSearch:
         limit_s: float | None = None,
     ) -> list[tuple[Stage, ...]] | None:
         """Returns the undominated plans of a rate within a cost, or None after too many labels."""
-        limits = limits_of_plans(planes, prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s)
+        limits = limits_of_plans(
+            planes, prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s, factors=FACTORS
+        )
         moves = self.graph.moves
         outcome, labels, ends_L = search_labels(
             moves, limits, min(self._labels_allowed, self.labels_left), UNLIMITED, False

@@ -63,6 +63,10 @@ class ChainLimits(NamedTuple):
     budget: float
     may_split: bool
     may_hop: bool
+    other_price_VC: FloatArray = np.zeros((0, 0))
+    """Other prices (V) by which labels are pruned, with `is_whole`. Each row is a valid bound, as `price_C` is."""
+    other_latency_V: FloatArray = np.zeros(0)
+    other_max_V: FloatArray = np.zeros(0)
 
 
 class Bounds(NamedTuple):
@@ -166,6 +170,17 @@ def _longest_latencies(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -
     return longest_P
 
 
+@compiled
+def _other_bounds(moves: MoveArrays, limits: ChainLimits) -> tuple[FloatArray, FloatArray]:
+    """Returns the completion bounds at the other prices, of closed and of open labels."""
+    num_nodes, num_devices, num_rows = moves.first_move_P.size - 1, limits.count_C.size, limits.other_max_V.size
+    closed_PV, open_PCV = np.empty((num_nodes, num_rows)), np.empty((num_nodes, num_devices, num_rows))
+    for row in range(num_rows):
+        bounds = completion_bounds(moves, limits, limits.other_price_VC[row], limits.other_latency_V[row])
+        closed_PV[:, row], open_PCV[:, :, row] = bounds.closed_P, bounds.open_PC
+    return closed_PV, open_PCV
+
+
 class Step(NamedTuple):
     """One way to extend labels of a node: by a move, with the stage left open or ended."""
 
@@ -180,6 +195,8 @@ class Step(NamedTuple):
     """The least latency after the move."""
     longest_s: float
     """An upper bound on it."""
+    other_after_V: FloatArray
+    """The completion bounds after the move at the other prices."""
     least: float
     """The least amount by which the step raises a label's lower bound."""
 
@@ -196,7 +213,10 @@ def search_labels(
     """
     bounds = completion_bounds(moves, limits, limits.price_C, limits.price_latency)
     price_MFE, closed_P, open_PC = bounds
-    longest_P = _longest_latencies(moves, limits, bounds)
+    longest_P, (other_closed_PV, other_open_PCV) = (
+        _longest_latencies(moves, limits, bounds),
+        _other_bounds(moves, limits),
+    )
     _, closed_s_P, open_s_PC = completion_bounds(moves, limits, np.zeros(limits.price_C.size), 1.0)
     least_PC = _least_replicas(moves, limits)
     (first_in_P, move_I, from_I), device_M, end = _incoming_moves(moves), moves.device_M, moves.first_move_P.size - 2
@@ -229,7 +249,8 @@ def search_labels(
                         continue
                     while count + high - low > labels.int_LI.shape[0]:
                         labels = with_doubled_capacity(labels)
-                    step = Step(move, is_first, ends, after, after_s, longest_P[node], least)
+                    other_after_V = other_closed_PV[node] if ends else other_open_PCV[node, device_M[move]]
+                    step = Step(move, is_first, ends, after, after_s, longest_P[node], other_after_V, least)
                     capacity = first + 4 * most if is_beam else -1
                     count, cutoff = _extend(
                         moves, limits, step, least_PC[node], cutoff, labels, low, high, first, count, capacity
@@ -285,7 +306,7 @@ def _extend(
         if limits.is_whole:
             own = replicas if ends else rate * work
             total += _idle_price(limits, least_C, float_LF, label, device, own, ends)
-            if total > cutoff:
+            if total > cutoff or not _may_complete(limits, step, float_LF, label, device, own, total_s):
                 continue
             if latency_s + (ends * held + (1 - ends) * most_held) * batches + step.longest_s <= limits.limit_s:
                 latency_s, batches = 0.0, 0.0  # its latency no longer matters
@@ -321,6 +342,21 @@ def _idle_price(
         if (ends or other != device) and left < least_C[other]:
             price += limits.idle_C[other] * left
     return price if usd <= limits.budget * (1 + TOLERANCE) else np.inf
+
+
+@inlined
+def _may_complete(
+    limits: ChainLimits, step: Step, float_LF: FloatArray, label: int, device: int, own: float, total_s: float
+) -> bool:
+    """Returns False if the other prices prove that a label with `own` more replicas leads to no plan."""
+    for row in range(limits.other_max_V.size):
+        price = step.other_after_V[row] + limits.other_latency_V[row] * total_s
+        price += limits.other_price_VC[row, device] * own / limits.rate
+        for other in range(limits.count_C.size):
+            price += limits.other_price_VC[row, other] * float_LF[label, USED + other] / limits.rate
+        if price > limits.other_max_V[row]:
+            return False
+    return True
 
 
 @inlined

@@ -17,6 +17,7 @@ from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.scale.bound import CuttingPlanes
 from optimizer.space import Space
+from optimizer.step import FloatArray
 from optimizer.walks import Oracle, Prices, Walk, no_walk
 
 ROUNDING = 1e-9
@@ -82,25 +83,37 @@ def stage_oracle(graph: Graph, *, may_split: bool, may_hop: bool) -> Oracle:
 
 def limits_of_plans(
     planes: CuttingPlanes, prices: Prices, space: Space, rate_per_s: float, usd_per_hour: float, *,
-    wait_share: float = 1.0, limit_s: float | None = None,
+    wait_share: float = 1.0, limit_s: float | None = None, factors: Sequence[float] = (),
 ) -> ChainLimits:  # fmt: skip
     """Returns the limits of plans that serve a rate within a cost, priced by the duals of the planes.
 
-    `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit.
+    `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit. The price of each device and of
+    latency, multiplied by each of the `factors`, gives the other prices by which labels are pruned.
     """
-    problem, count_C, usd_C = planes.problem, planes.count_C, planes.usd_C
-    work_C, limit_s = prices.work_C + prices.hop_C, problem.slo.limit_s if limit_s is None else limit_s
-    if problem.required_per_s is not None:
-        used_C, latency, budget = np.maximum(work_C / rate_per_s, usd_C), prices.latency, usd_per_hour
-        idle_C = used_C - usd_C
-    else:
-        used_C, latency = work_C, prices.latency * rate_per_s
-        idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
-        budget = prices.usd * usd_per_hour if prices.usd else 0.0
+    problem, usd_C = planes.problem, planes.usd_C
+    affordable_C = [usd_per_hour * (1 + ROUNDING) // usd if usd else math.inf for usd in usd_C]
+    count_C = np.minimum(planes.count_C, affordable_C)
+    limit_s = problem.slo.limit_s if limit_s is None else limit_s
+
+    def priced(work_C: FloatArray, latency: float) -> tuple[FloatArray, FloatArray, float, float]:
+        """Returns the prices of used and of idle devices and of latency, and the price of all that a plan may use."""
+        if problem.required_per_s is not None:
+            used_C, budget = np.maximum(work_C / rate_per_s, usd_C), usd_per_hour
+            idle_C = used_C - usd_C
+        else:
+            used_C, latency, budget = work_C, latency * rate_per_s, prices.usd * usd_per_hour
+            idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
+        most = budget + idle_C @ count_C + latency * limit_s
+        return used_C, idle_C, float(latency), float(most) * (1 + ROUNDING)
+
+    work_C = prices.work_C + prices.hop_C
+    used_C, idle_C, latency, max_price = priced(work_C, prices.latency)
+    scales = 1 + np.kron(np.array(factors)[:, None] - 1, np.eye(len(count_C) + 1))
+    others = [priced(work_C * scale[:-1], prices.latency * scale[-1]) for scale in scales]
     return ChainLimits(
         price_C=used_C * rate_per_s,
-        price_latency=float(latency),
-        max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + ROUNDING),
+        price_latency=latency,
+        max_price=max_price,
         limit_s=float(limit_s),
         rate=float(rate_per_s),
         wait_share=float(wait_share),
@@ -111,6 +124,9 @@ def limits_of_plans(
         budget=float(usd_per_hour),
         may_split=space.splits_per_stage,
         may_hop=space.several_stages,
+        other_price_VC=np.array([each[0] * rate_per_s for each in others]).reshape(-1, len(count_C)),
+        other_latency_V=np.array([each[2] for each in others]),
+        other_max_V=np.array([each[3] for each in others]),
     )
 
 
