@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 ERROR = 2
 """The protocol's number of a span's error status."""
@@ -132,8 +131,4 @@ def _received(span: Any, service: str) -> Received:
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
-    return {pair.key: _value(pair.value) for pair in pairs}
-
-
-def _value(value: AnyValue) -> Any:
-    return getattr(value, str(value.WhichOneof("value")))
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}

@@ -181,16 +181,11 @@ def renewed(text: str, tables: Mapping[str, Rows]) -> str:
 
 
 def _operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    paths = {path: of_path for each in (ANY_MODEL, THAT_GENERATES) for path, of_path in _paths(each).items()}
+    paths = openapi_document(ANY_MODEL)["paths"] | openapi_document(THAT_GENERATES)["paths"]
     for path, operations in paths.items():
         for method, operation in operations.items():
             if method != "parameters":
                 yield method, path, operation
-
-
-def _paths(signature: Signature) -> dict[str, Any]:
-    found: dict[str, Any] = openapi_document(signature)["paths"]
-    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ HOST = "127.0.0.1"
 LEFT = RunningProcess(pid=7, name="haproxy")
 SERVING = RunningProcess(pid=7, name="haproxy", parent="ray::HAProxyManager")
 PYTHON = RunningProcess(pid=8, name="python3")
+AGENT = RunningProcess(pid=9, name="ray::DashboardAgent")
 
 
 class Ports:
@@ -51,6 +53,8 @@ def test_orphans_of_an_earlier_service_are_named_and_awaited(caplog: pytest.LogC
     assert ports.now_s == 20.0
     [message] = caplog.messages
     assert message == "port 8000 is still taken by haproxy, pid 7 of an earlier service: waiting until it ends"
+    for orphan in (replace(LEFT, parent="systemd"), AGENT):
+        Ports({8000: 3.0}, orphan).wait_for(8000)
     ports = Ports({8000: 1e9}, LEFT)
     with pytest.raises(OfframpError, match=r"port 8000 of 127.0.0.1 is taken by haproxy, pid 7"):
         ports.wait_for(8000)
@@ -62,9 +66,10 @@ def test_orphans_of_an_earlier_service_are_named_and_awaited(caplog: pytest.LogC
     [
         (PYTHON, "is taken by python3, pid 8$"),
         (SERVING, "is taken by haproxy, pid 7$"),
+        (replace(AGENT, parent="raylet"), "is taken by ray::DashboardAgent, pid 9$"),
         (None, "is taken$"),
     ],
-    ids=["another-program", "a-service-that-runs", "unseen"],
+    ids=["another-program", "a-service-that-runs", "a-process-of-it", "unseen"],
 )
 def test_a_port_of_another_process_is_an_error_at_once(holder: RunningProcess | None, words: str) -> None:
     ports = Ports({8000: 10.0}, holder)
@@ -91,21 +96,6 @@ def test_the_process_that_listens_on_a_real_port_is_named() -> None:
         with pytest.raises(OfframpError, match=rf"port {port} of 127.0.0.1 is taken by .*, pid \d+"):
             await_ports([(HOST, port)], pause=no_pause)
     await_ports([(HOST, port)], pause=no_pause)
-
-
-@pytest.mark.parametrize(
-    ("name", "parent", "is_orphan"),
-    [
-        ("haproxy", None, True),
-        ("haproxy", "systemd", True),
-        ("haproxy", "ray::HAProxyManager", False),
-        ("ray::DashboardAgent", None, True),
-        ("ray::DashboardAgent", "raylet", False),
-        ("python3", None, False),
-    ],
-)
-def test_a_process_of_ray_without_its_parent_is_an_orphan(name: str, parent: str | None, *, is_orphan: bool) -> None:
-    assert RunningProcess(pid=5, name=name, parent=parent).is_orphan == is_orphan
 
 
 # The socket that ingresses take

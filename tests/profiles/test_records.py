@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -134,15 +135,8 @@ def test_a_broken_file_is_refused_or_still_holds_records(tmp_path: Path) -> None
     whole = path.read_bytes()
     for seed in range(60):
         path.write_bytes(broken(whole, seed))
-        assert inputs_in(path) in (None, 4), seed
-
-
-def inputs_in(path: Path) -> int | None:
-    """Returns the number of inputs, or None if the file is refused."""
-    try:
-        return len(ExitRecords.load(path))
-    except DataError:
-        return None
+        with suppress(DataError):
+            assert len(ExitRecords.load(path)) == 4, seed
 
 
 OF_INPUTS: dict[str, Any] = {

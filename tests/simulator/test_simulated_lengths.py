@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from simulator.outcome import Outcome
@@ -37,12 +36,11 @@ def with_lengths(served_by: Plan, arrivals_s: Sequence[float], lengths: Sequence
 
 def budgets(*stages: Stage, **predicted: float) -> Plan:
     """Returns the plan with token budgets: 8 tokens for each input of its batches."""
-    counted = (replace(each, splits=tuple(_budget(every) for every in each.splits)) for each in stages)
+    counted = (
+        replace(each, splits=tuple(replace(every, tokens=LENGTH * every.batch) for every in each.splits))
+        for each in stages
+    )
     return replace(plan(*counted), predicted=predicted)
-
-
-def _budget(each: Split) -> Split:
-    return replace(each, tokens=LENGTH * each.batch)
 
 
 STAGES = (stage(2, split(0, 2, ramps=(0, 1))), stage(2, split(2, 3), split(3, 4)))

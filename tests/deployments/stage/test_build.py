@@ -233,14 +233,6 @@ assert not {{"torch", "transformers", "scipy"}} & set(sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
-def test_an_own_policy_that_is_none_is_refused() -> None:
-    with pytest.raises(PlanError, match="cannot be imported"):
-        build_policy(PolicySpec(name="own", own="nowhere:rule"))
-    with pytest.raises(PlanError, match="'math:pi' is not an exit policy"):
-        build_policy(PolicySpec(name="own", own="math:pi"))
-
-
-V100 = "emulated:V100"
 NEVER = PolicySpec(name="confidence", thresholds=2.0)
 SPLITS = (
     Split(first=0, end=2, batch=4, ramps=(1,)),

@@ -24,6 +24,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, InputError, PlanError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
+from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
 
 TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
@@ -149,14 +150,12 @@ def test_whole_numbers_of_any_type_are_pixels_where_they_fit() -> None:
     assert wide.dtype == np.int64
     [encoded] = LabelledRows(columns={"image": wide}, labels=("a",)).encode(ImageCodec(4, 4))
     assert (encoded.tensors[0].tolist(), encoded.tensors[0].dtype.name) == (wide.tolist(), "uint8")
-    with pytest.raises(DataError, match=r"'image' has int64 .*: UINT8 holds 0 to 255, not 256"):
-        LabelledRows(columns={"image": wide + 1}, labels=("a",)).encode(ImageCodec(4, 4))
 
 
 def test_images_are_encoded_from_files_or_pixels() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     files = np.empty(2, dtype=object)
-    files[:] = [png(each) for each in pixels]
+    files[:] = [file_of(each) for each in pixels]
     of_files, of_pixels = (
         LabelledRows(columns={"image": column}, labels=("a", "b")).encode(ImageCodec(4, 4))
         for column in (files, pixels)
@@ -171,17 +170,11 @@ def test_images_are_encoded_from_files_or_pixels() -> None:
     [pytest.param(b"\x89PNG broken", "", id="cut"), pytest.param(b"", "the image file is empty", id="empty")],
 )
 def test_a_broken_image_among_others_is_named_by_its_file(tmp_path: Path, broken: bytes, message: str) -> None:
-    for label, content in (("cat", png(np.zeros((4, 4, 3), dtype=np.uint8))), ("dog", broken)):
+    for label, content in (("cat", file_of(np.zeros((4, 4, 3), dtype=np.uint8))), ("dog", broken)):
         (tmp_path / "set" / label).mkdir(parents=True)
         (tmp_path / "set" / label / "1.png").write_bytes(content)
     with pytest.raises(DataError, match=rf"set: dog/1\.png: {message}"):
         read_labelled(tmp_path / "set").encode(ImageCodec(4, 4))
-
-
-def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 # Rows without labels
@@ -422,25 +415,20 @@ class Point(StrictDocument):
     rest: dict[str, Any] = Field(default_factory=dict)
 
 
-def put(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
 @pytest.mark.parametrize("text", ["1.25e9", "1e5", "1E+5", "1e-05", "-2e-3", "3.", "0.5", "7"])
 def test_numbers_are_the_same_in_yaml_and_in_python(tmp_path: Path, text: str) -> None:
-    source = read_source(put(tmp_path / "a.yaml", f"x: {text}\n"), DataError)
+    source = read_source(write(tmp_path, "a.yaml", f"x: {text}\n"), DataError)
     assert source.document == {"x": float(text)}
 
 
 @pytest.mark.parametrize("text", ["e5", "1e", "1e5s", "v1.5e3", "1-2e3", "2026-10-17e1"])
 def test_texts_that_look_like_numbers_stay_texts(tmp_path: Path, text: str) -> None:
-    assert read_source(put(tmp_path / "a.yaml", f"x: {text}\n"), DataError).document == {"x": text}
+    assert read_source(write(tmp_path, "a.yaml", f"x: {text}\n"), DataError).document == {"x": text}
 
 
 @pytest.mark.parametrize("raises", [DataError, PlanError])
 def test_errors_have_the_readers_class(tmp_path: Path, raises: type[InputError]) -> None:
-    source = read_source(put(tmp_path / "a.yaml", "rest: {}\nx: far\n"), raises)
+    source = read_source(write(tmp_path, "a.yaml", "rest: {}\nx: far\n"), raises)
     with pytest.raises(raises, match=r"a\.yaml:2: x: Input should be a valid number"):
         source.parse(Point, called="the point")
     with pytest.raises(raises, match=r"a\.yaml:2: too far"), source.errors_at(("x",)):
@@ -461,14 +449,14 @@ def test_the_line_of_a_missing_value_is_that_of_its_nearest_parent() -> None:
 
 def test_files_named_json_are_read_as_json(tmp_path: Path) -> None:
     text = '{\n\t"x": 1e-05,\n\t"rest": {"face": "\\ud83d\\ude00"}\n}'
-    source = read_source(put(tmp_path / "a.json", text), DataError)
+    source = read_source(write(tmp_path, "a.json", text), DataError)
     assert source.document == {"x": 1e-05, "rest": {"face": "\U0001f600"}}
     assert line_of(source.text, ("rest", "face")) == 3
 
 
 def test_keys_that_a_merge_replaces_are_not_duplicates(tmp_path: Path) -> None:
     text = "rest:\n  a: &a {b: 1, c: 2}\n  d: {<<: *a, c: 3}\n"
-    assert read_source(put(tmp_path / "a.yaml", text), DataError).document == {
+    assert read_source(write(tmp_path, "a.yaml", text), DataError).document == {
         "rest": {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}
     }
 
@@ -501,17 +489,17 @@ def test_a_small_file_whose_aliases_expand_to_billions_of_values_is_refused(
     text = repeated(12, begin, each)
     assert len(text) < 1_000
     with pytest.raises(PlanError, match=r"plan\.yaml:6: not YAML: aliases repeat more than 100,000 values"):
-        read_source(put(tmp_path / "plan.yaml", text), PlanError)
+        read_source(write(tmp_path, "plan.yaml", text), PlanError)
 
 
 def test_few_aliases_and_long_files_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = read_source(
-        put(tmp_path / "plan.yaml", "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a]\nc: {<<: *a, x: 4}\n"), PlanError
+        write(tmp_path, "plan.yaml", "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a]\nc: {<<: *a, x: 4}\n"), PlanError
     )
     a = {"x": 1, "y": [2, 3]}
     assert source.document == {"a": a, "b": [a, a], "c": {"x": 4, "y": [2, 3]}}
     assert line_of(source.text, ("b", 1, "y", 0)) == 1
     monkeypatch.setattr(source_file, "MOST_REPEATED", 1_000)
-    source = read_source(put(tmp_path / "plan.yaml", "rows: [" + "1, " * 1_500 + "2]"), PlanError)
+    source = read_source(write(tmp_path, "plan.yaml", "rows: [" + "1, " * 1_500 + "2]"), PlanError)
     assert isinstance(source.document, dict)
     assert len(source.document["rows"]) == 1_501

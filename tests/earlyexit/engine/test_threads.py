@@ -93,12 +93,6 @@ class Outbox:
             return self._news.wait_for(lambda: name in self.released, PATIENCE_S)
 
 
-def has_room(thread: DeviceThreads[Letters]) -> bool:
-    """Whether the device would begin a queued batch."""
-    with thread.device.lock:
-        return thread.device.engine.may_begin
-
-
 def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> DeviceThreads[Letters]:
     engine: BatchEngine[Letters] = BatchEngine((), ObservedTimes())
     thread = DeviceThreads(Device(engine, runner, runner.clock, outbox.deliver), name="overlapping")
@@ -120,7 +114,8 @@ def test_a_batch_begins_beside_one_that_shrank_and_may_end_before_it(runner: Hel
     thread.start()
     assert runner.waits_for("a")
     thread.device.submit(0, [member("x")])
-    assert not has_room(thread), "four are inside"
+    with thread.device.lock:
+        assert not thread.device.engine.may_begin, "four are inside"
     assert not runner.began["x"].is_set()
     runner.let("a")
     assert runner.waits_for("x")

@@ -340,20 +340,13 @@ def reference_logits(state: Mapping[str, Tensor], images: Tensor) -> Tensor:
     return hidden.mean((2, 3)) @ state["linear.weight"].T + state["linear.bias"]
 
 
-@pytest.fixture
-def resnet14(tmp_path: Path) -> Path:
-    """A ResNet-14 with random weights, as its authors save one."""
-    path = tmp_path / "resnet14.th"
-    state = {f"module.{name}": tensor for name, tensor in resnet_state(blocks_per_stage=2).items()}
-    torch.save({"state_dict": state, "best_prec1": 10.0}, path)
-    return path
-
-
-def test_logits_are_those_of_the_checkpoints_own_tensors(resnet14: Path) -> None:
-    pixels = images(9, (32, 32))
-    state = {name: tensor.double() for name, tensor in resnet_state(blocks_per_stage=2).items()}
-    expected = reference_logits(state, pixels).float()
-    pretrained, family = load_pretrained(str(resnet14))
+def test_logits_are_those_of_the_checkpoints_own_tensors(tmp_path: Path) -> None:
+    """A ResNet-14 with random weights, in a file as its authors save one."""
+    pixels, state = images(9, (32, 32)), resnet_state(blocks_per_stage=2)
+    expected = reference_logits({name: tensor.double() for name, tensor in state.items()}, pixels).float()
+    saved = {f"module.{name}": tensor for name, tensor in state.items()}
+    torch.save({"state_dict": saved, "best_prec1": 10.0}, tmp_path / "resnet14.th")
+    pretrained, family = load_pretrained(str(tmp_path / "resnet14.th"))
     model = ramped(pretrained, family, LabelTask([f"class-{k}" for k in range(10)]), ramps=RampOptions(pooling="grid"))
     torch.testing.assert_close(last_outputs(model, pixels), expected, rtol=0, atol=1e-4)
 

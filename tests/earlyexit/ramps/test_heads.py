@@ -265,7 +265,5 @@ def test_every_ramp_observes_probes_with_the_score_of_the_policy() -> None:
 
 def test_policies_that_decide_before_outputs_refuse_ramps_without_their_score() -> None:
     plain = decoder(hf_decoder())
-    with pytest.raises(PlanError, match="after block 0 has one"):
-        SimilarPolicy(0.5).check_ramps((0, 1))
     with pytest.raises(PlanError, match=r"needs ramps with a small classifier of their own; ramps \[1, 2\] have none"):
         Cut(plain, 0, NUM_BLOCKS, RAMPS, ForeseenPolicy(0.5))

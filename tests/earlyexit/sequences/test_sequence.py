@@ -117,14 +117,13 @@ def test_a_source_is_never_divided_and_is_followed_by_the_start_token() -> None:
     assert len(one.tokens) - one.num_prompt == 3
 
 
-TOKENIZER = byte_tokenizer()
-TOKEN_OF = {byte: TOKENIZER.get_vocab()[char] for byte, char in bytes_to_unicode().items()}
+TOKEN_OF = {byte: BYTES.get_vocab()[char] for byte, char in bytes_to_unicode().items()}
 
 
 def pieces(text: str, *stops: str) -> list[str]:
     """Returns the text that is released after every byte, and at the end."""
-    stream = TextStream(TOKENIZER, [], stops)
-    return [*map(stream.push, TOKENIZER.encode(text).ids), stream.finish()]
+    stream = TextStream(BYTES, [], stops)
+    return [*map(stream.push, BYTES.encode(text).ids), stream.finish()]
 
 
 def test_a_character_is_released_after_its_last_byte_unless_a_stop_string_may_begin() -> None:
@@ -145,7 +144,7 @@ def test_a_character_is_released_after_its_last_byte_unless_a_stop_string_may_be
     ids=["whole", "ends within a character", "ends within none that comes", "nothing else"],
 )
 def test_no_text_of_a_prompt_is_repeated(prompt: bytes, answer: bytes, given: list[str]) -> None:
-    stream = TextStream(TOKENIZER, [TOKEN_OF[byte] for byte in prompt])
+    stream = TextStream(BYTES, [TOKEN_OF[byte] for byte in prompt])
     assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
 
 

@@ -6,7 +6,6 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -43,11 +42,8 @@ FAILED = replace(DONE, outcome=Outcome(state="failed", reason="PlanError: no | p
 BOX = Box(1, 2, 3, 4, 5)
 LINES = Lines("t", "x", "y", (1.0, 2.0), {"e3": (None, 2.0)})
 BOXES = Boxes("t", "x", "y", ("a",), {"e3": (BOX,)}, 9.0)
-
-
-def with_result(*pictures: Picture, **parts: Any) -> Record:
-    result = StudyResult(comparisons=(), pictures=pictures, **parts)
-    return replace(DONE, outcome=Outcome(state="done", result=result, took_s=1.0))
+PICTURES = StudyResult(comparisons=(), pictures=(LINES, BOXES))
+WITH_PICTURES = replace(DONE, outcome=Outcome(state="done", result=PICTURES, took_s=1.0))
 
 
 def runner(folder: Path, printed: io.StringIO | None = None) -> Runner:
@@ -89,7 +85,7 @@ def test_a_study_without_its_data_is_skipped(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "record",
-    [DONE, with_result(LINES, BOXES), SKIPPED, FAILED],
+    [DONE, WITH_PICTURES, SKIPPED, FAILED],
     ids=["done, with bars", "lines and boxes", "skipped", "failed"],
 )
 def test_a_written_record_is_read_back_equal(record: Record, tmp_path: Path) -> None:

@@ -233,7 +233,6 @@ def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answer
     assert [json.loads(line)["text"] for line in said.out.splitlines()] == ["pay", "my bill"]
     assert json.loads(said.out.splitlines()[0]) == {"text": "pay", "label": "bill", "score": 0.9, "exit": 0}
     assert re.search(r"^2 rows in .* rows/s, 0 failed; answers by exit 0: 2$", said.err, flags=re.MULTILINE)
-    (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
     out = tmp_path / "out.jsonl"
     url = f"{answering_url}/spoilt"
     assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1

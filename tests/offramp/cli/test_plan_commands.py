@@ -32,12 +32,6 @@ def problem(tmp_path: Path) -> Path:
     return written(tmp_path / "problem.yaml", PROBLEM)
 
 
-@pytest.fixture
-def tight(problem: Path) -> Path:
-    """The problem with an SLO of 1 ms, half of what the model takes."""
-    return written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
-
-
 def test_plans_for_early_answers_report_whether_answered_inputs_run_on(tmp_path: Path, capsys: Captured) -> None:
     sought = "{minimize: latency, rate_per_s: 500}"
     path = written(tmp_path / "soonest.yaml", PROBLEM.replace("{maximize: rate}", sought))
@@ -103,7 +97,8 @@ def test_strategy_batch_limit_and_no_comparison_are_respected(problem: Path, cap
     assert "Other strategies" not in capsys.readouterr().out
 
 
-def test_no_plan_is_exit_status_3_with_the_binding_limit_and_possible_limits(tight: Path, capsys: Captured) -> None:
+def test_no_plan_is_exit_status_3_with_the_binding_limit_and_possible_limits(problem: Path, capsys: Captured) -> None:
+    tight = written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))  # half of what the model takes
     assert run("plan", tight) == 3
     said = capsys.readouterr()
     assert said.err.startswith("no plan: the SLO of 1 ms (0.8 ms after 20 % slack) binds; the nearest SLO that would")

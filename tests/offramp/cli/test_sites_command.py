@@ -16,17 +16,7 @@ from tests.offramp.cli.runs import Captured, printed, refused, run
 KEYS = ["tensor", "after", "bytes_per_input", "seconds_share"]
 
 
-@pytest.fixture
-def masked(tmp_path: Path) -> Path:
-    """Three layers that each read a mask, which the model derives from its input."""
-    nodes = [("Relu", "x", "m"), ("MatMul", "x w", "h0")]
-    for k in range(3):
-        nodes += [("MatMul", f"h{k} w", f"a{k}"), ("MatMul", f"a{k} w", f"b{k}")]
-        nodes += [("Mul", f"b{k} m", f"c{k}"), ("Add", f"c{k} h{k}", f"h{k + 1}")]
-    return saved(tmp_path, graph_of([*nodes, ("MatMul", "h3 w", "y")], ["x"], ["y"], [weight("w", 4, 4)]))
-
-
-def test_sites_or_sets_are_printed_as_json_and_as_a_table_of_one_output(capsys: Captured, masked: Path) -> None:
+def test_sites_or_sets_are_printed_as_json_and_as_a_table_of_one_output(capsys: Captured, tmp_path: Path) -> None:
     model = model_file("squeezenet")
     answer = printed(capsys, "sites", model)
     assert list(answer) == ["nodes", "sites"]
@@ -40,6 +30,12 @@ def test_sites_or_sets_are_printed_as_json_and_as_a_table_of_one_output(capsys: 
     assert "light_squeezenet.onnx: 17 sites among 66 operators" in capsys.readouterr().out
     answer = printed(capsys, "sites", "tests.earlyexit.foreign.modules:plain", "--no-measure")
     assert [site["seconds_share"] for site in answer["sites"]] == [None, None]
+    # Three layers that each read a mask, which the model derives from its input.
+    nodes = [("Relu", "x", "m"), ("MatMul", "x w", "h0")]
+    for k in range(3):
+        nodes += [("MatMul", f"h{k} w", f"a{k}"), ("MatMul", f"a{k} w", f"b{k}")]
+        nodes += [("Mul", f"b{k} m", f"c{k}"), ("Add", f"c{k} h{k}", f"h{k + 1}")]
+    masked = saved(tmp_path, graph_of([*nodes, ("MatMul", "h3 w", "y")], ["x"], ["y"], [weight("w", 4, 4)]))
     answer = printed(capsys, "sites", masked, "--sets")
     assert [site["tensor"] for site in answer["sites"]] == [["h0", "m"], ["h1", "m"], ["h2", "m"], "h3"]
     assert all(site["bytes_per_input"] == 32 for site in answer["sites"][:3])

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,13 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
-def found_by_check(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    by_check: dict[str, list[str]] = {}
-    for each in findings:
-        by_check.setdefault(each.check, []).append(each.found)
-    return by_check
-
-
 def test_the_facts_of_this_machine_are_found() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         number = listening.getsockname()[1]
-        found = {name: " ".join(words) for name, words in found_by_check(examine([], [number])).items()}
+        findings = examine([], [number])
+    found = {each.check: " ".join(one.found for one in findings if one.check == each.check) for each in findings}
     assert re.search(rf"\b{number} \(service\) is taken by \S+, pid {os.getpid()}\b", found["ports"])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert int(found["packages"].removesuffix(" as pyproject.toml requires")) > 10
@@ -166,7 +160,7 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts of a healthy machine, changed by an entry of checks.yaml."""
     given = dict(facts)
     for name in {"haproxies", "rays"} & set(given):
-        given[name] = processes(given[name])
+        given[name] = tuple(RunningProcess(**each) for each in given[name])
     if "numpy" in given:
         given["installed"] = SOUND["installed"] | {"numpy": given.pop("numpy")}
     if "holder" in given:
@@ -175,10 +169,6 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
         given["needed"] = (Port(**port, taken=True, holder=holder and RunningProcess(**holder)),)
     assert given.keys() <= SOUND.keys()
     return SOUND | given
-
-
-def processes(found: Sequence[Mapping[str, Any]]) -> tuple[RunningProcess, ...]:
-    return tuple(RunningProcess(**each) for each in found)
 
 
 def examined(machine: Mapping[str, Any]) -> list[Finding]:

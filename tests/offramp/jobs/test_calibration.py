@@ -269,10 +269,6 @@ NUMBER = 150
 SURE = CalibrateJob(budget=0.25, confidence=0.8)
 
 
-def no_progress(what: str, done: int, total: int) -> None:
-    """A progress callback that does nothing."""
-
-
 def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
     """Noise, labelled with the full model's answers except for a column of pixels."""
     outputs = exit_outputs(model_of_maps(), encoded_images(count, seed))
@@ -333,7 +329,7 @@ def test_records_hold_the_policys_scores_and_figures_of_the_task(mapper: Path, s
 
 
 def test_large_outputs_are_processed_batch_by_batch(mapper: Path, seen: LabelledRows) -> None:
-    parts = list(compute_outputs(mapper, read_card(mapper), seen, "float32", no_progress)[0])
+    parts = list(compute_outputs(mapper, read_card(mapper), seen, "float32", lambda *_: None)[0])
     assert [len(some) for some, _ in parts] == [64, 64, 22]
     whole = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     right = STREET.targets(seen.labels)
@@ -370,18 +366,13 @@ def test_a_threshold_that_every_score_passes_is_shown_as_always() -> None:
 FROZEN, JOINT, INJECTED = {"joint": False}, {"joint": True}, {"cuts": [["a"]]}
 
 
-@pytest.fixture
-def dull(tmp_path: Path) -> Path:
-    """Rows whose labels do not depend on the texts; two thirds are `x`."""
-    path = tmp_path / "dull.csv"
-    path.write_text("text,label\n" + "pay my bill,x\npay my bill,y\npay my bill,x\n" * 60, encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("options", [(), ("--hold-out", 0.5)], ids=["on the rows", "on the rows held out"])
 def test_a_frozen_model_no_better_than_a_constant_answer_is_warned_of(
-    checkpoint: Path, dull: Path, tmp_path: Path, capsys: Captured, options: tuple[object, ...]
+    checkpoint: Path, tmp_path: Path, capsys: Captured, options: tuple[object, ...]
 ) -> None:
+    """Labels do not depend on the texts; two thirds are `x`."""
+    dull = tmp_path / "dull.csv"
+    dull.write_text("text,label\n" + "pay my bill,x\npay my bill,y\npay my bill,x\n" * 60, encoding="utf-8")
     arguments = ("train", "--data", dull, "--backbone", checkpoint, "--out", tmp_path / "m", "--epochs", 3)
     assert run(*arguments, *options) == 0
     [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]

@@ -194,20 +194,14 @@ def test_a_class_map_is_written_under_an_unused_name_of_its_image(tmp_path: Path
     path = str(tmp_path / "maps/a.png")
     assert said == {"image": "street/a.jpg", "class_map": path, "score": 0.5, "note": "PNG", "exit": 2}
     assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()
+    failed = {"image": "b.jpg", "error": "no image"}
+    assert with_pictures({**failed}, maps) == failed
+    assert [each.name for each in maps.iterdir()] == ["a.png"]
     (tmp_path / "a.png").write_bytes(b"a photo")
     images = ("1/a.jpg", "2/a.png", "b.jpg", "elsewhere/a.jpg")
     paths = [put(tmp_path, image, class_map=CONTENT)["class_map"] for image in images]
     assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png", "b.png", "a-4.png"]
     assert (tmp_path / "a.png").read_bytes() == b"a photo"
-
-
-def test_rows_contain_the_paths_of_class_maps_unless_they_failed(tmp_path: Path) -> None:
-    found = {"image": "a.jpg", "class_map": CONTENT, "score": 0.5, "exit": 2}
-    assert [with_pictures(row, tmp_path) for row in (found, {"image": "b.jpg", "error": "no image"})] == [
-        {"image": "a.jpg", "class_map": str(tmp_path / "a.png"), "score": 0.5, "exit": 2},
-        {"image": "b.jpg", "error": "no image"},
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 @pytest.mark.parametrize("value", ["", "bill", "iVBORw0K", 3, None, io.BytesIO()])

@@ -30,12 +30,6 @@ def settings(access: AccessSettings | None = None) -> ServeSettings:
     return ServeSettings(model="m", plan=PLAN, access=access)
 
 
-@pytest.fixture
-def plan_file(tmp_path: Path) -> str:
-    write_plan(PLAN, tmp_path / "plan.yaml")
-    return str(tmp_path / "plan.yaml")
-
-
 def test_paths_are_relative_to_the_service_file_and_budgets_reach_replicas(tmp_path: Path, model: Path) -> None:
     document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessDocument(keys_file="../keys"))
     found = application_settings(document, PLAN, tmp_path / "services")
@@ -64,7 +58,9 @@ def test_a_built_in_plan_has_a_batch_of_32_and_with_ramps_the_calibrations_thres
     assert resolve_plan("early-exit", model).ramps == (0, 1)
 
 
-def test_a_plan_of_a_file_is_taken_or_refused(model: Path, plan_file: str) -> None:
+def test_a_plan_of_a_file_is_taken_or_refused(model: Path, tmp_path: Path) -> None:
+    plan_file = str(tmp_path / "plan.yaml")
+    write_plan(PLAN, tmp_path / "plan.yaml")
     assert resolve_plan(plan_file, model) == PLAN
     with pytest.raises(InputError, match=r"--batch and --device: only for built-in plans; .* sets this"):
         resolve_plan(plan_file, model, batch=32, device="cpu")

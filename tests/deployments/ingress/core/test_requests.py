@@ -104,18 +104,13 @@ def test_without_a_plan_callers_are_told_why() -> None:
 # What is left of a deadline for the stages after one
 
 
-def to_the_end(world: CoreWorld, letter: str, *, stage_s: float) -> None:
-    """Through both stages, in `stage_s` each."""
-    world.submit(letter)
-    world.now_s += stage_s
-    world.go_on(len(world.calls) - 1, letter)
-    world.now_s += stage_s
-    world.answer(len(world.calls) - 1, letter)
-
-
 def test_what_later_stages_took_is_reserved_for_them_and_what_they_lost_says_nothing() -> None:
     world = CoreWorld()
-    to_the_end(world, "a", stage_s=2.0)
+    world.submit("a")
+    world.now_s = 2.0
+    world.go_on(0, "a")
+    world.now_s = 4.0
+    world.answer(1, "a")
     world.submit("b")
     world.go_on(2, "b")
     world.now_s += 1.0
@@ -364,7 +359,7 @@ def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_wh
 # Sequences
 
 
-def two_sequences() -> CoreWorld:
+def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_are() -> None:
     """Sequence x is at r1 of both stages, y at r1 of the first and r2 of the second."""
     world = CoreWorld(plan(replicas=2))
     world.begin("x", "a")
@@ -377,11 +372,6 @@ def two_sequences() -> CoreWorld:
     world.answer(2, "b")
     world.room = "r9"
     world.log.clear()
-    return world
-
-
-def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_are() -> None:
-    world = two_sequences()
     world.step("x", "c")
     world.do(())
     world.follow(plan(epoch=2, replicas=1, dispatch="deferred"))

@@ -79,21 +79,6 @@ async def test_a_plan_of_the_same_epoch_may_avoid_other_replicas() -> None:
 # Failures
 
 
-class Timers:
-    """Every timer that was set, which the test has ring."""
-
-    def __init__(self) -> None:
-        self.rings: list[tuple[float, Ring]] = []
-
-    def later(self, seconds: float, call: Callable[[], object]) -> Ring:
-        self.rings.append((seconds, Ring(call)))
-        return self.rings[-1][1]
-
-    def ring(self) -> None:
-        """The last one that was set."""
-        self.rings[-1][1].ring()
-
-
 def refuse(flight: PendingInput, outcome: Answer | OfframpError) -> None:
     raise ValueError("its owner takes no outcome")
 
@@ -151,8 +136,13 @@ async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
 
 
 async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, timers = Scene(), Timers()
-    scene.dispatcher._later = timers.later
+    scene, rings = Scene(), list[Ring]()
+
+    def later(_: float, call: Callable[[], object]) -> Ring:
+        rings.append(Ring(call))
+        return rings[-1]
+
+    scene.dispatcher._later = later
     right, failures = scene.core.wake, [ValueError("it does not wake")]
 
     def wrong_once(now_s: float) -> Actions:
@@ -164,9 +154,9 @@ async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytes
     await scene.sent("a")
     scene.clock.advance(10.0)
     with pytest.raises(ValueError, match="does not wake"):
-        timers.ring()
-    assert len(timers.rings) == 2
-    timers.ring()
+        rings[-1].ring()
+    assert len(rings) == 2
+    rings[-1].ring()
     assert scene.errors == [("a", "deadline")]
 
 

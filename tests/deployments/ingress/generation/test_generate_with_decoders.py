@@ -44,11 +44,6 @@ KIND = "t5 gated"
 Expected = dict[tuple[int, ...], list[tuple[int, int]]]
 
 
-def a_decoder() -> EarlyExitModel:
-    """The same at every call, over a store of its own."""
-    return decoder(hf_decoder(), num_pages=NUM_PAGES)
-
-
 def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
     """Both ramps on; the model in one stage, or in two. Each has two replicas."""
     whole = (Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=(2,)))
@@ -130,7 +125,7 @@ def alone(model: EarlyExitModel, start: int | None = None) -> Expected:
 @asynccontextmanager
 async def served(
     placed: PlacedPlan,
-    new_model: Callable[[], EarlyExitModel] = a_decoder,
+    new_model: Callable[[], EarlyExitModel] = lambda: decoder(hf_decoder(), num_pages=NUM_PAGES),
     start: int | None = None,
     probe_share: float = 0.0,
     **changes: Any,

@@ -15,7 +15,6 @@ from deployments.api.grpc.server import (
     REMAINING_KEY,
     Rpcs,
     add_inference_service,
-    call_timeout,
     message_class,
 )
 from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_SERVICE
@@ -75,22 +74,15 @@ async def test_details_are_short_enough_for_trailers(backend: FakeBackend) -> No
     assert len(context.details) == MAX_DETAILS
 
 
-async def test_the_deadline_of_the_call_limits_the_request(backend: FakeBackend) -> None:
-    await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: "1.5"})
-    await call(backend, "ModelInfer", infer_bytes("pay", parameters={"timeout": 500_000}), **{REMAINING_KEY: "1.5"})
+async def test_the_sooner_of_timeout_and_deadline_limits_the_request(backend: FakeBackend) -> None:
+    for remaining_s in ("1.5", "900.0"):  # a later deadline than the maximum of 60 s is not an error
+        await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: remaining_s})
+    for timeout_us in (500_000, 4_000_000, 61_000_000):  # a timeout above the maximum is refused later
+        asked = infer_bytes("pay", parameters={"timeout": timeout_us})
+        await call(backend, "ModelInfer", asked, **{REMAINING_KEY: "1.5"})
     _, passed = await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_KEY: "0.0"})
-    assert [request.timeout_s for request in backend.requests] == [1.5, 0.5]
+    assert [request.timeout_s for request in backend.requests] == [1.5, 60.0, 0.5, 1.5, 61.0]
     assert passed.code is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def test_the_sooner_of_timeout_and_deadline_counts() -> None:
-    assert call_timeout(None, None, 60.0) is None
-    assert call_timeout(2.0, None, 60.0) == 2.0
-    assert call_timeout(None, 3.0, 60.0) == 3.0
-    assert call_timeout(None, 900.0, 60.0) == 60.0  # a later deadline than the maximum is not an error
-    assert call_timeout(2.0, 3.0, 60.0) == 2.0
-    assert call_timeout(4.0, 3.0, 60.0) == 3.0
-    assert call_timeout(61.0, 3.0, 60.0) == 61.0  # a timeout above the maximum is returned, and later refused
 
 
 LONG = 10_000

@@ -40,16 +40,10 @@ class Scene:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = Tracer(provider, self.clock, ratio=1.0, starts=starts)
-        self.record = self.begun()
-        self.tracer.record_inputs([self.flight(serial) for serial in serials])
-
-    def begun(self) -> RequestRecord:
         record = self.tracer.begin("POST /predict", {}, {})
         assert record is not None
-        return record
-
-    def is_followed(self, *sample_ids: str) -> bool:
-        return bool(self.tracer.on_call("r1", call_of(list(sample_ids)))[1])
+        self.record = record
+        self.tracer.record_inputs([self.flight(serial) for serial in serials])
 
     def flight(self, serial: int) -> PendingInput:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
@@ -77,7 +71,7 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     await asyncio.gather(*splitter.comparing)
     assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
-    assert not scene.is_followed(FIRST, SECOND)
+    assert not scene.tracer.on_call("r1", call_of([FIRST, SECOND]))[1]
 
 
 def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
