@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -25,6 +25,7 @@ FILES = (SST2, IMDB, AG_NEWS)
 LEARNT = 12_000
 """Number of SST-2 phrases that train the model. Streams hold other phrases."""
 LEAST_WORDS = 3
+"""Sentences of reviews with fewer words are left out."""
 SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|<br\s*/?>")
 
 
@@ -38,11 +39,6 @@ class Pools:
     """Phrases of SST-2, in random order."""
     news: Mapping[str, tuple[str, ...]]
     """Sentences of AG News, by category."""
-
-
-def sentences_of(review: str) -> Iterator[str]:
-    """Returns the sentences of a review that have at least three words."""
-    return (part.strip() for part in SENTENCE_ENDS.split(review) if len(part.split()) >= LEAST_WORDS)
 
 
 def read_phrases(rng: np.random.Generator) -> tuple[LabelledRows, tuple[str, ...]]:
@@ -59,8 +55,9 @@ def read_pools(phrases: tuple[str, ...], rng: np.random.Generator) -> Pools:
         rows = [(category, f"{title}. {words}".replace("\\", " ")) for category, title, words in csv.reader(file)]
     categories = sorted({category for category, _ in rows})
     news = {name: [text for category, text in rows if category == name] for name in categories}
+    sentences = (each for review in reviews for each in SENTENCE_ENDS.split(review))
     return Pools(
-        reviews=tuple(sentence for review in reviews for sentence in sentences_of(review)),
+        reviews=tuple(each.strip() for each in sentences if len(each.split()) >= LEAST_WORDS),
         phrases=phrases,
         news={name: tuple(rng.permutation(np.array(texts, dtype=object))) for name, texts in news.items()},
     )
