@@ -71,8 +71,6 @@ def drawn_exits(survival: Sequence[float], *, num_inputs: int, rng: np.random.Ge
 
 # Mixes of easy and hard inputs, and the plans of a planner that knows the mix (E3 section 5.4).
 
-EASY_SHARES = (0.8, 0.5, 0.2)
-"""E3's mixes 80:20, 50:50 and 20:80, in its order."""
 MANY = 8000
 """Inputs that determine the survival of a mix to half a percent."""
 

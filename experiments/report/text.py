@@ -48,7 +48,7 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
     for system, columns in COLUMNS.items():
         of_system = [record for record in records if record.about.system == system]
         if of_system:
-            parts += [f"## All figures of {system}", "\n".join(_table(of_system, columns))]
+            parts += [f"## Figures of {system}", "\n".join(_table(of_system, columns))]
     for record in records:
         parts += _section(record, record.pictures if pictures else {})
     return "\n\n".join(parts) + "\n"
