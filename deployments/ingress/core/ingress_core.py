@@ -100,6 +100,7 @@ class IngressCore:
 
     @property
     def oldest_epoch(self) -> int:
+        """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
         return self._calls.oldest_epoch
 
     @property

@@ -60,7 +60,7 @@ def networks_in_force(result: Controlled) -> list[list[int]]:
     for row in result.plans:
         stages = row["placed"]["plan"]["chains"][0]["stages"]
         firsts = sorted(split["first"] for stage in stages for split in stage["splits"])
-        if row["outcome"] == "in force" and firsts != found[-1:]:
+        if row["outcome"] == "in force" and [firsts] != found[-1:]:
             found.append(firsts)
     return found
 
