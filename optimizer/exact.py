@@ -44,8 +44,6 @@ FACTORS = (1.5, 0.67)
 """Factors of a single price in the other prices by which labels are pruned."""
 ITERATIONS = 15
 """Iterations of the cutting-plane method. The bound is valid, and the search exact, after any number of them."""
-DIGITS = 9
-"""Decimal digits of a cost in USD per hour."""
 MAX_LEVELS = 1_000_000
 """Largest number of costs that are enumerated one by one."""
 
@@ -168,8 +166,9 @@ class ExactSearch:
             return np.geomspace(least_usd * (1 + NARROW), max(most_usd, least_usd * (1 + NARROW)), steps)
         usd = np.zeros(1)
         for supply in supplies:
-            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)).round(DIGITS))
-        levels: FloatArray = usd[(usd >= least_usd * (1 - TOLERANCE)) & (usd <= most_usd * (1 + TOLERANCE))]
+            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
+        usd = usd[(usd >= least_usd * (1 - TOLERANCE)) & (usd <= most_usd * (1 + TOLERANCE))]
+        levels: FloatArray = usd[np.diff(usd, prepend=-1.0) > RESOLUTION * usd]  # sums in another order differ a little
         return levels
 
     def _cheapest_with_rate_of(self, planes: CuttingPlanes, prices: Prices, best: FeasiblePlan) -> FeasiblePlan:

@@ -132,7 +132,8 @@ def _incoming_moves(moves: MoveArrays) -> Incoming:
     first_P = np.cumsum(first_P)
     next_P, incoming = first_P.copy(), Incoming(first_P, np.empty_like(moves.to_M), np.empty_like(moves.to_M))
     for node in range(moves.first_move_P.size - 1):
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
+        # Of equally good labels the first is kept. The last moves of a node have the most ramps.
+        for move in range(moves.first_move_P[node + 1] - 1, moves.first_move_P[node] - 1, -1):
             place = next_P[moves.to_M[move]]
             next_P[moves.to_M[move]] += 1
             incoming.move_I[place], incoming.from_I[place] = move, node
