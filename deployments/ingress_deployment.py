@@ -89,10 +89,13 @@ class IngressMetrics:
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
         set_totals("offramp_drops", "Inputs without an answer, by reason", report.drops, "reason")
         set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
+        hops_s = collections.defaultdict[str, list[float]](list)
         while hops:
             slot, seconds = hops.popleft()
+            hops_s[slot].append(seconds)
+        for slot, values in hops_s.items():
             hop = "offramp_hop_seconds", "Time a call spent outside its stage"
-            self.metrics.observe(*hop, SECONDS, seconds, slot=slot)
+            self.metrics.observe(*hop, SECONDS, values, slot=slot)
         set_total("offramp_inputs", "Inputs that arrived, including refused ones", report.arrived)
         set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", report.in_slo)
         latencies = latencies_within(report.latencies)

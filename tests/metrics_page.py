@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "operate.md"
-SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+COUNTERS = ("_bucket_total", "_sum_total", "_count_total")
+"""Ends of the names of a histogram's counters."""
 EVERY_METRIC = "Every metric"
 """Begins the paragraph with the labels that Ray and Serve add."""
 
@@ -26,7 +27,7 @@ class Documented:
     labels: frozenset[str]
 
     @property
-    def declared(self) -> str:
+    def in_source(self) -> str:
         """The name in the source. Ray adds `ray_` before it, and `_total` after a counter."""
         return self.name.removeprefix("ray_").removesuffix("_total" if self.kind == "counter" else "")
 
@@ -35,10 +36,7 @@ class Documented:
         """Names on the page, and the labels of each."""
         if self.kind != "histogram":
             return {self.name: self.labels}
-        return {
-            f"{self.name}{suffix}": self.labels | ({"le"} if suffix == "_bucket" else set())
-            for suffix in SUFFIXES["histogram"]
-        }
+        return {f"{self.name}{end}": self.labels | ({"le"} if end == COUNTERS[0] else set()) for end in COUNTERS}
 
 
 def documented() -> list[Documented]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -145,22 +145,26 @@ class StageMetrics:
         self._labels = {**self._labels, "slot": host.slot}
         self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
         observe, count = self.metrics.observe, self.metrics.add
-        while self._spent_s:
-            queue_s, compute_s = self._spent_s.popleft()
-            observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queue_s, **self._labels)
-            observe("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, compute_s, **self._labels)
+        spent_s = [self._spent_s.popleft() for _ in range(len(self._spent_s))]
+        queued_s, ran_s = [each[0] for each in spent_s], [each[1] for each in spent_s]
+        observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queued_s, **self._labels)
+        observe("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, ran_s, **self._labels)
+        ran: defaultdict[Split, list[tuple[int, int]]] = defaultdict(list)
         while self._ran:
             split, size, tokens, is_probe, seconds = self._ran.popleft()
             labels = {**self._labels, "split": str(split.first)}
             count("offramp_batch_tokens", "Tokens of the inputs of batches", tokens, **labels)
             count("offramp_busy_seconds", "Time the device ran batches", seconds, **labels)
-            if is_probe:  # probes do not wait to fill a batch
-                continue
+            if not is_probe:  # probes do not wait to fill a batch
+                ran[split].append((size, tokens))
+        for split, batches in ran.items():
+            labels = {**self._labels, "split": str(split.first)}
             fill, of_tokens = "Share of the target batch that was filled", "Share of the token budget that was filled"
-            observe("offramp_batch_fill", fill, SHARES, size / split.batch, **labels)
-            observe("offramp_batch_size", "Inputs per batch", SIZES, size, **labels)
+            observe("offramp_batch_fill", fill, SHARES, [size / split.batch for size, _ in batches], **labels)
+            observe("offramp_batch_size", "Inputs per batch", SIZES, [size for size, _ in batches], **labels)
             if split.tokens is not None:
-                observe("offramp_batch_token_fill", of_tokens, SHARES, tokens / split.tokens, **labels)
+                fills = [tokens / split.tokens for _, tokens in batches]
+                observe("offramp_batch_token_fill", of_tokens, SHARES, fills, **labels)
 
     def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
         gauge, labels = self.metrics.set_gauge, self._labels

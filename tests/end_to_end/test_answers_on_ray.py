@@ -163,10 +163,10 @@ def test_prometheus_gets_the_metrics(tiny: Tiny, http: httpx.Client) -> None:
     wanted = {
         "ray_offramp_requests_total",
         "ray_offramp_answers_total",
-        "ray_offramp_hop_seconds_bucket",
-        "ray_offramp_queue_seconds_bucket",
-        "ray_offramp_compute_seconds_bucket",
-        "ray_offramp_batch_fill_bucket",
+        "ray_offramp_hop_seconds_bucket_total",
+        "ray_offramp_queue_seconds_bucket_total",
+        "ray_offramp_compute_seconds_bucket_total",
+        "ray_offramp_batch_fill_bucket_total",
         "ray_offramp_drops_total",
         "ray_offramp_latency_seconds_bucket_total",
     }
