@@ -121,8 +121,11 @@ def test_onnx_is_chosen_if_it_is_faster_and_prepares_later_segments() -> None:
     assert len(onnx.sizes) == before + 1
 
 
-def test_torch_is_chosen_if_it_is_not_slower() -> None:
-    machine = Machine(always(0.25), always(0.25))
+def test_torch_is_chosen_if_it_is_a_fifth_faster() -> None:
+    closer = Machine(always(0.21), always(0.25)).segments()
+    closer.prepare(FULL)
+    assert closer.backend == "onnx"
+    machine = Machine(always(0.19), always(0.25))
     segments = machine.segments()
     segments.prepare(FULL)
     assert segments.backend == "torch"
