@@ -53,7 +53,7 @@ class SearchResult:
     """The best plan that was found, and what is proven about all plans."""
 
     found: FeasiblePlan | None
-    """None if there is no plan better than the incumbent (`proven`), or if none was found."""
+    """None if there is no plan at least as good as the incumbent (`proven`), or if none was found."""
     bound: float
     """No plan has a higher rate, or a lower cost."""
     proven: bool
@@ -78,19 +78,28 @@ class ExactSearch:
     """Labels of a single interval."""
     _num_labels: int = 0
     """Labels of the last search."""
+    _planes: CuttingPlanes = field(init=False)
+    _prices: Prices = field(init=False)
+    """Dual prices, by which labels are pruned."""
+
+    def __post_init__(self) -> None:
+        oracle = stage_oracle(self.graph, may_split=self.space.splits_per_stage, may_hop=self.space.several_stages)
+        problem, names = self.graph.problem, self.graph.device_names
+        self._planes = CuttingPlanes(problem=problem, names=names, oracle=oracle, iterations=ITERATIONS)
 
     def highest_rate(self, *, any_plan: bool = False) -> SearchResult:
         """Returns the plan of the highest rate. With `any_plan`, returns the first plan that is found."""
         low, width, best = (self.incumbent or 0.0) * (1 - RESOLUTION), WIDE, None
-        planes = self._planes()
-        bound = planes.highest_rate()
-        high = bound.value * (1 + RESOLUTION)
-        while high > low * (1 + RESOLUTION) and not planes.is_too_slow(high):
+        bound = self._planes.highest_rate()
+        self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)
+        while high > low * (1 + RESOLUTION) and not self._planes.is_too_slow(high):
             required = max(high * (1 - width), low)
-            chains = self._relaxed_chains(planes, bound.prices, required, required / high, self._max_usd)
+            chains = self._relaxed_chains(required, required / high, self._max_usd)
             if chains is None:
                 width = self._after_too_many_labels((high - required) / high)
                 if self.labels_left <= 0:
+                    if best is None and self.space.splits_per_stage:
+                        best = self._simpler().highest_rate(any_plan=any_plan).found
                     return SearchResult(found=best, bound=high, proven=False)
                 continue
             faster = [plan for plan in self._feasible_plans(chains, required) if plan.figures.rate_per_s > low]
@@ -106,7 +115,7 @@ class ExactSearch:
                 width = (high - required) / high / 4
         if best is None:
             return SearchResult(found=None, bound=low, proven=True)
-        best = self._cheapest_with_rate_of(planes, bound.prices, best)
+        best = self._cheapest_with_rate_of(best)
         return SearchResult(found=best, bound=best.figures.rate_per_s, proven=True)
 
     def least_cost(self, rate_per_s: float) -> SearchResult:
@@ -115,12 +124,12 @@ class ExactSearch:
         A quick search for plans with one split per stage gives an upper bound. Below it, only the costs that whole
         devices can have are tried, from the lowest up, because the number of labels grows with the budget.
         """
-        above = self.simpler().least_cost(rate_per_s).found if self.space.splits_per_stage else None
-        planes, width = self._planes(), WIDE
-        fastest = planes.highest_rate(enough=rate_per_s)
+        above = self._simpler().least_cost(rate_per_s).found if self.space.splits_per_stage else None
+        fastest, width = self._planes.highest_rate(enough=rate_per_s), WIDE
         if fastest.value < rate_per_s * (1 - TOLERANCE):
             return SearchResult(found=None, bound=math.inf, proven=True)
-        bound = planes.least_cost(rate_per_s, fastest.prices)
+        bound = self._planes.least_cost(rate_per_s, fastest.prices)
+        self._prices = bound.prices
         levels = self._cost_levels(bound.value, self._max_usd)
         if self.incumbent is not None:
             levels = levels[levels <= self.incumbent * (1 + RESOLUTION)]
@@ -129,7 +138,7 @@ class ExactSearch:
         while len(levels):
             tried = levels[levels <= levels[0] * (1 + width)]
             usd = float(tried[-1])
-            chains = self._relaxed_chains(planes, bound.prices, rate_per_s, 1.0, usd)
+            chains = self._relaxed_chains(rate_per_s, 1.0, usd)
             if chains is None:
                 width = self._after_too_many_labels(width if len(tried) > 1 else 0.0)
                 if self.labels_left <= 0:
@@ -138,20 +147,15 @@ class ExactSearch:
             plans = self._feasible_plans(chains, rate_per_s)
             if plans:
                 self.plans.extend(plans)
-                best = self._with_lower_latency(planes, bound.prices, plans[-1], rate_per_s)
+                best = self._with_lower_latency(plans[-1], rate_per_s)
                 return SearchResult(found=best, bound=best.figures.usd_per_hour, proven=True)
             levels, width = levels[levels > usd], self._after_none(width)
         return SearchResult(found=above, bound=above.figures.usd_per_hour if above else math.inf, proven=True)
 
-    def simpler(self) -> ExactSearch:
+    def _simpler(self) -> ExactSearch:
         """Returns the search for plans with one split per stage."""
         space = replace(self.space, splits_per_stage=False)
         return replace(self, space=space, labels_left=MAX_LABELS, _labels_allowed=FEW_LABELS)
-
-    def _planes(self) -> CuttingPlanes:
-        oracle = stage_oracle(self.graph, may_split=self.space.splits_per_stage, may_hop=self.space.several_stages)
-        problem, names = self.graph.problem, self.graph.device_names
-        return CuttingPlanes(problem=problem, names=names, oracle=oracle, iterations=ITERATIONS)
 
     @property
     def _max_usd(self) -> float:
@@ -171,46 +175,35 @@ class ExactSearch:
         levels: FloatArray = usd[np.diff(usd, prepend=-1.0) > RESOLUTION * usd]  # sums in another order differ a little
         return levels
 
-    def _cheapest_with_rate_of(self, planes: CuttingPlanes, prices: Prices, best: FeasiblePlan) -> FeasiblePlan:
+    def _cheapest_with_rate_of(self, best: FeasiblePlan) -> FeasiblePlan:
         """Returns the cheapest plan with the rate of `best`, if one search finds it, then with a lower latency."""
         rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour * (1 - RESOLUTION)
-        cheaper = self._with_rate(planes, prices, rate, usd) if usd else []
-        return self._with_lower_latency(planes, prices, min([best, *cheaper], key=_cost_then_latency), rate)
+        cheaper = self._with_rate(rate, usd) if usd else []
+        return self._with_lower_latency(min([best, *cheaper], key=_cost_then_latency), rate)
 
-    def _with_lower_latency(
-        self, planes: CuttingPlanes, prices: Prices, best: FeasiblePlan, rate_per_s: float
-    ) -> FeasiblePlan:
+    def _with_lower_latency(self, best: FeasiblePlan, rate_per_s: float) -> FeasiblePlan:
         """Halves the latency limit as long as a plan of the same rate and cost exists. Returns the last such plan."""
         while True:
             usd, latency_s = best.figures.usd_per_hour, best.figures.latency_s / 2
-            quicker = min(
-                self._with_rate(planes, prices, rate_per_s, usd, latency_s), key=_cost_then_latency, default=best
-            )
+            quicker = min(self._with_rate(rate_per_s, usd, latency_s), key=_cost_then_latency, default=best)
             if quicker.figures.latency_s > latency_s * (1 + TOLERANCE):
                 return best
             best = quicker
 
-    def _with_rate(
-        self, planes: CuttingPlanes, prices: Prices, rate_per_s: float, usd: float, limit_s: float | None = None
-    ) -> list[FeasiblePlan]:
+    def _with_rate(self, rate_per_s: float, usd: float, limit_s: float | None = None) -> list[FeasiblePlan]:
         required = rate_per_s * (1 - RESOLUTION)
-        chains = self._relaxed_chains(planes, prices, required, 1 - RESOLUTION, usd, limit_s)
+        chains = self._relaxed_chains(required, 1 - RESOLUTION, usd, limit_s)
         plans = self._feasible_plans(chains or [], required)
         return [plan for plan in plans if plan.figures.rate_per_s >= required]
 
     def _relaxed_chains(
-        self,
-        planes: CuttingPlanes,
-        prices: Prices,
-        required: float,
-        wait_share: float,
-        usd: float,
-        limit_s: float | None = None,
+        self, required: float, wait_share: float, usd: float, limit_s: float | None = None
     ) -> list[tuple[Stage, ...]] | None:
         """Returns the undominated plans of a rate within a cost, or None after too many labels."""
         limits = limits_of_plans(
-            planes, prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s, factors=FACTORS
-        )
+            self._planes, self._prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s,
+            factors=FACTORS,
+        )  # fmt: skip
         moves = self.graph.moves
         outcome, labels, ends_L = search_labels(
             moves, limits, min(self._labels_allowed, self.labels_left), UNLIMITED, False
@@ -299,7 +292,7 @@ def search_space(
     best: FeasiblePlan | None = None
     for search in _searches(problem, space, max_labels):
         search.incumbent = None if best is None else objective_value(problem, best.figures)
-        results.append(_run_or_simplify(search, problem, any_plan=any_plan))
+        results.append(_run(search, problem, any_plan=any_plan))
         plans.extend(search.plans)
         found = [each for each in (best, results[-1].found) if each is not None]
         best = max(found, key=lambda plan: merit(problem, plan.figures), default=None)
@@ -311,20 +304,12 @@ def search_space(
 
 
 def better_plan(problem: PlanProblem, space: Space, incumbent: float) -> FeasiblePlan | None:
-    """Returns the best plan of one chain that is better than an incumbent rate or cost. It may miss such a plan."""
+    """Returns the best plan of one chain that is no worse than an incumbent rate or cost. It may miss such a plan."""
     if is_too_big(problem, space):
         return None
     searches = (replace(search, incumbent=incumbent) for search in _searches(problem, space, MAX_LABELS))
     plans = [result.found for search in searches if (result := _run(search, problem)).found is not None]
     return max(plans, key=lambda plan: merit(problem, plan.figures), default=None)
-
-
-def _run_or_simplify(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> SearchResult:
-    """Runs a search. If it gives up without a plan, takes a plan with one split per stage."""
-    result = _run(search, problem, any_plan=any_plan)
-    if result.found is None and not result.proven and search.space.splits_per_stage:
-        return replace(result, found=_run(search.simpler(), problem, any_plan=any_plan).found)
-    return result
 
 
 def _run(search: ExactSearch, problem: PlanProblem, *, any_plan: bool = False) -> SearchResult:

@@ -132,7 +132,7 @@ def _incoming_moves(moves: MoveArrays) -> Incoming:
     first_P = np.cumsum(first_P)
     next_P, incoming = first_P.copy(), Incoming(first_P, np.empty_like(moves.to_M), np.empty_like(moves.to_M))
     for node in range(moves.first_move_P.size - 1):
-        # Of equally good labels the first is kept. The last moves of a node have the most ramps.
+        # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
         for move in range(moves.first_move_P[node + 1] - 1, moves.first_move_P[node] - 1, -1):
             place = next_P[moves.to_M[move]]
             next_P[moves.to_M[move]] += 1
@@ -195,7 +195,7 @@ class Step(NamedTuple):
     after_s: float
     """The least latency after the move."""
     longest_s: float
-    """An upper bound on it."""
+    """An upper bound on the latency after the move."""
     other_after_V: FloatArray
     """The completion bounds after the move at the other prices."""
     least: float
@@ -214,10 +214,8 @@ def search_labels(
     """
     bounds = completion_bounds(moves, limits, limits.price_C, limits.price_latency)
     price_MFE, closed_P, open_PC = bounds
-    longest_P, (other_closed_PV, other_open_PCV) = (
-        _longest_latencies(moves, limits, bounds),
-        _other_bounds(moves, limits),
-    )
+    longest_P = _longest_latencies(moves, limits, bounds)
+    other_closed_PV, other_open_PCV = _other_bounds(moves, limits)
     _, closed_s_P, open_s_PC = completion_bounds(moves, limits, np.zeros(limits.price_C.size), 1.0)
     least_PC = _least_replicas(moves, limits)
     (first_in_P, move_I, from_I), device_M, end = _incoming_moves(moves), moves.device_M, moves.first_move_P.size - 2
