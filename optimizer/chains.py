@@ -141,7 +141,10 @@ class Incumbent:
 def solve_mixture(
     problem: PlanProblem, candidates: Sequence[PricedChain], names: Sequence[str], most_chains: int
 ) -> Incumbent | None:
-    """Returns the best feasible mixture of candidates, or None if the master problem has no solution."""
+    """Returns the best feasible mixture of candidates, or None if the master problem has no solution.
+
+    Raises TimeoutError if none was found in time.
+    """
     if not candidates:
         return None
     budget = problem.budget_usd_per_hour
@@ -214,6 +217,8 @@ class ChainSearch:
     """All plans that the master problems found."""
     _best_of_types: list[PricedChain] = field(default_factory=list)
     """The best chain of each accelerator type, which is a candidate of every master problem."""
+    _is_cut_short: bool = False
+    """Whether a master problem reached its time limit without a solution, so that having none proves nothing."""
 
     @property
     def bounded(self) -> DualBound:
@@ -224,9 +229,9 @@ class ChainSearch:
         """Returns the best plan that was found, and whether all chains were considered."""
         graph, complete = self._graph()
         finished, candidates = price_chains(graph, self._limits(graph, self.bounded.prices, self.names, math.inf))
-        if complete and finished and len(candidates) <= MAX_COLUMNS:
-            return self._improve(candidates, None), True
         best = self._improve(candidates, None)
+        if complete and finished and len(candidates) <= MAX_COLUMNS and not self._is_cut_short:
+            return best, True
         candidates += self._chains_by_types(graph)
         best = self._improve(candidates, self._improve(self._best_of_types, best))
         for _ in range(MAX_ROUNDS):
@@ -257,7 +262,7 @@ class ChainSearch:
             chains = [] if is_whole else price_chains(part, limits)[1]
             chains += self._chains_at_rates(part, limits._replace(count_C=self._count_C(graph)))
             if len(names) == 1 and self.problem.required_per_s is None:
-                best = solve_mixture(self.problem, most_promising(chains), self.names, 1)
+                best = self._mixture(most_promising(chains), 1)
                 self._best_of_types += () if best is None else best.used
             priced += chains
         return priced
@@ -353,13 +358,21 @@ class ChainSearch:
         tried = list(dict.fromkeys([*self._best_of_types, *several]))
         # Mixtures of a single chain are solved as well, because a larger master problem may reach its time limit.
         for most_chains in sorted({1, self._most_chains}):
-            mixture = solve_mixture(self.problem, tried, self.names, most_chains)
+            mixture = self._mixture(tried, most_chains)
             if mixture is None:
                 continue
             self.others.append(mixture.plan)
             if best is None or merit(self.problem, mixture.plan.figures) > merit(self.problem, best.plan.figures):
                 best = mixture
+            best = replace(best, bound=mixture.bound)  # the larger master problem bounds both
         return best
+
+    def _mixture(self, candidates: Sequence[PricedChain], most_chains: int) -> Incumbent | None:
+        try:
+            return solve_mixture(self.problem, candidates, self.names, most_chains)
+        except TimeoutError:
+            self._is_cut_short = True
+            return None
 
     def _is_proven(self, best: Incumbent) -> bool:
         value = objective_value(self.problem, best.plan.figures)

@@ -28,6 +28,8 @@ TOLERANCE = 1e-9
 MARGIN = 1e-6
 """Relative margin by which limits are tightened in the program, because HiGHS may violate them by its tolerance."""
 MIP_GAP = 1e-4
+INFEASIBLE = 2
+"""The status of `scipy.optimize.milp` if there is no solution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,10 @@ class _Program:
         return float(max(unit / self.demands[column.model].weight for unit, column in units))
 
     def solve(self, seconds: float) -> tuple[FloatArray, float] | None:
-        """Returns the variables and the dual bound of the scaled objective, or None if no solution was found."""
+        """Returns the variables and the dual bound of the scaled objective, or None if there is no solution.
+
+        Raises TimeoutError if no solution was found in time.
+        """
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 
@@ -220,15 +225,18 @@ class _Program:
                 constraints=LinearConstraint(matrix, np.array(lower), np.array(upper)),
                 options={"time_limit": seconds, "mip_rel_gap": MIP_GAP},
             )
+        if answer.x is None and answer.status != INFEASIBLE:
+            raise TimeoutError(f"HiGHS found no mixture of {len(self.columns)} chains in {seconds:g} s")
         return None if answer.x is None else (answer.x, float(answer.mip_dual_bound))
 
 
 def solve_master(
     columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, *, seconds: float = 5.0
 ) -> Mixture | None:
-    """Returns the best mixture that HiGHS finds in `seconds`, or None if it finds none.
+    """Returns the best mixture that HiGHS finds in `seconds`, or None if there is none.
 
     The cost is minimized if models require rates. Otherwise, the smallest rate relative to the weights is maximized.
+    Raises TimeoutError if HiGHS finds none in time.
     """
     max_rate_Q = np.array([max_rate(column, cluster) for column in columns])
     unit_Q = np.maximum(max_rate_Q, 1e-300)

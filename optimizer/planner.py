@@ -16,9 +16,10 @@ from optimizer.generation.solve import solve_generation
 from optimizer.in_time import solve_in_time
 from optimizer.pame import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.scale.bound import solve_relaxation
 from optimizer.scale.solve import bound_at_scale, solve_at_scale
 from optimizer.soonest.solve import bound_soonest, solve_soonest
-from optimizer.space import SPACES, Space
+from optimizer.space import SPACES, Space, payable_names
 from optimizer.subsets import best_of_networks
 from optimizer.tokens import in_tokens, with_budgets
 
@@ -108,8 +109,9 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
     several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
     if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
         decision = solve_chains(problem, space)
-        if decision is not None:
-            return _no_worse_than_one(problem, space, decision)
+        if decision is None:
+            return _among_several(problem, space, _solve(problem, replace(space, most_chains=1), None))
+        return _no_worse_than_one(problem, space, decision)
     best: Decision | None = None
     if planners is None:
         planners = STRATEGY_PLANNERS.get(space.strategy, PLANNERS[type(problem.objective)])
@@ -130,6 +132,15 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     if one is None or merit(problem, one.figures) <= merit(problem, several.figures):
         return several
     return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
+
+
+def _among_several(problem: PlanProblem, space: Space, one: Decision) -> Decision:
+    """Returns the plan of one chain with the bound on plans of several chains, of which none was found in time."""
+    relaxation = solve_relaxation(problem, space, payable_names(problem))
+    if isinstance(one, NoPlan) or relaxation is None:
+        raise PlanError("no plan was found in time, though there may be one of several chains; set most_chains: 1")
+    bound = relaxation.bound.value
+    return replace(one, bound=bound, gap=gap_between(objective_value(problem, one.figures), bound))
 
 
 def _per_input(problem: PlanProblem, decision: Decision) -> Decision:

@@ -54,7 +54,6 @@ def end_with_raylet() -> None:
         return
     import ctypes
 
-    os.nice(19)  # what an agent does can wait, and requests cannot
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(raylet):  # the raylet has already ended
         os._exit(1)

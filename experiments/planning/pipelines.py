@@ -1,13 +1,13 @@
 """Enumerates pipelines of PPipe's problems as columns of the master problem, and finds their best mixture.
 
-All pipelines within a model's latency limit are enumerated in arrays, batch by batch. For each sequence of accelerator
-types, dominated pipelines are dropped. The master problem then chooses among the best columns at the prices of its
-relaxation.
+All pipelines within a model's latency limit are enumerated in arrays, batch by batch, without those that others of the
+same types dominate. The master problem then chooses among the best columns at the prices of its relaxation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -102,9 +102,9 @@ def best_mixture(
     best: tuple[float, Mapping[int, Sequence[int]]] = 0.0, {}
     for near in NEAR:
         kept = sorted({*np.flatnonzero(used_Q > CLOSE).tolist(), *(q for own in turns for q in own[:near])})
-        mixture = solve_master([columns[q] for q in kept], demands, cluster, seconds=seconds / len(NEAR))
-        if mixture is not None:
-            replicas = {kept[q]: counts for q, counts in mixture.replicas.items()}
+        with suppress(TimeoutError):
+            mixture = solve_master([columns[q] for q in kept], demands, cluster, seconds=seconds / len(NEAR))
+            replicas = {} if mixture is None else {kept[q]: counts for q, counts in mixture.replicas.items()}
             best = max(best, (_share_of(columns, demands, replicas), replicas), key=lambda each: each[0])
         if best[0] >= bound * (1 - CLOSE):
             break

@@ -69,14 +69,13 @@ def test_plans_change_under_load_and_answers_do_not(one_ray: OneRay, tiny: Tiny,
     settings, first = controlled_service(tiny), two_stages(tiny.thresholds)
     one_ray.serve(settings)
     with under_load(tiny.texts, clients=1) as load:
-        before, asked_before = len(load.answers), num_asked(http.get("/plan/history").json())
+        asked_before = num_asked(http.get("/plan/history").json())
         for plan in plans(first):
             verdict = one_ray.order("apply", {"app": settings.app, "plan": plan_document(plan)})
             assert verdict["changed"]
             now = http.get("/plan").json()
             assert now["epoch"] == now["followed_epoch"] == verdict["epoch"]
-            assert len(load.answers) > before, "answers came during the change"
-            before = len(load.answers)
+            load.more(1)  # a change may be over before the next request
         described, history = once_probes_are_seen(http), http.get("/plan/history").json()
         assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
         # No replica has died, and there is one version.

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.chains import SOLVED
 from optimizer.decision import NoPlan, Planned, Strategy
@@ -196,6 +197,25 @@ def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_mu
         assert expected * (1 - 1e-6) <= value
         assert value * (1 - allowed) <= expected * (1 + SOLVED) + 1e-9
         assert found.bound <= expected * (1 + SOLVED)
+
+
+def test_a_master_problem_without_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.chains.MASTER_SECONDS", 0.0)
+    num_plans = 0
+    for seed in FEW_BLOCKS[:60:4]:
+        problem = replace(random_problem(seed), most_chains=3)
+        expected = best_of_all(problem, 3)
+        if expected is None:
+            continue
+        try:
+            found = solve(problem)
+        except PlanError:  # that none was found in time
+            continue
+        assert isinstance(found, Planned), seed
+        sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
+        assert sign * found.bound >= sign * expected - SOLVED * expected, seed
+        num_plans += 1
+    assert num_plans > 0
 
 
 def table(batches: tuple[int, ...], block_ms: list[list[float]], ramp_ms: list[list[float]]) -> LatencyTable:
