@@ -133,8 +133,10 @@ SLACK = 0.5
 own, so both must fit into the SLO (so in Nexus, SOSP'19, batches take half the SLO). E3 reserves 0.2 (section 4)."""
 SLO_FACTOR = 30.0
 """The SLO of plans divided by the full model's time for one text. A batch of 16 takes half of it on processors."""
-INGRESS_PER_S = 1000
-"""Approximate number of requests per second that one ingress can handle (docs/results.md)."""
+INGRESS_PER_S = 3000
+"""Approximate number of requests per second that one ingress can handle, at .3 ms each near saturation."""
+REQUEST_S = 1e-3
+"""Approximate processor seconds of a request outside its batches at moderate load, at ingress and replica."""
 REPLICA_BYTES = 340e6
 """Resident memory of a process that has imported torch and Ray Serve, without weights."""
 
@@ -207,8 +209,8 @@ def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int
 
 
 def _fills(rate_per_s: float) -> bool:
-    """Returns whether one batch at a time and the ingress keep the cores busy (see `on_cores`)."""
-    return num_cores() * INGRESS_PER_S / (INGRESS_PER_S + rate_per_s) < 1.5
+    """Returns whether one batch at a time and what surrounds it keep the cores busy (see `on_cores`)."""
+    return num_cores() / (1 + REQUEST_S * rate_per_s) < 1.5
 
 
 def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
@@ -219,8 +221,8 @@ def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
 def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendName, *, in_pairs: bool = True) -> Plan:
     """Returns the problem's plan with replicas for `workers` concurrent batches on this machine.
 
-    A request takes 1 / `INGRESS_PER_S` seconds of a core at the ingress and 1 / `rate_per_s` at a replica. If this
-    leaves cores for one batch rather than two, a second batch only starts when it is full (`filling`).
+    A request takes `REQUEST_S` seconds of a core, and its batch 1 / `rate_per_s`. If this leaves cores for one batch
+    rather than two, a second batch only starts when it is full (`filling`).
 
     `in_pairs`: a replica runs two batches at once if possible. They share queues, which therefore fill sooner, and the
     memory for weights and libraries.

@@ -118,7 +118,7 @@ def test_a_plan_without_exits_is_one_split_with_its_own_rate(folder: Path) -> No
     ("bytes_free", "rate_per_s", "backend", "chosen"),
     [
         (64e9, 100.0, "onnx", (4, 1)),
-        (64e9, 1700.0, "onnx", (2, 1)),
+        (64e9, 4000.0, "onnx", (2, 1)),
         (0.7e9, 100.0, "torch", (2, 2)),
         (0.7e9, 1700.0, "torch", (1, 4)),  # memory for one process, which runs one batch at a time
     ],
