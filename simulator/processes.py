@@ -480,9 +480,16 @@ class SimulatedIngress(Driver):
 
     def _members(self, call: SimulatedCall) -> Sequence[Input]:
         """Returns the new inputs of a call as members of an engine's batches."""
-        probe = call.probe
+        full, probe = call.counts_as_full, call.probe
         return [
-            Member(sample_id="", payload=each, tokens=each.tokens, deadline_s=each.deadline_s, probe=probe)
+            Member(
+                sample_id="",
+                payload=each,
+                tokens=each.tokens,
+                deadline_s=each.deadline_s,
+                counts_as_full=full,
+                probe=probe,
+            )
             for each in call.inputs
         ]
 

@@ -559,6 +559,7 @@ class Dispatcher(Driver):
             reserve_s=call.reserve_s,
             assignment=call.stage.assignment,
             probe=call.probe,
+            counts_as_full=call.counts_as_full,
             sequences=tuple([placement.number for placement in placements]),
         )
         self._tasks[call] = self._start_task(self._run(call, stage_call, inputs, placements))

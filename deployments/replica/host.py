@@ -334,6 +334,7 @@ class StageHost:
                 reserve_s=call.reserve_s,
                 origin=opened,
                 probe=call.probe,
+                counts_as_full=call.counts_as_full,
                 sequence=sequence,
             )
             for single, tokens, remaining_s, sequence in zip(

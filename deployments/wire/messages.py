@@ -114,6 +114,8 @@ class StageCall:
     """The stage's assignment under the sender's plan."""
     probe: bool = False
     """Whether its inputs are probes: they run every ramp and all blocks, even after they were answered."""
+    counts_as_full: bool = False
+    """Whether its batch may begin beside a running one under the dispatch rule `filling`, whatever its size."""
     traced: tuple[int, ...] = ()
     """Positions of the traced inputs, whose split runs the reply reports."""
     sequences: tuple[int, ...] = ()
@@ -557,6 +559,7 @@ def decode_from_ingress(frame: bytes | memoryview) -> FromIngress:
             reserve_s=received.reserve_s,
             assignment=_decode_assignment(bytes(received.assignment)),
             probe=received.probe,
+            counts_as_full=received.counts_as_full,
             traced=received.traced,
             sequences=received.sequences,
         )

@@ -166,12 +166,15 @@ class ObservedTimes(BySplit[_Averages]):
         return 1.0 if known is None else known.tokens / known.inputs
 
     def first_s(self, split: Split, tokens: float) -> float:
-        """Returns the seconds until a batch's first answers: the least over the bucket of `tokens` and larger ones."""
+        """Returns the seconds until a batch's first answers: the least that the batches of any size imply.
+
+        A smaller batch takes at most as long, and at least in proportion to its size. So one slow batch of a size does
+        not keep the engine from running that size again, which would keep the engine from learning its time anew.
+        """
         known = self.find(split)
         if known is None:
             return 0.0
-        position = bisect_left(known.ends, tokens * (1 - ROUNDING))
-        return min([known.first_s[end] for end in known.ends[position:] or known.ends[-1:]])
+        return min([first_s * max(1.0, tokens / end) for end, first_s in known.first_s.items()])
 
     def observe(
         self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = SMOOTHING
@@ -531,7 +534,7 @@ class BatchEngine(Generic[P]):
         """Returns the decision for a device that is free at `now_s`, and removes the batch from its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
         if self._running and self._dispatch == "filling":
-            waiting = [queue for queue in waiting if queue.is_full or queue is not self._deepest_first[-1]]
+            waiting = [queue for queue in waiting if self._may_begin_beside(queue)]
         if not waiting:
             return NO_BATCH
         dropped = self._drop_late(waiting, now_s)
@@ -542,6 +545,11 @@ class BatchEngine(Generic[P]):
         others = [queue for queue in waiting if not queue.probe] if self._ran_probed_steps else ()
         choice = self._choose_among(others, dropped, now_s) if others else NO_BATCH
         return self._choose_among(waiting, dropped, now_s) if choice.batch is None else choice
+
+    def _may_begin_beside(self, queue: Queue[P]) -> bool:
+        """Whether a batch of the queue may begin beside a running one under the dispatch rule `filling`."""
+        is_later = queue is not self._deepest_first[-1]
+        return is_later or queue.is_full or any(member.counts_as_full for member in queue.members)
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
         """Learns the duration of a batch, and returns its device seconds.

@@ -378,6 +378,8 @@ class Member(Generic[P]):
     """Seconds before the deadline that are reserved for the work after this engine."""
     origin: object = None
     """The call that contained it."""
+    counts_as_full: bool = False
+    """Whether its batch may begin beside a running one under the dispatch rule `filling`, whatever its size."""
     probe: bool = False
     """Whether all ramps are evaluated on it. Probes and other inputs never share a batch."""
     sequence: int = NO_SEQUENCE

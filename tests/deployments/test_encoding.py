@@ -118,7 +118,7 @@ CALLS = {
     "transposed": replace(CALL, piece=replace(FLOAT32, tensors=(FLOAT32.tensors[0].T,))),
     "every second": replace(CALL, piece=replace(TOKENS, tensors=(TOKENS.tensors[0][::2],))),
     "no deadline": replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf),
-    "probe": replace(CALL, probe=True),
+    "probe": replace(CALL, probe=True, counts_as_full=True),
     "traced": replace(CALL, traced=(1,)),
     "deferred": replace(CALL, assignment=replace(ASSIGNMENT, dispatch="deferred")),
     "sequences": replace(CALL, sequences=(7, 2**62 - 1)),

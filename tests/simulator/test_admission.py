@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from deployments.ingress.core.admission import SAFETY
+from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -44,6 +45,7 @@ def service(
     first_s: tuple[float, float] = FIRST_S,
     known_as: float = 1.0,
     admission: bool = True,
+    dispatch: Dispatch = "work-conserving",
     duration_s: float,
 ) -> SimulatedService:
     """Returns a service; `known_as` is the plan's predicted rate over the real one."""
@@ -67,7 +69,7 @@ def service(
     return booted(
         Scenario(
             problem=problem,
-            plan=Plan(stages=stages, policy=POLICY, predicted=predicted),
+            plan=Plan(stages=stages, policy=POLICY, predicted=predicted, dispatch=dispatch),
             decisions=ByRamp(ramps=(0,), sure_NR=np.array([[True], [False]])),
             rows_N=np.random.default_rng(1).integers(0, 2, 1000),
             arrivals_s=arrivals_s,
@@ -191,3 +193,21 @@ def test_services_with_varying_speed_answer_admitted_inputs_in_time() -> None:
     assert np.mean([kept(figures) for figures in found]) >= 0.98
     assert min(kept(figures) for figures in found) >= 0.97
     assert min(figures.goodput_per_s for figures in found) >= 0.6 * rate_per_s
+
+
+def set_slowness(made: SimulatedService, replica: SimulatedReplica, slowness: float, _: object) -> None:
+    made.slow(replica, slowness)
+
+
+@pytest.mark.parametrize("load", [0.7, 0.85])
+def test_filling_replicas_that_stall_now_and_then_serve_as_much_as_others(load: float) -> None:
+    """Late inputs lower the limit of admission control. Batches must not need more inputs than the limit allows."""
+    batch_s, quick_s, in_slo = (0.025, 0.156), (0.001, 0.001), dict[Dispatch, int]()
+    arrivals_s = poisson_arrivals(load * per_s(2, 8, quick_s, batch_s), 60.0, 1)
+    for dispatch in ("work-conserving", "filling"):
+        made = service(arrivals_s, replicas=(2, 8), last_s=quick_s, first_s=batch_s, dispatch=dispatch, duration_s=60.0)
+        for replica in made.slots["split-cpu-0"].replicas:
+            for k in range(4, 120):  # it is slow for .5 s of every 4 s
+                with_a_change(made, 0.5 * k, partial(set_slowness, made, replica, 1.0 if k % 8 else 3.0))
+        in_slo[dispatch] = play(made).figures_between(2.0, 60.0).in_slo
+    assert in_slo["filling"] >= 0.9 * in_slo["work-conserving"]

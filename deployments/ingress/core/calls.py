@@ -43,6 +43,8 @@ class Call:
     """What replicas observe of its inputs; None: nothing."""
     is_first: bool
     """Whether the call takes new inputs to the first block."""
+    counts_as_full: bool = field(default=False, init=False)
+    """Whether its batch may begin beside a running one under the dispatch rule `filling`, whatever its size."""
     has_reply: bool = field(default=False, init=False)
     """Whether an input has left the call. Early answers do not count, because they make no room for another call."""
     num_remaining: int = field(default=0, init=False)
@@ -111,7 +113,7 @@ class Calls:
         call.num_remaining = len(held)
         self._num_open[stage.epoch] += 1
         if is_first:
-            self.chains.count_calls(stage.slot, +1)
+            call.counts_as_full = self.chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
         return call
 
     def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:

@@ -404,12 +404,13 @@ class Chains:
         """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""
         return next((chain for chain in self.active if chain.route.layout == layout), None)
 
-    def count_calls(self, slot: str, change: int) -> None:
-        """Changes the number of calls with new inputs to a slot that have no reply yet."""
+    def count_calls(self, slot: str, change: int) -> int:
+        """Changes the number of calls with new inputs to a slot that have no reply yet, and returns it."""
         self._pending_calls[slot] += change
         for chain in self.active:
             if chain.route.first.slot == slot:
                 self._update(chain)
+        return self._pending_calls[slot]
 
     def _update(self, chain: Chain) -> None:
         """Recomputes how many inputs must wait before the next call, from the calls without a reply."""
@@ -420,6 +421,7 @@ class Chains:
             batches=stage.replicas * stage.splits[0].side_by_side,
             calls_per_batch=self._options.calls_per_replica,
             fills=first.assignment.fills,
+            limit=math.inf if chain.admission is None else chain.admission.limit,
         )
 
     def by_chain(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:

@@ -73,19 +73,30 @@ MOST_BATCHES = 4
 
 
 def min_to_send(
-    budget: Budget, *, pending_calls: int, batches: int, calls_per_batch: int, fills: bool = False
+    budget: Budget,
+    *,
+    pending_calls: int,
+    batches: int,
+    calls_per_batch: int,
+    fills: bool = False,
+    limit: float = math.inf,
 ) -> tuple[float, float]:
     """Returns how many inputs, or alternatively how many tokens, must wait before a call to the first stage is sent.
 
     Both are infinite if no call may be sent. `pending_calls`: calls to the stage without any reply so far. `batches`:
     batches that all its replicas run at once. A call that can start immediately takes all waiting inputs; a call that
-    will queue behind another one must be full. `fills`: batches share processors, so any second call must be full.
+    will queue behind another one must be full. `fills`: batches share processors, so any second call must be full. It
+    is also sent with its share of the `limit` of unanswered inputs (or tokens): room for a running and a waiting call
+    per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low.
     """
     if pending_calls < (1 if fills else batches):
         return 1, math.inf
-    if pending_calls < calls_per_batch * batches:
-        return budget.inputs, math.inf if budget.tokens is None else budget.tokens
-    return math.inf, math.inf
+    if pending_calls >= calls_per_batch * batches:
+        return math.inf, math.inf
+    share = max(1, limit / (2 * batches)) if pending_calls < batches else math.inf
+    if budget.tokens is None:
+        return min(budget.inputs, share), math.inf
+    return budget.inputs, min(budget.tokens, share)
 
 
 def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, int]:

@@ -36,6 +36,15 @@ def policy_of(folder: Path, threshold: float) -> PolicySpec:
     return PolicySpec(name="recorded", thresholds=threshold, records=str(folder / "records.npz"))
 
 
+def call_of(
+    ids: Sequence[str], assignment: Assignment, *, next_block: int = 0, lengths: Sequence[int] = ()
+) -> StageCall:
+    """Returns a call without deadlines; `lengths` left out: 1 each."""
+    lengths_B = np.array(lengths or [1] * len(ids), dtype=np.int32)
+    piece = WirePiece(sample_ids=tuple(ids), next_block=next_block, lengths_B=lengths_B, tensors=(), state_BS=None)
+    return StageCall(piece=piece, remaining_s=(math.inf,) * len(ids), reserve_s=0.0, assignment=assignment)
+
+
 class Replica:
     """A host and what its callers do."""
 
@@ -75,16 +84,7 @@ class Replica:
         traced: tuple[int, ...] = (),
     ) -> list[Chunk]:
         """The reply's parts; `lengths` left out: 1 each; `traced`: positions of inputs."""
-        wire = WirePiece(
-            sample_ids=tuple(ids),
-            next_block=next_block,
-            lengths_B=np.array(lengths or [1] * len(ids), dtype=np.int32),
-            tensors=(),
-            state_BS=None,
-        )
-        call = StageCall(
-            piece=wire, remaining_s=(math.inf,) * len(ids), reserve_s=0.0, assignment=assignment, probe=probe
-        )
+        call = replace(call_of(ids, assignment, next_block=next_block, lengths=lengths), probe=probe)
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Chunk] = asyncio.Queue()
 
@@ -288,6 +288,18 @@ async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_en
 # Batches that overlap
 
 BLOCK_S = 0.1
+
+
+def test_a_call_that_counts_as_full_begins_beside_a_running_batch(settings: ServeSettings) -> None:
+    replica = Replica(settings)  # its device threads do not run
+    assignment = replica.assignment(1, Split(first=0, end=4, batch=4, overlap_below=5), dispatch="filling")
+    sizes = []
+    for sample_id, counts_as_full in (("d#1", False), ("d#2", False), ("d#3", True)):
+        call = replace(call_of([sample_id], assignment), counts_as_full=counts_as_full)
+        replica.host.submit(call, OpenCall(1, lambda _: None, None))
+        batch = replica.host.device.start_next()
+        sizes.append(len(batch.members) if isinstance(batch, Batch) else 0)
+    assert sizes == [1, 0, 2]
 
 
 async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: ServeSettings) -> None:

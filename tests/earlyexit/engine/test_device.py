@@ -180,7 +180,11 @@ def test_filling_begins_only_full_batches_or_survivors_beside_a_running_one() ->
     assert [member.sample_id for member in beside.members] == ["y", "x"]
     engine.leave(beside, 3.0)
     engine.submit(2, [waiting("y")], 3.0)
-    assert begun(engine, 3.0).split is splits[1]
+    deeper = begun(engine, 3.0)
+    assert deeper.split is splits[1]
+    engine.leave(deeper, 4.0)
+    engine.submit(0, [replace(waiting("w"), counts_as_full=True)], 4.0)
+    assert [member.sample_id for member in begun(engine, 4.0).members] == ["w"]
 
 
 def test_a_member_that_runs_again_shares_the_device_only_from_then_on() -> None:

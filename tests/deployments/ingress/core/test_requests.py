@@ -304,6 +304,16 @@ def test_a_second_replica_gets_inputs_only_when_the_first_has_a_full_batch() -> 
     assert sizes == {"filling": ["a", "bcde"], "work-conserving": ["a", "b", "cdef"]}
 
 
+def test_under_a_low_limit_a_second_replica_gets_inputs_before_a_batch_is_full() -> None:
+    # Admission control begins with a limit of 7.7 inputs; a running and a waiting call of two replicas share it.
+    plan_of = placed(stage(split(0, 4), replicas=2), dispatch="filling", predicted={"rate_per_s": 11.0})
+    world = CoreWorld(plan_of, slo_s=1.0)
+    for letter in "abcdefg":
+        world.submit(letter, deadline_s=1.0)
+    calls = [("".join(each.key for each in call.inputs), call.counts_as_full) for call in world.calls]
+    assert calls == [("a", False), ("bc", True), ("defg", True)]
+
+
 def test_a_replica_is_sent_what_it_can_begin_beside_a_full_batch() -> None:
     def sizes(below: int | None, dispatch: Dispatch) -> str:
         world = CoreWorld(placed(stage(split(0, 4, overlap_below=below)), dispatch=dispatch))

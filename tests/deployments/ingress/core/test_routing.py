@@ -83,6 +83,16 @@ def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue
     assert least(Budget(inputs=BATCH), fills=True) == [any_one] + [full] * 5 + [none] * 2
 
 
+def test_under_a_low_limit_of_unanswered_inputs_a_call_is_sent_with_its_share_of_the_limit() -> None:
+    def least(limit: float, pending_calls: int, tokens: int | None = None) -> tuple[float, float]:
+        budget = Budget(inputs=BATCH, tokens=tokens)
+        return min_to_send(budget, pending_calls=pending_calls, batches=2, calls_per_batch=2, fills=True, limit=limit)
+
+    assert [least(20.0, calls) for calls in range(4)] == [(1, math.inf), (5.0, math.inf), *[(BATCH, math.inf)] * 2]
+    assert (least(1.0, 1), least(4.0 * BATCH, 1)) == ((1, math.inf), (BATCH, math.inf))
+    assert (least(800.0, 1, 512), least(9999.0, 1, 512)) == ((BATCH, 200.0), (BATCH, 512))
+
+
 @pytest.mark.parametrize(
     ("num_inputs", "num_tokens", "weight"),
     [
