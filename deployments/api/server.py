@@ -12,7 +12,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import AsyncIterable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,11 +38,9 @@ class Limits:
     """Limits of a server. Timeouts are in seconds of its event loop, and are precise to two seconds."""
 
     head_bytes: int = 65_536
-    """Most bytes of request line and headers (beyond them: status 431), and of trailers, which are ignored (400)."""
+    """Most bytes of request line and headers; beyond them the status is 431."""
     progress_bytes: int = 65_536
     """The timeout `body_s` restarts each time that so many bytes of a body have arrived."""
-    pipelined: int = 128
-    """Most pipelined requests that wait for an earlier one; further ones get 503, and the connection ends."""
     connections: int = 20_000
     """Most open connections; further ones are answered with 503."""
     idle_s: float = 90.0
@@ -53,8 +51,6 @@ class Limits:
     """Timeout for a body, or for each `progress_bytes` of it; then the status is 408."""
     linger_s: float = 5.0
     """Time for which a refused connection stays open: a caller that still sends might otherwise lose the answer."""
-    half_closed_s: float = 5.0
-    """Timeout for the answer to a caller that has closed its half of the connection, and may be gone."""
     stalled_s: float = 60.0
     """Timeout for a caller that does not read its answer."""
     sweep_s: float = 1.0
@@ -69,35 +65,6 @@ UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 _ids = random.Random()  # request ids are not secret, so a fast generator is enough
 
 
-class RefusedHeadError(Exception):
-    """Request line and headers are refused; the arguments are status, kind and message."""
-
-
-def check_head(headers: Sequence[Header], version: str) -> tuple[bytes, bool]:
-    """Returns the request's id, empty if it has none, and whether it sets Serve's timeout.
-
-    The names of `headers` are in lower case. Raises RefusedHeadError.
-    """
-    request_id, has_serve_timeout, num_hosts, codings = b"", False, 0, list[bytes]()
-    for key, value in headers:
-        if key == b"host":
-            num_hosts += 1
-        elif key == b"transfer-encoding":
-            codings.append(value.strip().lower())
-        elif key == REQUEST_ID:
-            request_id = request_id or value
-        elif key == SERVE_TIMEOUT_HEADER:
-            has_serve_timeout = True
-    if version not in ("1.1", "1.0"):
-        raise RefusedHeadError(400, "input", "the protocol must be HTTP/1.1 or HTTP/1.0")
-    if num_hosts > 1 or (not num_hosts and version == "1.1"):
-        raise RefusedHeadError(400, "input", f"{num_hosts} Host headers; HTTP/1.1 needs exactly one")
-    if codings and codings != [b"chunked"]:
-        coding = b", ".join(codings)[:80].decode("latin-1")
-        raise RefusedHeadError(501, "input", f"transfer-encoding {coding!r}; only chunked is supported")
-    return request_id, has_serve_timeout
-
-
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
     """Returns request line and headers without Upgrade, which a server may ignore (RFC 9110, section 7.8)."""
     options = b",".join(value for name, value in headers if name == b"connection").lower()
@@ -107,25 +74,11 @@ def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> 
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(b"%b: %b\r\n" % each for each in kept))
 
 
-def origin_form(target: bytes) -> bytes:
-    """Returns path and query of a request target; raises httptools' error if it is not a path, a URL or `*`."""
-    if target.startswith(b"/"):
-        return target
-    if target == b"*":
-        return b"/*"
-    url = httptools.parse_url(target)
-    return (url.path or b"/") + (b"?" + url.query if url.query else b"")
-
-
-def error_response(kind: str, message: str) -> tuple[list[Header], bytes]:
-    """Returns the headers and the body of an error as JSON."""
+def error_response(status: int, kind: str, message: str) -> Response:
+    """Returns an error as JSON, after which the connection is closed."""
+    headers = {"connection": "close"} | ({"retry-after": "1"} if status == 503 else {})
     body = to_json({"error": {"kind": kind, "message": message}})
-    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
-
-
-def head_size(target: bytes, headers: Sequence[Header]) -> int:
-    """Returns the approximate number of bytes of request line and headers."""
-    return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+    return Response(body, status, headers, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,33 +112,26 @@ class Connection(HttpToolsProtocol):
         self._num_begun = 0
         """Number of requests whose first byte has arrived."""
         self._head_bytes = 0
-        """Bytes of the present request's line and headers."""
+        """Bytes of the present request's line and headers in earlier reads."""
+        self._read_bytes = 0
+        """Bytes of the present read."""
         self._body_bytes = 0
         """Bytes of all bodies so far."""
-        self._other_bytes = 0
-        """Bytes of chunk sizes and trailers since the last byte of content."""
-        self._head_buffer = b""
-        """The bytes of the present head, and any earlier bytes of the same read."""
         self._current_cycle: RequestResponseCycle | None = None
         """The request that is being answered; uvicorn's `cycle` is the one that is being read."""
         self._task: asyncio.Task[None] | None = None
-        self._refusal = b""
-        """A refusal that is sent after the answers to earlier requests."""
+        self._is_surplus = False
+        """Whether there are too many connections for this one."""
         self._discards_input = False
         """Whether arriving bytes are discarded, because a request was refused or the connection is closing."""
-        self._is_ending = False
-        """Whether the server is shutting down."""
-        self._is_half_closed = False
-        """Whether the caller has closed its half of the connection, but may still read."""
-        self._wait_state: Hashable = None
+        self._wait_state: tuple[object, ...] = ()
         self._wait_since_s = 0.0
 
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, not the class
-        if len(self.connections) > self._limits.connections:
-            self._refuse(503, "overloaded", f"more than {self._limits.connections} connections; try again later")
+        self._is_surplus = len(self.connections) > self._limits.connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._discards_input = True
@@ -201,35 +147,16 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._discards_input:
             return
-        phase, num_begun, body_bytes = self._phase, self._num_begun, self._body_bytes
-        self._head_buffer = self._head_buffer + data if phase is HEAD else data
+        phase, num_begun, self._read_bytes = self._phase, self._num_begun, len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserCallbackError as error:
-            reason = error.__context__
-            is_ours = isinstance(reason, RefusedHeadError)
-            self._refuse(*(reason.args if is_ours else (400, "input", "the target is not a path or a URL")))
         except httptools.HttpParserError as error:
             self._refuse(400, "input", f"the bytes are not an HTTP/1.1 request: {error}")
         if self._phase is HEAD:
             is_only_this_head = phase is not BODY and self._num_begun - num_begun == (phase is IDLE)
-            self._head_bytes = self._head_bytes + len(data) if is_only_this_head else head_size(self.url, self.headers)
+            self._head_bytes = self._head_bytes + len(data) if is_only_this_head else self._head_size()
             if self._head_bytes > self._limits.head_bytes:
                 self._refuse(431, "input", self._too_large())
-        elif self._phase is BODY:
-            self._other_bytes = self._other_bytes + len(data) if self._body_bytes == body_bytes else 0
-            if self._other_bytes > self._limits.head_bytes:
-                self._refuse(400, "input", f"more than {self._limits.head_bytes} bytes of trailers or chunk extensions")
-        if self._phase is not HEAD:
-            self._head_buffer = b""
-
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keeps the connection open for the answers if the caller closed its half after complete requests."""
-        self._is_half_closed = True
-        if self._phase is not IDLE:
-            self._refuse(400, "input", f"the connection was closed in the middle of the request's {self._phase}")
-        cycle = self._current_cycle
-        return cycle is not None and not cycle.response_started  # else the caller of a stream is gone
 
     # Called by the parser
 
@@ -246,27 +173,24 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_feed` parses it again without Upgrade
-        most = self._limits.head_bytes
-        if len(self._head_buffer) > most and head_size(self.url, self.headers) > most:
-            raise RefusedHeadError(431, "input", self._too_large())
-        if len(self.pipeline) >= self._limits.pipelined:
-            raise RefusedHeadError(
-                503, "overloaded", f"more than {self._limits.pipelined} requests wait on this connection"
-            )
-        request_id, has_serve_timeout = check_head(self.headers, self.parser.get_http_version())
-        if b" RTSP/" in self._head_buffer and self.url + b" RTSP/" in self._head_buffer:
-            raise RefusedHeadError(400, "input", "the protocol is RTSP, not HTTP")
         self._phase = BODY
-        self._other_bytes = -len(self._head_buffer)  # the head's bytes of this read are not counted
-        self.url = origin_form(self.url)
-        server = self._server
+        server, most, request_id, has_serve_timeout = self._server, self._limits.head_bytes, b"", False
+        for name, value in self.headers:
+            if name == REQUEST_ID:
+                request_id = request_id or value
+            elif name == SERVE_TIMEOUT_HEADER:
+                has_serve_timeout = True
         may_be_fast = self.parser.get_method() == b"POST" and (server.standalone or not has_serve_timeout)
         fast_path = server.fast_paths.get(self.url.partition(b"?")[0]) if may_be_fast else None
         self.app = server.app if fast_path is None else fast_path.app
+        if self._is_surplus:
+            message = f"more than {self._limits.connections} connections; try again later"
+            self.app = error_response(503, "overloaded", message)
+        elif self._head_bytes + self._read_bytes > most and self._head_size() > most:
+            self.app = error_response(431, "input", self._too_large())
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
-        cycle.keep_alive = self.parser.should_keep_alive()
         if fast_path is not None:
             self.scope.update(fast_path.scope)  # type: ignore[typeddict-item]
         if fast_path is not None or server.standalone:
@@ -283,10 +207,6 @@ class Connection(HttpToolsProtocol):
             return
         self._phase = IDLE
         super().on_message_complete()
-        if not self.parser.should_keep_alive():  # a trailer may end keep-alive; later bytes are ignored
-            self.cycle.keep_alive = False
-            if self.cycle.response_complete:
-                self.close()
 
     def _feed(self, data: bytes) -> None:
         """Parses bytes. A request to upgrade is parsed again without Upgrade, or its body would be lost."""
@@ -302,6 +222,10 @@ class Connection(HttpToolsProtocol):
             self._num_begun -= 1
             self._feed(without_upgrade(method, self.url, self.headers) + data[offset:])
 
+    def _head_size(self) -> int:
+        """Returns the approximate number of bytes of request line and headers so far."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
     def _too_large(self) -> str:
         return f"request line and headers are larger than {self._limits.head_bytes} bytes"
 
@@ -314,9 +238,9 @@ class Connection(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
 
     async def _answer(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
-        send = partial(self._send, cycle)
+        call: Any = cycle.scope, cycle.receive, cycle.send  # uvicorn's types are narrower
         try:
-            await app(cycle.scope, cycle.receive, send)  # type: ignore[arg-type]
+            await app(*call)
         except asyncio.CancelledError:
             if not cycle.disconnected:
                 raise
@@ -325,39 +249,12 @@ class Connection(HttpToolsProtocol):
         if cycle.response_started and not cycle.response_complete:
             self.transport.abort()
         elif not (cycle.response_started or cycle.disconnected):
-            headers, body = error_response("internal", "the request failed; the service's log says why")
-            cycle.keep_alive = False
-            await send({"type": "http.response.start", "status": 500, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await error_response(500, "internal", "the request failed; the service's log says why")(*call)
         cycle.on_response = lambda: None  # the bound method would keep its object alive
-
-    async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """Sends an ASGI message as uvicorn does, but handles unread bodies and HTTP/1.0."""
-        is_old = cycle.scope["http_version"] == "1.0"
-        if message["type"] == "http.response.start":
-            if cycle.more_body or (self._is_ending and not self.pipeline):
-                cycle.keep_alive = False  # the rest of the body would be parsed as a request
-            if is_old and not any(name == b"content-length" for name, _ in message["headers"]):
-                cycle.keep_alive = cycle.chunked_encoding = False  # the end of the connection ends the answer
-            elif is_old and cycle.keep_alive:
-                message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
-        elif is_old:
-            cycle.expected_content_length = max(cycle.expected_content_length, len(message.get("body", b"")))
-        await cycle.send(message)
 
     def on_response_complete(self) -> None:
         self._current_cycle = None
         super().on_response_complete()
-        if self._current_cycle is None and not self.transport.is_closing():
-            if self._refusal:
-                self._linger(self._refusal)
-            elif self._is_half_closed:
-                self.transport.close()
-
-    def shutdown(self) -> None:
-        """Closes the connection after the answers to accepted requests."""
-        self._is_ending = True
-        super().shutdown()
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
@@ -366,38 +263,40 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing()
 
     def close(self) -> None:
-        """Closes the connection after an answer."""
+        """Closes the connection after an answer. If it closed at once, a caller that still sends might lose it."""
         if self._phase is IDLE:
             self.transport.close()
-        else:
-            self._linger(b"")
+        elif not self.transport.is_closing():
+            self._discards_input = True
+            self.pipeline.clear()
+            self.transport.write_eof()
+            self.flow.resume_reading()
 
     def abort(self) -> None:
         self.transport.abort()
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """Refuses a request, after the answers to earlier requests, and closes the connection."""
+        """Refuses the request that is being read, or closes the connection after the answers to earlier requests."""
         if self._discards_input:
             return
-        headers, body = error_response(kind, message)
-        headers += [(b"connection", b"close"), *self.server_state.default_headers]
-        if status == 503:
-            headers.append((b"retry-after", b"1"))
-        head = b"".join(b"%b: %b\r\n" % each for each in headers)
-        response = STATUS_LINE[status] + head + b"\r\n" + body
-        if self._phase is BODY and self.pipeline:
-            self.pipeline.popleft()  # the request that is being read
-        elif self._phase is BODY and self._current_cycle is not None:
-            cycle, self._current_cycle = self._current_cycle, None
+        self._discards_input = True
+        cycle = self.cycle if self._phase is BODY else None
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        current = self._current_cycle
+        if current is not None and current is not cycle:
+            (self.pipeline[0][0] if self.pipeline else current).keep_alive = False
+            return
+        if cycle is not None:
+            self._current_cycle = None
             self._give_up(cycle)
             if cycle.response_started:
                 self.transport.abort()
-        self._discards_input = True
-        self.headers, self._head_buffer = [], b""
-        if self._current_cycle is None:
-            self._linger(response)
-        else:
-            self._refusal = response
+                return
+        response = error_response(status, kind, message)
+        headers = b"".join(b"%b: %b\r\n" % each for each in (*response.raw_headers, *self.server_state.default_headers))
+        self.transport.write(STATUS_LINE[status] + headers + b"\r\n" + bytes(response.body))
+        self.close()
 
     def _give_up(self, cycle: RequestResponseCycle) -> None:
         """Cancels a request whose answer cannot be delivered any more."""
@@ -405,18 +304,6 @@ class Connection(HttpToolsProtocol):
         cycle.message_event.set()
         if self._task is not None and any(name == REQUEST_ID for name, _ in cycle.default_headers):
             self._task.cancel()  # Serve itself notifies the applications that it wraps
-
-    def _linger(self, response: bytes) -> None:
-        """Sends a response, and closes later: if it closed at once, a caller that still sends might lose it."""
-        self._discards_input = True
-        self.pipeline.clear()
-        if not self.transport.is_closing():
-            self.transport.write(response)
-            if self._is_half_closed:
-                self.transport.close()
-            else:
-                self.transport.write_eof()
-                self.flow.resume_reading()
 
     # Deadlines
 
@@ -426,28 +313,25 @@ class Connection(HttpToolsProtocol):
         if state != self._wait_state:
             self._wait_state, self._wait_since_s = state, now_s
             return
-        kind, limits, waited_s = state[0], self._limits, now_s - self._wait_since_s
-        is_gone = kind == "half closed" and waited_s >= limits.half_closed_s
-        if is_gone or (kind == "stalled" and waited_s >= limits.stalled_s):
+        waited_s = now_s - self._wait_since_s
+        if not state or waited_s < getattr(self._limits, f"{state[0]}_s"):
+            return
+        if state[0] in (HEAD, BODY):
+            self._refuse(408, "timeout", f"the request's {state[0]} did not arrive in {waited_s:.0f} s")
+        else:
             self.transport.abort()
-        elif (kind == "linger" and waited_s >= limits.linger_s) or (kind == IDLE and waited_s >= limits.idle_s):
-            self.transport.close()
-        elif (kind == HEAD and waited_s >= limits.head_s) or (kind == BODY and waited_s >= limits.body_s):
-            self._refuse(408, "timeout", f"the request's {kind} did not arrive in {waited_s:.0f} s")
 
     def _current_wait_state(self) -> tuple[object, ...]:
-        """Returns what the connection waits for, and values that change when it makes progress."""
+        """Returns the name of the limit that applies, and values that change with progress; empty without a limit."""
         if self.flow.write_paused:
             return ("stalled", self.transport.get_write_buffer_size())
         if self._discards_input and self._current_cycle is None:
             return ("linger",)
-        if self._is_half_closed and self._current_cycle is not None and not self._current_cycle.response_started:
-            return ("half closed", self._num_begun)
         if self._discards_input or self.flow.read_paused:
-            return ("busy",)
+            return ()
         if self._phase is not IDLE:
             return (self._phase, self._num_begun, self._body_bytes // self._limits.progress_bytes)
-        return (IDLE, self._num_begun) if self._current_cycle is None else ("busy",)
+        return (IDLE, self._num_begun) if self._current_cycle is None else ()
 
 
 BACKLOG = 2048

@@ -69,32 +69,26 @@ CASES = {
     "a length in words": refused(HEAD + b"Content-Length: ten\r\n\r\n"),
     "a length of 60 digits": refused(HEAD + b"Content-Length: " + b"9" * 60 + b"\r\n\r\n"),
     "no length": Case(HEAD + b"\r\n" + GET, ((400, INPUT), (200, LIVE))),
-    "too long, and unsent": refused(HEAD + b"Content-Length: 999999999\r\n\r\n", 413, "payload_too_large"),
-    "chunks without end": refused(CHUNKED + (b"64\r\n" + b"x" * 100 + b"\r\n") * 30, 413, "payload_too_large"),
+    "too long": Case(
+        HEAD + b"Content-Length: 50000\r\n\r\n" + b"x" * 50_000 + GET, ((413, "payload_too_large"), (200, LIVE))
+    ),
+    "too many chunks": Case(
+        CHUNKED + (b"64\r\n" + b"x" * 100 + b"\r\n") * 30 + b"0\r\n\r\n" + GET,
+        ((413, "payload_too_large"), (200, LIVE)),
+    ),
     "a folded line": refused(GET[:-2] + b"X: a\r\n b\r\n\r\n"),
     "BREW": refused(b"BREW /predict HTTP/1.1\r\nHost: here\r\n\r\n"),
     "TRACE": Case(b"TRACE /predict HTTP/1.1\r\nHost: here\r\n\r\n", ((405, "only POST"),)),
     "a space in a name": refused(b"GET /v2 HTTP/1.1\r\nHost: here\r\nA : b\r\n\r\n"),
-    "HTTP/0.9": refused(b"GET /v2\r\n\r\n"),
     "HTTP/2": refused(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    "RTSP": refused(b"OPTIONS /v2 RTSP/1.0\r\n\r\n"),
-    "RTSP/1.1": refused(b"GET /v2 RTSP/1.1\r\nHost: here\r\n\r\n"),
-    "RTSP in a path": Case(b"GET /v2?a=RTSP/1.0 HTTP/1.1\r\nHost: here\r\n\r\n", ((200, "extensions"),)),
     "CONNECT": refused(b"CONNECT here:1 HTTP/1.1\r\nHost: here\r\n\r\n", 501),
-    "no Host": refused(b"GET /v2 HTTP/1.1\r\n\r\n"),
-    "two Hosts": refused(b"GET /v2 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
-    "two Hosts of HTTP/1.0": refused(b"GET /v2 HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n"),
-    "a refusal behind a request": Case(GOOD + b"nonsense\r\n\r\n", ((200, CARD), (400, INPUT)), closes=True),
+    "a refusal behind a request": Case(GOOD + b"nonsense\r\n\r\n", ((200, CARD),), closes=True),
     "a head that is too long, and more": refused(
         b"GET /v2 HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 5000 + b"\r\n\r\n" + CHUNKED + GET, 431
     ),
     "a head without end": refused(b"GET /v2 HTTP/1.1\r\nX-Filler: " + b"a" * 3000, 431),
     "a head of too many lines": refused(b"GET /v2 HTTP/1.1\r\n" + b"A: b\r\n" * 500, 431),
     # codings
-    "gzip, chunked": refused(HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
-    "gzip, and chunked below": refused(
-        HEAD + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501
-    ),
     "chunked": answered(CHUNKED + CHUNKS + b"\r\n"),
     "Chunked": answered(HEAD + b"Transfer-Encoding: Chunked\r\n\r\n" + CHUNKS + b"\r\n"),
     "gzip": answered(post(gzip.compress(BODY), "Content-Encoding: gzip", path="/predict")),
@@ -115,7 +109,7 @@ CASES = {
         ((413, "payload_too_large"), (200, LIVE)),
     ),
     "br": Case(post(BODY, "Content-Encoding: br", path="/predict"), ((400, "gzip or identity"),)),
-    # trailers are ignored, and limited
+    # trailers are ignored
     "a key in a trailer": Case(
         CHUNKED + CHUNKS + b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n" + GET,
         ((401, "unauthorized"), (200, LIVE)),
@@ -124,7 +118,6 @@ CASES = {
     "a kind in a trailer": answered(CHUNKED + CHUNKS + b"Content-Type: image/png\r\nAccept: image/png\r\n\r\n"),
     "an encoding in a trailer": answered(CHUNKED + CHUNKS + b"Content-Encoding: br\r\n\r\n"),
     "an Upgrade in a trailer": answered(CHUNKED + CHUNKS + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n"),
-    "close in a trailer": Case(CHUNKED + CHUNKS + b"Connection: close\r\n\r\n" + GET, ((200, CARD),), closes=True),
     "a length in a trailer": refused(CHUNKED + CHUNKS + b"Content-Length: 4\r\n\r\n"),
     # a request to change the protocol
     "Upgrade": answered(HEAD + UPGRADE + LENGTH + BODY),
@@ -133,35 +126,23 @@ CASES = {
     "Upgrade and close": Case(
         HEAD + b"Connection: upgrade, close\r\nUpgrade: h2c\r\n" + LENGTH + BODY + GET, ((200, CARD),), closes=True
     ),
-    "Upgrade without Host": refused(GET.replace(b"Host: here\r\n", UPGRADE)),
     "Upgrade to a web socket": Case(
         GET[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n\x81\x85",
-        ((200, LIVE), (400, INPUT)),
+        ((200, LIVE),),
         closes=True,
     ),
     # ends
-    "half a connection": Case(GOOD, ((200, CARD),), closes=True, half=True),
-    "half a connection, two requests": Case(GOOD + GET, ((200, CARD), (200, LIVE)), closes=True, half=True),
-    "half a connection, nonsense": Case(
-        GOOD + b"nonsense\r\n\r\n", ((200, CARD), (400, INPUT)), closes=True, half=True
-    ),
-    "half a body": refused(GOOD[:-3], half=True),
-    "half a head": refused(GOOD[:30], half=True),
+    "half a body": Case(GOOD[:-3], (), closes=True, half=True),
+    "half a head": Case(GOOD[:30], (), closes=True, half=True),
     "nothing": Case(b"", (), closes=True, half=True),
     "HTTP/1.0": Case(
         b"GET /v2/health/live HTTP/1.0\r\n\r\n", ((200, LIVE),), closes=True, headers=(("connection", "close"),)
     ),
-    "HTTP/1.0 that stays": Case(
-        b"GET /v2/health/live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 2,
-        ((200, LIVE), (200, LIVE)),
-        headers=(("connection", "keep-alive"),),
-    ),
     # targets and names
     "a whole URL": answered(GOOD.replace(b"/predict", b"http://here/predict")),
-    "a host alone": Case(b"GET http://here HTTP/1.1\r\nHost: here\r\n\r\n", ((404, "unknown_path"),)),
+    "a host alone": refused(b"GET http://here HTTP/1.1\r\nHost: here\r\n\r\n"),
     "no URL": refused(b"GET http:// HTTP/1.1\r\nHost: here\r\n\r\n"),
     "odd paths": Case(b"".join(GET.replace(b"health/live", each) for each in ODD_PATHS), ((404, "error"),) * 3),
-    "a star": Case(b"OPTIONS * HTTP/1.1\r\nHost: here\r\n\r\n", ((404, "unknown_path"),)),
     "a name": Case(
         post(b"{", "X-Request-ID: r-1", path="/predict"),
         ((400, '"request_id":"r-1"'),),
@@ -216,19 +197,6 @@ async def test_a_request_gets_its_answers(name: str, fast: bool) -> None:
         else:
             caller.send(GET)
             assert await caller.status() == 200
-
-
-async def test_trailers_and_extensions_of_chunks_without_end_are_refused() -> None:
-    async with serving() as call:
-        for filler in (b"A: b\r\n" * 300, b"X: " + b"a" * 2000):
-            for first in (CHUNKED + CHUNKS, CHUNKED + b"1;"):
-                caller = await call(first)
-                for _ in range(50):
-                    caller.send(filler)
-                    await asyncio.sleep(0)
-                found, _, body = await caller.answer()
-                assert (found, INPUT in body.decode()) == (400, True)
-                assert await caller.is_closed()
 
 
 async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answered() -> None:

@@ -133,7 +133,7 @@ async def listening(teller: Teller, gate: Gate | None = None, *, fast: bool = Tr
     """Starts our HTTP server, and yields its port; `fast`: with fast paths, as in ingresses."""
     api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
     app: Any = api.router
-    limits = Limits(half_closed_s=0.05, sweep_s=0.02)
+    limits = Limits(sweep_s=0.02)
     server = HttpServer(app, fast_paths=api.fast_paths if fast else {}, standalone=fast, limits=limits)
     async with running(server) as (port, _):
         yield port

@@ -12,7 +12,7 @@ from typing import Any
 from deployments.api.server import FastPath, HttpServer, Limits
 
 GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
-LIMITS = Limits(head_bytes=2000, progress_bytes=100, pipelined=32, connections=8)
+LIMITS = Limits(head_bytes=2000, progress_bytes=100, connections=8)
 
 
 def post(body: bytes, *lines: str, path: str = "/echo") -> bytes:
