@@ -9,7 +9,6 @@ import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -31,10 +30,8 @@ class AccessSettings(Settings):
     Without a file or a variable, no key is needed."""
     rate_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Requests per second that each key, or without keys all callers together, may send. None: no limit."""
-    rate_of: Literal["requests", "inputs"] = "requests"
-    """Whether requests or inputs are counted. Only predictions have inputs."""
     burst: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests or inputs that may come at once after a pause. None: those of one second, at least 1."""
+    """Requests that may come at once after a pause. None: those of one second, at least 1."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Origin, such as https://example.org, whose pages browsers let use the service, or * for all; may be repeated."""
 

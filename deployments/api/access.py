@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
 from deployments.api.operations import OPEN_PATHS, PAGES
 from deployments.keys import AccessSettings, Keys, read_keys
@@ -65,25 +64,19 @@ class RateLimits:
 
     rate_per_s: float
     burst: float
-    """The capacity of a bucket, in tokens."""
-    counted: Literal["requests", "inputs"] = "requests"
+    """The capacity of a bucket, in requests."""
     _levels: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
     """The level of each caller's bucket, and the time of that level."""
 
-    def take(self, caller: str, tokens: int, now_s: float) -> None:
-        """Takes tokens from a caller's bucket; raises RateLimitError with the waiting time if there are too few.
-
-        A request for more tokens than the capacity is admitted if the bucket is full, and makes its level negative.
-        Otherwise it could never be admitted.
-        """
+    def take(self, caller: str, now_s: float) -> None:
+        """Takes a request from a caller's bucket; raises RateLimitError with the waiting time if there is none."""
         level, updated_s = self._levels.get(caller, (self.burst, now_s))
         level = min(self.burst, level + (now_s - updated_s) * self.rate_per_s)
-        missing = min(tokens, self.burst) - level
-        self._levels[caller] = (level if missing > 0 else level - tokens, now_s)
-        if missing > 0:
+        self._levels[caller] = (level if level < 1 else level - 1, now_s)
+        if level < 1:
             raise RateLimitError(
-                f"too many {self.counted}: the limit is {self.rate_per_s:g} per second, and {self.burst:g} at once",
-                retry_after_s=missing / self.rate_per_s,
+                f"too many requests: the limit is {self.rate_per_s:g} per second, and {self.burst:g} at once",
+                retry_after_s=(1 - level) / self.rate_per_s,
             )
 
 
@@ -95,7 +88,7 @@ def rate_limits(access: AccessSettings, num_ingresses: int) -> RateLimits | None
     if access.rate_per_s is None:
         return None
     burst = max(1.0, access.rate_per_s) if access.burst is None else access.burst
-    return RateLimits(access.rate_per_s / num_ingresses, max(1.0, burst / num_ingresses), access.rate_of)
+    return RateLimits(access.rate_per_s / num_ingresses, max(1.0, burst / num_ingresses))
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -112,19 +105,13 @@ class Gate:
     limits: RateLimits | None
     clock: Clock
 
-    def admit(self, method: str, path: str, authorization: str | None) -> str:
-        """Returns the caller of a request; raises UnauthorizedError and RateLimitError."""
+    def admit(self, method: str, path: str, authorization: str | None) -> None:
+        """Raises UnauthorizedError for a request without a key, and RateLimitError."""
         if path in OPEN_PATHS:
-            return ALL_CALLERS
+            return
         caller = ALL_CALLERS if self.ring is None else self._caller(self.ring, method, path, authorization)
-        if self.limits is not None and self.limits.counted == "requests":
-            self.limits.take(caller, 1, self.clock.now_s())
-        return caller
-
-    def charge(self, caller: str, num_inputs: int) -> None:
-        """Counts the inputs of a prediction, which are known once its body is parsed; raises RateLimitError."""
-        if self.limits is not None and self.limits.counted == "inputs":
-            self.limits.take(caller, num_inputs, self.clock.now_s())
+        if self.limits is not None:
+            self.limits.take(caller, self.clock.now_s())
 
     def _caller(self, ring: KeyRing, method: str, path: str, authorization: str | None) -> str:
         token = None if authorization is None else _token(method, authorization)

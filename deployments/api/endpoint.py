@@ -50,10 +50,10 @@ from earlyexit.tasks.base import Task, ValueArray
 if TYPE_CHECKING:
     from deployments.ops.tracing import RequestRecord, Tracer
 
-VERSION = version("offramp")
-"""Offramp's version, which is read once, because it is in a file."""
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
 """The supported extensions of the Open Inference Protocol, by Triton's names."""
+SERVER_METADATA: Mapping[str, Any] = {"name": "offramp", "version": version("offramp"), "extensions": EXTENSIONS}
+"""The server's metadata, with the protocol's names."""
 GENERATION_TASK = "token"
 """The name of the task of models that generate."""
 GENERATION_HINT = "send the request to {}, {} or {}".format(
@@ -65,8 +65,6 @@ SERVER_ERROR = 500
 UNLOGGED_ERRORS = (InputError, AdmissionError, RateLimitError)
 """Errors that may occur thousands of times: they are counted, but not logged."""
 FAILURE = "the server failed on this request; its log has the reason, under the request's id"
-CALLER = "offramp.caller"
-"""Key of an ASGI scope: the caller that the gate admitted."""
 REQUEST_ID = "offramp.request_id"
 """Key of an ASGI scope: the request's id, once it was looked up."""
 OPENAI_CODES = {
@@ -123,48 +121,35 @@ class Backend(ModelVersion, Protocol):
         """Starts a sequence; raises what `GenerateService.start` raises."""
 
 
-class Api:
-    """The operations that HTTP and gRPC share."""
+async def infer_version(
+    backend: Backend, request: InferRequest, *, names_version: bool
+) -> tuple[ModelVersion, list[Answer]]:
+    """Returns the answers and the version that gave them; raises InputError for a model that generates."""
+    if backend.signature.task.name == GENERATION_TASK:
+        raise InputError(f"model {backend.card.name!r} generates text: {GENERATION_HINT}")
+    if names_version:
+        return backend, await backend.infer(request)
+    return await backend.versions.answer(request)
 
-    def __init__(self, backend: Backend, gate: Gate | None) -> None:
-        self._backend = backend
-        self._gate = gate
 
-    def charge(self, caller: str | None, num_inputs: int) -> None:
-        """Counts a request's inputs for the caller that the gate admitted; raises RateLimitError."""
-        if self._gate is not None:
-            assert caller is not None
-            self._gate.charge(caller, num_inputs)
+def check_model(backend: Backend, model: str, version: str | None = None) -> None:
+    """Raises UnknownModelError for a model or version that is not served; None stands for any version."""
+    card, served = backend.card, backend.version
+    if model != card.name:
+        raise UnknownModelError(f"unknown model {model!r}; served is {card.name!r}", param="model")
+    if (version or served) != served:
+        raise UnknownModelError(f"unknown version {version!r} of {model!r}; served is {served!r}", param="model")
 
-    async def answer(self, request: InferRequest, *, names_version: bool) -> tuple[ModelVersion, list[Answer]]:
-        """Returns the answers and the version that gave them; raises InputError for a model that generates."""
-        if self._backend.signature.task.name == GENERATION_TASK:
-            raise InputError(f"model {self._backend.card.name!r} generates text: {GENERATION_HINT}")
-        if names_version:
-            return self._backend, await self._backend.infer(request)
-        return await self._backend.versions.answer(request)
 
-    def check_model(self, model: str, version: str | None = None) -> None:
-        """Raises UnknownModelError for a model or version that is not served; None stands for any version."""
-        card, served = self._backend.card, self._backend.version
-        if model != card.name:
-            raise UnknownModelError(f"unknown model {model!r}; served is {card.name!r}", param="model")
-        if (version or served) != served:
-            raise UnknownModelError(f"unknown version {version!r} of {model!r}; served is {served!r}", param="model")
-
-    async def model_metadata(self) -> dict[str, Any]:
-        """Returns the model's metadata, with the protocol's names."""
-        return {
-            "name": self._backend.card.name,
-            "versions": await self._backend.versions.names(),
-            "platform": "offramp",
-            "inputs": tensors_of(self._backend.signature.inputs),
-            "outputs": tensors_of(self._backend.signature.outputs),
-        }
-
-    def server_metadata(self) -> dict[str, Any]:
-        """Returns the server's metadata, with the protocol's names."""
-        return {"name": "offramp", "version": VERSION, "extensions": EXTENSIONS}
+async def model_metadata(backend: Backend) -> dict[str, Any]:
+    """Returns the model's metadata, with the protocol's names."""
+    return {
+        "name": backend.card.name,
+        "versions": await backend.versions.names(),
+        "platform": "offramp",
+        "inputs": tensors_of(backend.signature.inputs),
+        "outputs": tensors_of(backend.signature.outputs),
+    }
 
 
 def gated(app: ASGIApp, backend: Backend, gate: Gate) -> ASGIApp:
@@ -175,7 +160,7 @@ def gated(app: ASGIApp, backend: Backend, gate: Gate) -> ASGIApp:
         if scope["type"] != "lifespan":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
-                scope[CALLER] = gate.admit(scope.get("method", "GET"), path, find_header(scope, b"authorization"))
+                gate.admit(scope.get("method", "GET"), path, find_header(scope, b"authorization"))
             except (UnauthorizedError, RateLimitError) as error:
                 backend.count_request("access", error.http_status)
                 refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
@@ -199,7 +184,7 @@ class Endpoint:
         self._path = path
         self._handlers = handlers
         self._tracer = tracer if path in TRACED else None
-        self._check_model = Api(backend, None).check_model if path.startswith(MODEL) else None
+        self._has_model = path.startswith(MODEL)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # there are none: the handshake fails
@@ -228,8 +213,8 @@ class Endpoint:
     async def _answer(self, request: Request) -> Response:
         try:
             handler = self._handler(request)
-            if self._check_model is not None:
-                self._check_model(**request.path_params)
+            if self._has_model:
+                check_model(self._backend, **request.path_params)
             return await handler(request)
         except OfframpError as error:
             log_error(logger, request_id(request), error)

@@ -19,18 +19,19 @@ from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
     ANYTHING,
-    CALLER,
     EXIT_HEADER,
     GENERATION_TASK,
     MAX_DIGITS,
     SCORE_HEADER,
-    Api,
+    SERVER_METADATA,
     Backend,
     Endpoint,
     ModelVersion,
     find_header,
     gated,
+    infer_version,
     json_response,
+    model_metadata,
     predict_response,
     preferred_type,
     request_id,
@@ -58,7 +59,6 @@ class Routes:
 
     def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
-        self._api = Api(backend, gate)
         self._has_keys = gate is not None and gate.ring is not None
 
     async def predict(self, request: Request) -> Response:
@@ -112,15 +112,14 @@ class Routes:
         return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
 
     def _answer(self, request: Request, infer_request: InferRequest) -> Awaitable[tuple[ModelVersion, list[Answer]]]:
-        self._api.charge(request.scope.get(CALLER), len(infer_request.rows))
         infer_request = replace(infer_request, request_id=request_id(request))
-        return self._api.answer(infer_request, names_version="version" in request.path_params)
+        return infer_version(self._backend, infer_request, names_version="version" in request.path_params)
 
     async def model_metadata(self, request: Request) -> Response:
-        return json_response(await self._api.model_metadata())
+        return json_response(await model_metadata(self._backend))
 
     async def server_metadata(self, request: Request) -> Response:
-        return json_response(self._api.server_metadata() | {"models": [self._backend.card.name]})
+        return json_response({**SERVER_METADATA, "models": [self._backend.card.name]})
 
     async def live(self, request: Request) -> Response:
         return json_response({"live": True})
@@ -171,7 +170,7 @@ def build_api(
     """
     handlers: list[object] = [Routes(backend, gate), *more]
     if backend.signature.task.name == GENERATION_TASK:
-        handlers.append(GenerateRoutes(backend, gate, wall or WallClock()))
+        handlers.append(GenerateRoutes(backend, wall or WallClock()))
     endpoints = {
         path: Endpoint(backend, path, methods, tracer)
         for each in handlers

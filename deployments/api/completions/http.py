@@ -21,9 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from tokenizers import Tokenizer
 
-from deployments.api.access import Gate
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
-from deployments.api.endpoint import CALLER, FAILURE, Api, Backend, json_response, log_error, openai_error, request_id
+from deployments.api.endpoint import FAILURE, Backend, check_model, json_response, log_error, openai_error, request_id
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import parse_body
 from deployments.api.server import DisconnectWatch, EventStream
@@ -299,7 +298,7 @@ class GenerateWriter(ResponseWriter):
 class GenerateRoutes:
     """Handlers of the operations of a model that generates."""
 
-    def __init__(self, backend: Backend, gate: Gate | None, clock: Clock) -> None:
+    def __init__(self, backend: Backend, clock: Clock) -> None:
         """`clock`: seconds since 1970, for the creation times in answers."""
         codec, task = backend.signature.codec, backend.signature.task
         assert isinstance(codec, PromptCodec)
@@ -307,7 +306,6 @@ class GenerateRoutes:
         self._backend = backend
         self._codec = codec
         self._task = task
-        self._api = Api(backend, gate)
         self._clock = clock
         self._created_s = int(self._clock.now_s())
         """The start time of this service, because a model folder does not have its creation time."""
@@ -368,7 +366,6 @@ class GenerateRoutes:
 
         `source`: the field of the prompt, which errors name. Raises the stream's errors, and ClientDisconnect.
         """
-        self._api.charge(request.scope.get(CALLER), 1)
         try:
             stream = await self._backend.generate(sequence)
         except ContextLengthError as error:
@@ -389,7 +386,7 @@ class GenerateRoutes:
     def _check_model(self, model: str) -> None:
         """Checks the model of an OpenAI request, which is `name` or `name:version`. Names have no colon."""
         name, _, version = model.partition(":")
-        self._api.check_model(name, version or None)
+        check_model(self._backend, name, version or None)
 
     def _described(self) -> dict[str, Any]:
         card = self._backend.card

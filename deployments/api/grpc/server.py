@@ -19,16 +19,19 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from deployments.api.access import ALL_CALLERS, Gate
+from deployments.api.access import Gate
 from deployments.api.endpoint import (
     CLIENT_CLOSED_REQUEST,
     FAILURE,
     MIN_COMPRESSED_BYTES,
-    Api,
+    SERVER_METADATA,
     Backend,
     accepts_gzip,
+    check_model,
     id_or_new,
+    infer_version,
     log_error,
+    model_metadata,
     retry_after_header,
     trace_failure,
     v2_columns,
@@ -215,12 +218,9 @@ MAX_DETAILS = 1_000
 class Caller:
     """The caller of an RPC, from its metadata."""
 
-    metadata: Mapping[str, Any]
     request_id: str
     remaining_s: float | None
     """Seconds until the deadline of the call; None if it has none."""
-    owner: str = ALL_CALLERS
-    """The owner of the API key, if the service has keys."""
 
 
 class Rpcs:
@@ -229,7 +229,6 @@ class Rpcs:
     def __init__(self, backend: Backend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
         self._backend = backend
         self._gate = gate
-        self._api = Api(backend, gate)
         self._tracer = tracer
 
     async def call(self, name: str, request: bytes, context: Any) -> Any:
@@ -239,17 +238,16 @@ class Rpcs:
         """
         metadata = dict(context.invocation_metadata())
         remaining_s = None if REMAINING_KEY not in metadata else float(metadata[REMAINING_KEY])
-        caller = Caller(metadata=metadata, request_id=id_or_new(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
+        caller = Caller(request_id=id_or_new(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
             attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
-            record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, caller.metadata)
+            record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, metadata)
         trailing = [(REQUEST_ID, caller.request_id), *({} if record is None else record.headers).items()]
         status, code = 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
-                owner = self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", caller.metadata.get("authorization"))
-                caller = replace(caller, owner=owner)
+                self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", metadata.get("authorization"))
             with self._backend.bodies.holding(len(request)):
                 handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
                 fields = await handler(read_message(f"{name}Request", request), caller)
@@ -282,25 +280,24 @@ class Rpcs:
     async def _model_ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
         """Returns false for an unknown model, as Triton does."""
         try:
-            self._api.check_model(message.name, message.version)
+            check_model(self._backend, message.name, message.version)
         except UnknownModelError:
             return {"ready": False}
         return await self._ready(message, caller)
 
     async def _server_metadata(self, message: Any, caller: Caller) -> Mapping[str, Any]:
-        return self._api.server_metadata()
+        return SERVER_METADATA
 
     async def _model_metadata(self, message: Any, caller: Caller) -> Mapping[str, Any]:
-        self._api.check_model(message.name, message.version)
-        return await self._api.model_metadata()
+        check_model(self._backend, message.name, message.version)
+        return await model_metadata(self._backend)
 
     async def _infer(self, message: Any, caller: Caller) -> Mapping[str, Any]:
-        self._api.check_model(message.model_name, message.model_version)
+        check_model(self._backend, message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
-        self._api.charge(caller.owner, len(request.rows))
         timeout_s = call_timeout(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
         request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
-        served, answers = await self._api.answer(request, names_version=bool(message.model_version))
+        served, answers = await infer_version(self._backend, request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
 

@@ -182,7 +182,7 @@ def test_keys_cluster_and_exit_records_can_be_in_other_files(files: Files) -> No
     ).settings.access
     assert access is not None
     assert access.keys_file == str(files.folder / "keys")
-    assert (access.rate_per_s, access.rate_of, access.cors_origins) == (5.0, "requests", ("https://a.org",))
+    assert (access.rate_per_s, access.cors_origins) == (5.0, ("https://a.org",))
     (files.folder / "cluster.yaml").write_text("devices: {cpu: {count: 3}}\n", encoding="utf-8")
     assert files.read(cluster="cluster.yaml").inventory.counts == {"cpu": 3}
     records = write_records(files.folder / "others.npz")
