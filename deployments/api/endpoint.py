@@ -320,9 +320,6 @@ def find_header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-SCORE_HEADER, EXIT_HEADER = "X-Offramp-Score", "X-Offramp-Exit"
-"""Headers of an answer that is not JSON."""
-
 MAX_DIGITS = 12
 """Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
 HELD_BYTES = "offramp.held"

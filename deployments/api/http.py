@@ -19,10 +19,8 @@ from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
     ANYTHING,
-    EXIT_HEADER,
     GENERATION_TASK,
     MAX_DIGITS,
-    SCORE_HEADER,
     SERVER_METADATA,
     Backend,
     Endpoint,
@@ -72,8 +70,7 @@ class Routes:
             return Response(await run_writer(write, answers), media_type=JSON)
         [answer] = answers
         content = await run_writer(partial(served.task.to_content, content_type, answer.value), answers)
-        headers = {SCORE_HEADER: str(round(answer.score, 6)), EXIT_HEADER: str(answer.exit)}
-        return Response(content, media_type=content_type, headers=headers)
+        return Response(content, media_type=content_type)
 
     def _answer_type(self, request: Request, *, many: bool) -> str:
         """Returns the content type of the answer; raises NotAcceptableError if the caller accepts none."""
@@ -140,7 +137,7 @@ class Routes:
 
 
 SENT_HEADERS = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
-READ_HEADERS = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
+READ_HEADERS = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length")
 PREFLIGHT_CACHE_S = 600
 
 

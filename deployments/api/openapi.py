@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.api.endpoint import EXIT_HEADER, GENERATION_TASK, SCORE_HEADER
+from deployments.api.endpoint import GENERATION_TASK
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, REPOSITORY, TEXT, Operation
 from deployments.api.parsing import EXIT, PredictBody, Signature
 from earlyexit.network.boundary import Column
@@ -45,10 +45,6 @@ HEADERS = {
     "405": {"Allow": {"description": "The allowed methods.", "schema": {"type": "string"}}},
     "429": RETRY_AFTER,
     "503": RETRY_AFTER,
-}
-CONTENT_HEADERS = {
-    SCORE_HEADER: {"description": "The exit's score, for answers that are not JSON.", "schema": {"type": "number"}},
-    EXIT_HEADER: {"description": "The block after which the input left.", "schema": {"type": "integer"}},
 }
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 REQUEST_ID = {
@@ -173,10 +169,9 @@ def _answer(row: Operation, signature: Signature) -> dict[str, Any]:
     schema = {"anyOf": [_named(PREDICT_ONE), _named(PREDICT_MANY)]} if is_predict else _schema(row.answer)
     contents: dict[str, Any] = {JSON: {"schema": schema}, EVENTS: {"schema": TEXT}, BYTES: {}}
     content = {each: contents[each] for each in row.response_types}
-    if not (is_predict and other_types):
-        return {"description": "Answers", "content": content}
-    content |= {content_type: {} for content_type in other_types}
-    return {"description": "Answers", "content": content, "headers": CONTENT_HEADERS}
+    if is_predict:
+        content |= {content_type: {} for content_type in other_types}
+    return {"description": "Answers", "content": content}
 
 
 def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any]:

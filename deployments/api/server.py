@@ -539,25 +539,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterable[bytes], watch: DisconnectWatch | None = None, *, stalled_s: float | None = None
-    ) -> None:
-        """`watch` is closed at the end. The stream ends if the caller reads nothing for `stalled_s` seconds."""
+    def __init__(self, events: AsyncIterable[bytes], watch: DisconnectWatch) -> None:
+        """`watch` is closed at the end."""
         super().__init__(headers=EVENT_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._watch = watch
-        self._stalled_s = stalled_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in self._events:
-                async with asyncio.timeout(self._stalled_s):
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (OSError, TimeoutError):
-            pass  # the caller is gone or does not read, so no error can be sent
+        except OSError:
+            pass  # the caller is gone, so no error can be sent
         finally:
-            if self._watch is not None:
-                self._watch.close()
+            self._watch.close()

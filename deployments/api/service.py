@@ -73,21 +73,34 @@ class InferService:
                 problem = mismatch(self.inputs, each)
                 if problem is not None:  # it would fail its whole batch
                     raise UnprocessableInputError(f"input {k}: {problem}")
-        collector = _OutcomeCollector(len(encoded), asyncio.get_running_loop())
+        answers: dict[PendingInput, Answer] = {}
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(each: PendingInput, outcome: Answer | OfframpError) -> None:
+            """Adds the answer to an input, or ends the request with its first error."""
+            if done.done():
+                return
+            if isinstance(outcome, OfframpError):
+                done.set_exception(outcome)
+                return
+            answers[each] = outcome
+            if len(answers) == len(encoded):
+                done.set_result(None)
+
         pending = self.dispatcher.submit(
             list(zip(request.ids, encoded, strict=True)),
             deadline_s,
-            collector.settle,
+            settle,
             arrived_s=arrived_s,
             request_id=request.request_id,
         )
-        fail = partial(collector.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
+        fail = partial(settle, pending[0], DeadlineError(f"no answer within {timeout_s:g} s"))
         timer = self.later(max(0.0, deadline_s - self.clock.now_s()) + DEADLINE_GRACE_S, fail)
         reason = ABANDONED
         try:
             if self.trace is not None:
                 self.trace(pending)
-            answers = await collector.answers
+            await done
         except OfframpError as error:  # of one input; the request's other inputs are given up
             reason = error.kind
             raise
@@ -114,27 +127,3 @@ class InferService:
             self.dispatcher.core.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
         finally:
             self._num_encoding -= len(rows)
-
-
-class _OutcomeCollector:
-    """Collects the answers to a request's inputs, or its first error."""
-
-    def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._missing = num_inputs
-        self._collected: dict[PendingInput, Answer] = {}
-        self.answers: asyncio.Future[dict[PendingInput, Answer]] = loop.create_future()
-
-    def fail(self, error: OfframpError) -> None:
-        if not self.answers.done():
-            self.answers.set_exception(error)
-
-    def settle(self, pending: PendingInput, outcome: Answer | OfframpError) -> None:
-        if isinstance(outcome, OfframpError):
-            self.fail(outcome)
-            return
-        if self.answers.done():
-            return
-        self._collected[pending] = outcome
-        self._missing -= 1
-        if not self._missing:
-            self.answers.set_result(self._collected)

@@ -44,8 +44,6 @@ MAX_VIEWERS = 16
 RETRY_S = 10.0
 MAX_CONNECTED_S = 600.0
 """Viewers must reconnect after this time. This limits what a proxy buffers, and moves viewers to new ingresses."""
-STALLED_S = 60.0
-"""A viewer that reads nothing for this time is disconnected."""
 FAILURE_EVENT = b'event: trouble\ndata: {"words": "the service\'s state is not available; see the ingress log"}\n\n'
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -101,7 +99,7 @@ class LivePage:
             return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
         viewer = self.join()
         watch = DisconnectWatch(request.receive, partial(self.leave, viewer))
-        return EventStream(_events_for(viewer), watch, stalled_s=STALLED_S)
+        return EventStream(_events_for(viewer), watch)
 
     def join(self) -> Viewer:
         """Adds a viewer; raises OverloadedError if there are too many, or if the ingress is shutting down."""

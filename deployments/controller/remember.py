@@ -20,29 +20,11 @@ from deployments.wire.messages import Interval
 from earlyexit.errors import DataError
 from optimizer.live.changeover import FailedPlan, Trial
 from optimizer.live.stragglers import RestingReplica
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, chains_of
-from optimizer.plan_file import parse_placed, parse_plan, placed_document, plan_document
-from optimizer.problem_file import parse_problem, problem_document
+from optimizer.plan import PlacedPlan
+from optimizer.plan_file import parse_placed, placed_document
 from profiles.stream import Observations, StreamShape
 
 Placed = Annotated[PlacedPlan, PlainValidator(parse_placed), PlainSerializer(placed_document)]
-
-
-def _blame_document(blame: FailedPlan) -> dict[str, Any]:
-    """Returns a blame as plain data. Its stages are written as a plan; the policy and shares are placeholders."""
-    num_chains = len(chains_of(blame.stages, blame.problem.num_blocks))
-    plan = Plan(
-        stages=blame.stages,
-        shares=(1 / num_chains,) * num_chains,
-        policy=PolicySpec(name="patience", patience=1),
-        networks=blame.problem.networks,
-    )
-    return {"stages": plan_document(plan), "problem": problem_document(blame.problem), "until": blame.until}
-
-
-def _parse_blame(document: Mapping[str, Any]) -> FailedPlan:
-    stages, problem = parse_plan(document["stages"]).stages, parse_problem(document["problem"]).problem
-    return FailedPlan(stages=stages, problem=problem, until=document["until"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +55,8 @@ class State:
     previous: Placed | None = None
     """The plan to which a rollback returns during a trial."""
     resting: tuple[RestingReplica, ...] = ()
-    blamed: tuple[Annotated[FailedPlan, PlainValidator(_parse_blame), PlainSerializer(_blame_document)], ...] = ()
+    blamed: Annotated[tuple[FailedPlan, ...], PlainValidator(lambda _: ()), PlainSerializer(lambda _: ())] = ()
+    """Plans that are not chosen for a while. They are not stored: the next controller process may try them again."""
     thresholds: Mapping[int, float] | None = None
     """The tuned thresholds of all ramps; None: those of the settings."""
 

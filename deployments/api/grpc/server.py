@@ -23,10 +23,8 @@ from deployments.api.access import Gate
 from deployments.api.endpoint import (
     CLIENT_CLOSED_REQUEST,
     FAILURE,
-    MIN_COMPRESSED_BYTES,
     SERVER_METADATA,
     Backend,
-    accepts_gzip,
     check_model,
     id_or_new,
     infer_version,
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
 
 REMAINING_KEY = "offramp-remaining-s"
 """Metadata key of the seconds until the call's deadline, which Serve does not pass on."""
-ENCODING_KEY = "accept-encoding"
-"""Metadata key of the caller's encodings, as in HTTP. With `gzip`, large answers are compressed."""
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
@@ -73,20 +69,15 @@ class InferenceHandlers:
         method = handler_call_details.method
         if method not in self._wrapped and method in self._method_handlers:
             handler = self._method_handlers[method]
-            self._wrapped[method] = handler._replace(unary_unary=with_deadline_and_compression(handler.unary_unary))
+            self._wrapped[method] = handler._replace(unary_unary=with_deadline(handler.unary_unary))
         return self._wrapped.get(method)
 
 
-def with_deadline_and_compression(handler: Unary) -> Unary:
-    """Adds the deadline of a call to its metadata, and compresses answers if the caller accepts that."""
+def with_deadline(handler: Unary) -> Unary:
+    """Adds the deadline of a call to its metadata."""
 
     async def call(request: bytes, context: Any) -> bytes:
-        answer = await handler(request, _ContextWithDeadline(context, context.time_remaining()))
-        encodings = str(dict(context.invocation_metadata()).get(ENCODING_KEY, ""))
-        if len(answer) >= MIN_COMPRESSED_BYTES and accepts_gzip(encodings):
-            context.set_compression(grpc.Compression.Gzip)
-            await context.send_initial_metadata(())  # must precede the answer to name the compression
-        return answer
+        return await handler(request, _ContextWithDeadline(context, context.time_remaining()))
 
     return call
 
