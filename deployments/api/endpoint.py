@@ -216,15 +216,10 @@ class Endpoint:
             if self._has_model:
                 check_model(self._backend, **request.path_params)
             return await handler(request)
-        except OfframpError as error:
-            log_error(logger, request_id(request), error)
-            return _error(request, error)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except Exception:
-            id_ = request_id(request)
-            logger.exception("request %s: %s %s", id_, request.method, request.url.path, extra={"request_id": id_})
-            return json_response(_error_body(request, "internal", FAILURE, 500), status=500)
+        except Exception as error:
+            return _error(request, failure_of(error, request_id(request), f"{request.method} {request.url.path}"))
 
     def _handler(self, request: Request) -> Handler:
         handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
@@ -249,11 +244,22 @@ def trace_failure(status: int | None) -> str | None:
     return "" if status >= SERVER_ERROR else None
 
 
-def log_error(logger: logging.Logger, request_id: str, error: OfframpError) -> None:
-    """Logs the error that ended a request, unless it is a refusal."""
+class InternalError(OfframpError):
+    """A failure of the server that is no error of the tree."""
+
+
+def failure_of(error: Exception, request_id: str, what: str) -> OfframpError:
+    """Returns the error that a caller gets, and logs the one that ended the request, unless it is a refusal.
+
+    Must be called while the error is handled.
+    """
+    fields = {"request_id": request_id}  # Serve sets this field only for requests that it routed itself
+    if not isinstance(error, OfframpError):
+        logger.exception("request %s: %s", request_id, what, extra=fields)
+        return InternalError(FAILURE)
     if not isinstance(error, UNLOGGED_ERRORS):
-        fields = {"request_id": request_id}  # Serve sets this field only for requests that it routed itself
         logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text, extra=fields)
+    return error
 
 
 def retry_after_header(error: OfframpError) -> str | None:
@@ -282,8 +288,14 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def _error(request: Request, error: OfframpError) -> Response:
-    param = error.param if isinstance(error, InputError) else None
-    body = _error_body(request, error.kind, str(error), error.http_status, param)
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    error_type = error_type_of(path)
+    if error_type is V2Error:
+        body: dict[str, object] = {"error": str(error)}
+    elif error_type is OpenAiError:
+        body = openai_error(error)
+    else:
+        body = {"error": {"kind": error.kind, "message": str(error)}, "request_id": request_id(request)}
     response = json_response(body, status=error.http_status)
     if isinstance(error, MethodNotAllowedError):
         response.headers["allow"] = ", ".join(error.allowed)
@@ -295,21 +307,12 @@ def _error(request: Request, error: OfframpError) -> Response:
     return response
 
 
-def _error_body(request: Request, kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    error_type = error_type_of(path)
-    if error_type is V2Error:
-        return {"error": message}
-    if error_type is OpenAiError:
-        return openai_error(kind, message, status, param)
-    return {"error": {"kind": kind, "message": message}, "request_id": request_id(request)}
-
-
-def openai_error(kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
+def openai_error(error: OfframpError) -> dict[str, object]:
     """Returns an error in OpenAI's format; its code is our `kind` if OpenAI has no code for it."""
-    type_ = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
-    code = OPENAI_CODES.get(kind, kind)
-    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+    type_ = "server_error" if error.http_status >= SERVER_ERROR else "invalid_request_error"
+    param = error.param if isinstance(error, InputError) else None
+    code = OPENAI_CODES.get(error.kind, error.kind)
+    return {"error": {"message": str(error), "type": type_, "param": param, "code": code}}
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:

@@ -6,7 +6,6 @@ The last chunk of an answer has no text, as clients expect (vLLM issue 35705). A
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -22,19 +21,15 @@ from starlette.responses import Response
 from tokenizers import Tokenizer
 
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
-from deployments.api.endpoint import FAILURE, Backend, check_model, json_response, log_error, openai_error, request_id
+from deployments.api.endpoint import Backend, check_model, failure_of, json_response, openai_error, request_id
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import parse_body
 from deployments.api.server import DisconnectWatch, EventStream
-from deployments.process_setup import HideExceptionMessages
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError
 from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
-
-logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(HideExceptionMessages())
 
 T = TypeVar("T")
 EMPTY: Mapping[str, Any] = {}
@@ -180,7 +175,7 @@ class ResponseWriter(ABC):
         """Returns the events after the last part."""
 
     @abstractmethod
-    def error(self, kind: str, message: str, status: int) -> bytes:
+    def error(self, error: OfframpError) -> bytes:
         """Returns the events that end a stream with an error."""
 
     @abstractmethod
@@ -231,8 +226,8 @@ class OpenAiWriter(ResponseWriter):
         usage = event(self._head(is_chunk=True) | {"choices": [], "usage": self._usage})
         return b"".join((last, usage if self._reports_usage else b"", DONE))
 
-    def error(self, kind: str, message: str, status: int) -> bytes:
-        return event(openai_error(kind, message, status)) + DONE
+    def error(self, error: OfframpError) -> bytes:
+        return event(openai_error(error)) + DONE
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         text = self._body.echoed + "".join(part.text for part in parts)
@@ -282,8 +277,8 @@ class GenerateWriter(ResponseWriter):
     def end(self) -> bytes:
         return event({**self._head, "text_output": "", **self._summary(), **self._token_exits(self._rest())})
 
-    def error(self, kind: str, message: str, status: int) -> bytes:
-        return event({"error": message})
+    def error(self, error: OfframpError) -> bytes:
+        return event({"error": str(error)})
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
@@ -412,12 +407,8 @@ async def _events(stream: Stream, first: StepResult, writer: ResponseWriter, req
         yield writer.end()
     except ClientDisconnect:
         return
-    except OfframpError as error:
-        log_error(logger, request_id, error)
-        yield writer.error(error.kind, str(error), error.http_status)
-    except Exception:
-        logger.exception("request %s: the stream failed", request_id, extra={"request_id": request_id})
-        yield writer.error("internal", FAILURE, 500)
+    except Exception as error:
+        yield writer.error(failure_of(error, request_id, "the stream failed"))
 
 
 async def _parts(stream: Stream, first: StepResult, writer: ResponseWriter) -> AsyncIterator[TextDelta | None]:

@@ -8,7 +8,6 @@ it, and turns errors into gRPC statuses.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,13 +21,12 @@ from google.protobuf.message import DecodeError
 from deployments.api.access import Gate
 from deployments.api.endpoint import (
     CLIENT_CLOSED_REQUEST,
-    FAILURE,
     SERVER_METADATA,
     Backend,
     check_model,
+    failure_of,
     id_or_new,
     infer_version,
-    log_error,
     model_metadata,
     retry_after_header,
     trace_failure,
@@ -36,7 +34,6 @@ from deployments.api.endpoint import (
 )
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.parsing import InferRequest, RequestTensor, Signature, V2Reply, build_v2_request, pack_elements
-from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
@@ -197,9 +194,6 @@ def _contents(tensor: Any, where: str) -> list[Any]:
     return [] if expected is None else list(getattr(tensor.contents, expected))
 
 
-logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(HideExceptionMessages())
-
 REQUEST_ID = "x-request-id"
 MAX_DETAILS = 1_000
 """Most characters of details. gRPC drops trailers that are too large, where a non-ASCII byte takes three bytes."""
@@ -243,17 +237,13 @@ class Rpcs:
                 handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
                 fields = await handler(read_message(f"{name}Request", request), caller)
             return message_class(f"{name}Response")(**fields)
-        except OfframpError as error:
-            status, code = error.http_status, grpc.StatusCode[error.grpc_status]
-            log_error(logger, caller.request_id, error)
-            _fail(context, error, trailing)
         except asyncio.CancelledError:
             status, code = CLIENT_CLOSED_REQUEST, grpc.StatusCode.CANCELLED
             raise
-        except Exception:
-            status, code = 500, grpc.StatusCode.INTERNAL
-            logger.exception("request %s: %s", caller.request_id, name)
-            _fail(context, OfframpError(FAILURE), trailing)
+        except Exception as error:
+            failure = failure_of(error, caller.request_id, name)
+            status, code = failure.http_status, grpc.StatusCode[failure.grpc_status]
+            _fail(context, failure, trailing)
         finally:
             context.set_trailing_metadata(trailing)
             self._backend.count_request(f"/{RPC_SERVICE}/{name}", status)
