@@ -88,27 +88,16 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     """Returns the newest plan and its figures during the snapshots, which must all be of that plan."""
     now, ran = snapshots[-1], ran_over(snapshots)
     seconds = now.at_s - snapshots[0].at_s
-    described = now.described if now.described and now.described.get("epoch") == now.placed.epoch else {}
-    predicted = now.placed.plan.predicted
     return {
         "epoch": now.placed.epoch,
-        "reason": described.get("reason"),
-        "since_s": described.get("in_force_since_s"),
         "policy": None if now.placed.plan.policy is None else now.placed.plan.policy.name,
         "dispatch": now.placed.plan.dispatch,
         "order": now.placed.plan.order.name,
         "after_answer": now.placed.plan.after_answer,
         "overlap_below": now.placed.plan.overlap_below,
-        "tuning": _tuning(now.described or {}),
-        "predicted": {name: predicted.get(name) for name in ("rate_per_s", "latency_s", "usd_per_hour")},
+        "predicted": dict(now.placed.plan.predicted),
         "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in now.placed.stage_of.items()],
     }
-
-
-def _tuning(described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns whether thresholds are in their safe state, and the number of alarms; None if they are not tuned."""
-    tuning = described.get("tuning") or {"how": "off"}
-    return None if tuning["how"] == "off" else {name: tuning[name] for name in ("how", "safe", "alarms")}
 
 
 def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None) -> list[dict[str, Any]]:
@@ -198,7 +187,7 @@ def _shrunk(size: float | None, survival: Sequence[float] | None, first: int, bl
     return size * survival[block] / survival[first]
 
 
-SCHEMA = 4
+SCHEMA = 5
 """The version of the state's format. Pages of another version reload."""
 RATES_S = 10.0
 """The window of rates and percentiles, in seconds."""
@@ -214,7 +203,6 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
     survival = observed_survival(shares, facts.card.chain.num_blocks)
-    observed = (now.described or {}).get("observed") or {"agreement": now.agreement}
     return {
         "schema": SCHEMA,
         "at_s": now.at_s,
@@ -227,9 +215,13 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "exits": _exits(facts, now, shares),
         "early": _early(shares, survival, now),
         "networks": network_figures(facts.card.chain, now.placed.plan.used, shares),
-        "survival": _survival(now, survival),
-        "agreement": {name: observed.get(field) for name, field in AGREEMENT.items()},
-        "changes": [change_state(row, now.described) for row in now.history],
+        "survival": survival,
+        "agreement": now.agreement,
+        "described": now.described,
+        "history": [
+            {**row, "placed": None, "predicted": row["placed"].get("plan", {}).get("predicted", {})}
+            for row in now.history
+        ],
     }
 
 
@@ -305,58 +297,3 @@ def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -
     at_end = seen.exits.get(len(survival) - 1, 0) / sum(seen.exits.values())
     run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)  # without skipped networks
     return {"share": 1 - at_end, "mean_blocks": sum(run)}
-
-
-def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
-    """Returns forecast and observed survival. Forecast and probes use all ramps, answers only the active ramps."""
-    described = now.described or {}
-    forecast = described.get("forecast") or {}
-    observed = described.get("observed") or {}
-    return {
-        "forecast": forecast.get("survival"),
-        "low": forecast.get("survival_low"),
-        "high": forecast.get("survival_high"),
-        "how": forecast.get("how"),
-        "probes": observed.get("survival"),
-        "answers": answers,
-    }
-
-
-AGREEMENT = {
-    "value": "agreement",
-    "budget": "accuracy_budget",
-    "within": "within_budget",
-    "inputs_seen": "inputs_seen",
-    "pruned": "pruned_agreement",
-}
-"""The page's names, and the controller's names of the same figures."""
-IN_FORCE = "in force"
-
-
-def change_state(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns a plan of the history with its figures.
-
-    The plan in force has the present figures, because its own are recorded only when it ends.
-    """
-    predicted = row["placed"].get("plan", {}).get("predicted") or {}
-    is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
-    if is_present and row["gained"] is None:
-        observed = (described or {}).get("observed") or {}
-        names = {"goodput_per_s": "goodput_per_s", "offered_per_s": "rate_per_s", "seconds": "seconds"}
-        dropped = sum((observed.get("drops") or {}).values())
-    else:
-        observed = row["gained"] or {}
-        names = {"goodput_per_s": "goodput_rps", "offered_per_s": "offered_rps", "seconds": "seconds"}
-        dropped = observed.get("dropped")
-    return {
-        "epoch": row["epoch"],
-        "at_s": row["at_s"],
-        "outcome": row["outcome"],
-        "is_present": is_present,
-        "reason": row["reason"],
-        "words": row["words"],
-        "expected_per_s": predicted.get("rate_per_s"),
-        "expected_latency_s": predicted.get("latency_s"),
-        **{name: observed.get(field) for name, field in names.items()},
-        "dropped": dropped,
-    }

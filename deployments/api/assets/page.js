@@ -6,7 +6,7 @@ import { drawPlan, planTable, planWords } from "./plan.js";
 import { drawTry } from "./try.js";
 import { clock, count, decimal, ms, percent, plural } from "./words.js";
 
-const SCHEMA = 4;
+const SCHEMA = 5;
 const HISTORY_S = 120;
 const STEADY_S = 3;
 const STALE_MS = 6000; // the service is asked for up to 4 s
@@ -100,7 +100,7 @@ function draw(state) {
   patch(at("notices"), notices(state).map((words) => h("p", { class: "notice" }, words)));
   drawFigures(state);
   drawPlan(at("plan"), state.plan);
-  patch(at("plan-of"), planWords(state.plan));
+  patch(at("plan-of"), planWords(state.plan, state.described));
   const details = at("plan-table");
   details.ontoggle ??= () => patch(details.querySelector("div"), planTable(newest.plan));
   if (details.open) details.ontoggle();
@@ -121,11 +121,13 @@ function notices({ service }) {
   ].filter(Boolean);
 }
 
-function drawFigures({ now, totals, drops, agreement, service }) {
+function drawFigures({ now, totals, drops, agreement, described, service }) {
+  const observed = described?.observed ?? { agreement };
   const slo = service.slo_s === null ? "no SLO" : `SLO ${ms(service.slo_s)} ms`;
-  const budget = agreement.budget === null ? "no budget" : `budget: at least ${percent(1 - agreement.budget)}`;
-  const seen = agreement.inputs_seen === null ? "" : `, ${plural(agreement.inputs_seen, "input")} seen`;
-  const pruned = agreement.pruned === null ? "" : `; without the pruned words ${percent(agreement.pruned, 2)} are answered as with them`;
+  const budget = observed.accuracy_budget == null ? "no budget" : `budget: at least ${percent(1 - observed.accuracy_budget)}`;
+  const seen = observed.inputs_seen == null ? "" : `, ${plural(observed.inputs_seen, "input")} seen`;
+  const pruned = observed.pruned_agreement == null ? ""
+    : `; without the pruned words ${percent(observed.pruned_agreement, 2)} are answered as with them`;
   const dropped = drops.reduce((sum, drop) => sum + drop.total, 0);
   patch(at("figures-of"), now.seconds === null ? "" : `over ${now.seconds.toFixed(0)} s`);
   patch(at("figures"),
@@ -137,8 +139,8 @@ function drawFigures({ now, totals, drops, agreement, service }) {
     figure("waiting", "Queue", count(now.waiting + now.waiting_in_stages), "",
       `${count(now.waiting)} here, ${count(now.waiting_in_stages)} in stages`),
     figure("dropped", "Drops", decimal(drops.reduce((sum, drop) => sum + drop.per_s, 0)), "/s", `${count(dropped)} so far`),
-    figure("agreement", "Agreement", percent(agreement.value, 2).replace(" %", ""), agreement.value === null ? "" : "%",
-      (agreement.within === false ? "below the " : "") + budget + seen + pruned, agreement.within === false),
+    figure("agreement", "Agreement", percent(observed.agreement, 2).replace(" %", ""), observed.agreement == null ? "" : "%",
+      (observed.within_budget === false ? "below the " : "") + budget + seen + pruned, observed.within_budget === false),
     figure("answered", service.generates ? "Steps" : "Answers", count(totals.answered), "",
       `${count(totals.in_slo)} in time${service.generates ? "; each a token or a part of a prompt" : ""}`));
 }
@@ -209,15 +211,16 @@ function drawNetworks({ networks }) {
       one.crossing_s === null ? "–" : `${ms(one.crossing_s)} ms`, share(one.pruned_words)])));
 }
 
-function drawSurvival({ survival, service }) {
+function drawSurvival({ survival, described, service }) {
+  const forecast = described?.forecast;
   const number = service.num_blocks;
   const all = [
-    { name: "forecast", css: "line second", values: survival.forecast },
-    { name: "probes", css: "line first", values: survival.probes, dots: () => true },
-    { name: "answers", css: "line third", values: survival.answers },
+    { name: "forecast", css: "line second", values: forecast?.survival },
+    { name: "probes", css: "line first", values: described?.observed?.survival, dots: () => true },
+    { name: "answers", css: "line third", values: survival },
   ];
   const series = all.filter((one) => one.values?.length).map((one) => ({ ...one, text: (share) => percent(share) }));
-  patch(at("survival-of"), survival.forecast ? `forecast: ${survival.how}` : "no forecast without a controller");
+  patch(at("survival-of"), forecast?.survival ? `forecast: ${forecast.how}` : "no forecast without a controller");
   if (!series.length) {
     empty(at("survival"), NO_ANSWERS);
     return;
@@ -226,7 +229,7 @@ function drawSurvival({ survival, service }) {
     ...perBlock(Array.from({ length: number }, (_, block) => block)),
     label: "Share of inputs that reach each block, forecast and observed",
     series,
-    band: survival.low && { name: "interval", low: survival.low, high: survival.high },
+    band: forecast?.survival_low && { name: "interval", low: forecast.survival_low, high: forecast.survival_high },
     yText: (share) => percent(share, 0),
     least: 1,
   };
@@ -268,33 +271,44 @@ function overTime(id, label, lines, value, text, rule) {
   tableOfChart(at(`${id}-table`), label, "Time", spec);
 }
 
-function drawChanges({ changes, service }) {
-  if (!changes.length) {
+function drawChanges({ history, described, service }) {
+  if (!history.length) {
     patch(at("changes"), h("p", { class: "empty" }, service.controller === "none"
       ? "This service has no controller, so its plan stays. A service file has one: offramp serve service.yaml."
       : "No plan was made yet."));
     return;
   }
-  const rows = changes.map((one) => [
-    [h("span", { class: "time" }, clock(one.at_s)), h("small", {}, ` epoch ${one.epoch}`)],
-    [h("span", { class: one.is_present ? "tag present" : "tag" }, one.is_present ? "now" : OUTCOMES[one.outcome]), ` ${one.reason}`],
-    h("span", { class: "words" }, one.words),
-    promised(one),
-    measured(one),
-  ]);
+  const rows = history.map((one) => {
+    const isPresent = one.outcome === "in force" && described?.epoch === one.epoch;
+    return [
+      [h("span", { class: "time" }, clock(one.at_s)), h("small", {}, ` epoch ${one.epoch}`)],
+      [h("span", { class: isPresent ? "tag present" : "tag" }, isPresent ? "now" : OUTCOMES[one.outcome]), ` ${one.reason}`],
+      h("span", { class: "words" }, one.words),
+      promised(one.predicted),
+      measured(one.gained ?? (isPresent ? soFar(described.observed) : null), isPresent ? "too early" : "–"),
+    ];
+  });
   patch(at("changes"), scroll("Last plans, newest first", ["When", "Outcome", "Verdict", "Expected", "Gave"], rows));
 }
 
 const OUTCOMES = { "in force": "taken", proposed: "turned down" };
 
-function promised(one) {
-  if (one.expected_per_s === null) return "–";
-  return [`${decimal(one.expected_per_s)}/s`, h("small", {}, ` in ${ms(one.expected_latency_s)} ms`)];
+function promised(predicted) {
+  if (predicted.rate_per_s == null) return "–";
+  return [`${decimal(predicted.rate_per_s)}/s`, h("small", {}, ` in ${ms(predicted.latency_s)} ms`)];
 }
 
-function measured(one) {
-  if (one.goodput_per_s === null) return one.is_present ? "too early" : "–";
-  return [`${decimal(one.goodput_per_s)}/s`, h("small", {}, ` of ${decimal(one.offered_per_s)}/s offered, ${count(one.dropped)} dropped`)];
+// The figures of the present plan, in the names of a plan that ended.
+const soFar = (observed) => observed && {
+  goodput_rps: observed.goodput_per_s,
+  offered_rps: observed.rate_per_s,
+  dropped: Object.values(observed.drops ?? {}).reduce((sum, drops) => sum + drops, 0),
+};
+
+function measured(gained, unknown) {
+  if (gained?.goodput_rps == null) return unknown;
+  return [`${decimal(gained.goodput_rps)}/s`,
+    h("small", {}, ` of ${decimal(gained.offered_rps)}/s offered, ${count(gained.dropped)} dropped`)];
 }
 
 function drawDrops({ drops, totals }) {

@@ -8,18 +8,19 @@ export function drawPlan(container, plan) {
   patch(container, h("ol", { class: "stages" }, plan.stages.map(stageCard)));
 }
 
-export function planWords(plan) {
-  const promised = plan.predicted.rate_per_s === null ? null
+export function planWords(plan, described) {
+  const told = described?.epoch === plan.epoch ? described : {}; // the controller may describe another plan
+  const promised = plan.predicted.rate_per_s == null ? null
     : `promised ${decimal(plan.predicted.rate_per_s)}/s in ${ms(plan.predicted.latency_s)} ms`;
-  const since = plan.since_s === null ? null : `since ${clock(plan.since_s)}`;
-  const reason = plan.reason === null ? null : `because: ${plan.reason}`;
+  const since = told.in_force_since_s == null ? null : `since ${clock(told.in_force_since_s)}`;
+  const reason = told.reason == null ? null : `because: ${told.reason}`;
   const stays = plan.after_answer === "stay" ? "answered inputs stay" : null;
-  const words = [`epoch ${plan.epoch}`, plan.policy, tuningWords(plan.tuning), plan.dispatch, stays, since, reason, promised];
+  const words = [`epoch ${plan.epoch}`, plan.policy, tuningWords(described?.tuning), plan.dispatch, stays, since, reason, promised];
   return words.filter(Boolean).join(" · ");
 }
 
 function tuningWords(tuning) {
-  if (!tuning) return null;
+  if (!tuning || tuning.how === "off") return null;
   const alarms = tuning.alarms ? `, ${plural(tuning.alarms, "alarm")}` : "";
   return (tuning.safe ? "thresholds safe: no input leaves early" : `thresholds tuned (${tuning.how})`) + alarms;
 }

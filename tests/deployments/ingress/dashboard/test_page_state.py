@@ -15,7 +15,6 @@ from deployments.ops.dashboard import (
     MOST_REPLICAS,
     Snapshot,
     blocks_state,
-    change_state,
     page_state,
     plan_state,
 )
@@ -68,7 +67,7 @@ def test_figures_are_differences_over_all_ingresses() -> None:
         {"block": 1, "kind": "ramp", "network": "intents", "answers": 3, "share": 0.3},
         {"block": 3, "kind": "end", "network": "intents", "answers": 2, "share": 0.2},
     ]
-    assert state["survival"]["answers"] == [1.0, 0.5, 0.2, 0.2]
+    assert state["survival"] == [1.0, 0.5, 0.2, 0.2]
     assert state["early"] == pytest.approx({"share": 0.8, "mean_blocks": 1.9})
 
 
@@ -100,69 +99,20 @@ def test_exits_are_those_of_the_present_plan_and_may_be_at_ramps_that_it_does_no
 
 # The controller's reports
 
-DESCRIBED: dict[str, Any] = {
-    "epoch": 0,
-    "forecast": {
-        **{"survival": [1, 0.5, 0.25, 0.1], "survival_low": [1, 0.4, 0.2, 0.0], "survival_high": [1, 0.6, 0.3, 0.2]},
-        "how": "last window",
-    },
-    "observed": {
-        **{"survival": [1, 0.55, 0.3, 0.1], "agreement": 0.995, "accuracy_budget": 0.01, "within_budget": True},
-        **{"inputs_seen": 400, "pruned_agreement": 0.97, "drops": {}},
-    },
-}
 
-
-def test_forecast_and_agreement_come_from_the_controller_or_the_ingress() -> None:
-    state = page_state(FACTS, [snapshot(0.0, ingress(), described=DESCRIBED)])
-    assert state["survival"] == {
-        "forecast": [1, 0.5, 0.25, 0.1],
-        "low": [1, 0.4, 0.2, 0.0],
-        "high": [1, 0.6, 0.3, 0.2],
-        "how": "last window",
-        "probes": [1, 0.55, 0.3, 0.1],
-        "answers": None,
-    }
-    assert state["agreement"] == {"value": 0.995, "budget": 0.01, "within": True, "inputs_seen": 400, "pruned": 0.97}
-    for missing, figure in (("forecast", "forecast"), ("observed", "probes")):
-        state = page_state(FACTS, [snapshot(0.0, ingress(), described=DESCRIBED | {missing: None})])
-        assert state["survival"][figure] is None
-    state = page_state(FACTS, [snapshot(0.0, ingress(), agreement=0.98)])
-    assert state["agreement"] == {"value": 0.98, "budget": None, "within": None, "inputs_seen": None, "pruned": None}
-    assert (state["survival"]["forecast"], state["service"]["controller"]) == (None, "none")
-
-
-def test_a_plan_has_its_prediction_and_the_controllers_description() -> None:
-    promised = placed(3, predicted={"rate_per_s": 812.0, "latency_s": 0.04})
-    tuning = {"how": "guarantee", "safe": True, "alarms": 2, "thresholds": {"0": 0.5}, "evidence": 0.1}
-    for epoch, reason, since_s in ((3, "period", 7.0), (2, None, None)):  # the report of another plan is not used
-        described = {"epoch": epoch, "reason": "period", "in_force_since_s": 7.0, "tuning": tuning}
-        state = plan_state(FACTS, [snapshot(9.0, ingress(), placed=promised, described=described)])
-        assert (state["epoch"], state["reason"], state["since_s"]) == (3, reason, since_s)
-    assert state["predicted"] == {"rate_per_s": 812.0, "latency_s": 0.04, "usd_per_hour": None}
-    assert state["tuning"] == {"how": "guarantee", "safe": True, "alarms": 2}
-    off = {"epoch": 3, "tuning": tuning | {"how": "off"}}
-    assert plan_state(FACTS, [snapshot(9.0, ingress(), described=off)])["tuning"] is None
-
-
-def change(epoch: int, rate_per_s: float | None, *, outcome: str = "in force", **fields: Any) -> dict[str, Any]:
-    predicted = {} if rate_per_s is None else {"rate_per_s": rate_per_s, "latency_s": 0.05}
-    others = {"at_s": float(epoch), "reason": "period", "words": "because", "gained": None}
-    return {"epoch": epoch, "outcome": outcome, "placed": {"plan": {"predicted": predicted}}} | others | fields
-
-
-def test_changes_have_expected_and_measured_figures() -> None:
-    gained = {"seconds": 60.0, "offered_rps": 90.0, "goodput_rps": 88.5, "dropped": 2}
-    observed = {"seconds": 5.0, "rate_per_s": 50.0, "goodput_per_s": 49.0, "drops": {"deadline": 1, "admission": 2}}
-    rows = [change(2, 500.0, outcome="proposed"), change(2, 125.0), change(1, None, gained=gained), change(0, 80.0)]
-    changes = [change_state(row, {"epoch": 2, "observed": observed}) for row in rows]
-    names = ("expected_per_s", "is_present", "goodput_per_s", "offered_per_s", "dropped")
-    assert [tuple(each[name] for name in names) for each in changes] == [
-        (500.0, False, None, None, None),
-        (125.0, True, 49.0, 50.0, 3),
-        (None, False, 88.5, 90.0, 2),
-        (80.0, False, None, None, None),
-    ]
+def test_the_controllers_description_and_history_are_passed_on_without_the_plans_of_the_history() -> None:
+    described = {"epoch": 3, "reason": "period", "forecast": {"survival": [1, 0.5, 0.25, 0.1]}}
+    row = {"epoch": 2, "outcome": "in force", "reason": "period", "gained": None}
+    rows = [row | {"placed": {"plan": {"predicted": {"rate_per_s": 125.0}}}}, row | {"placed": {}}]
+    now = snapshot(
+        0.0, ingress(), described=described, history=rows, agreement=0.98, placed=placed(3, predicted={"x": 1.0})
+    )
+    state = page_state(FACTS, [now])
+    assert (state["described"], state["agreement"], state["service"]["controller"]) == (described, 0.98, "answers")
+    assert state["history"] == [row | {"placed": None, "predicted": each} for each in ({"rate_per_s": 125.0}, {})]
+    assert (state["plan"]["epoch"], state["plan"]["predicted"]) == (3, {"x": 1.0})
+    state = page_state(FACTS, [snapshot(0.0, ingress())])
+    assert (state["described"], state["history"], state["service"]["controller"]) == (None, [], "none")
 
 
 # Stages and batches
@@ -329,7 +279,7 @@ async def test_each_event_polls_all_ingresses_and_replicas() -> None:
     scene = Scene(has_controller=False)
     state = await scene.state()
     assert scene.asked == ["ingress peek", "split-cpu report", "split-emulated-P100 report"]
-    assert (state["schema"], state["service"]["controller"], state["changes"]) == (4, "none", [])
+    assert (state["schema"], state["service"]["controller"], state["history"]) == (5, "none", [])
     plan = scene.now_placed
     scene.now_placed = PlacedPlan(plan=plan.plan, avoided={"slow": "V100"})
     await scene.state()
@@ -339,13 +289,13 @@ async def test_each_event_polls_all_ingresses_and_replicas() -> None:
 async def test_the_controller_is_polled_less_often_and_its_last_report_is_kept() -> None:
     scene = Scene()
     for _ in range(int(CONTROLLER_S) + 1):
-        assert (await scene.state())["plan"]["reason"] == "period"
+        assert (await scene.state())["described"]["reason"] == "period"
         scene.clock.advance(1.0)
     assert scene.asked.count("describe") == scene.asked.count("history") == 2
     scene.controller_fails = True
     scene.clock.advance(CONTROLLER_S)
     state = await scene.state()
-    assert (state["service"]["controller"], state["plan"]["reason"]) == ("silent", "period")
+    assert (state["service"]["controller"], state["described"]["reason"]) == ("silent", "period")
 
 
 async def test_serials_grow_and_rates_start_at_the_second_event() -> None:
