@@ -227,7 +227,7 @@ class Ingress(RpcMethods):
             )
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        self.versions = Versions(self, self._settings, RayCluster(), IngressLink, self._clock, VersionMetrics().export)
+        self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink, VersionMetrics().export)
 
     def __serve_build_asgi_app__(self) -> Router:
         settings = self._settings

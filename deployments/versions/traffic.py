@@ -8,7 +8,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -134,29 +134,35 @@ Answered = tuple[ModelVersion, list[Answer]]
 """A version, and its answers to a request."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)
 class TrafficSplitter:
-    """Divides requests between a default version and a canary, which were available when it was built."""
+    """Divides requests that name no version between a default version and a canary."""
 
     own: ModelVersion
     """This ingress's version, which answers if the selected one is unavailable."""
-    default: ModelVersion
-    canary: ModelVersion | None
-    share: float
-    compare_share: float
-    tally: Tally
     clock: Clock
-    comparing: set[asyncio.Task[None]]
-    """Running comparisons, including those of earlier splitters."""
+    _: KW_ONLY
+    default: ModelVersion | None = None
+    """None: this ingress's version answers all requests, which are not counted."""
+    canary: ModelVersion | None = None
+    share: float = 0.0
+    compare_share: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+    """The counts of this ingress since the default version or the canary changed."""
+    comparing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    """Running comparisons of two versions."""
 
     async def answer(self, request: InferRequest) -> Answered:
-        """Returns the answers and the version that gave them."""
-        if self.canary is None:
-            return await self._ask(self.default, request)
+        """Answers a request that names no version; also returns the version that answered it."""
+        default, canary, compare_share = self.default, self.canary, self.compare_share
+        if default is None:
+            return self.own, await self.own.infer(request)
+        if canary is None:
+            return await self._ask(default, request)
         drawn, compare_drawn = hashed_draws(request.request_id)
-        selected, other = (self.canary, self.default) if drawn < self.share else (self.default, self.canary)
+        selected, other = (canary, default) if drawn < self.share else (default, canary)
         answered = await self._ask(selected, request)
-        if compare_drawn < self.compare_share and answered[0] is selected:
+        if compare_drawn < compare_share and answered[0] is selected:
             self._compare_soon(request, answered, other)
         return answered
 
@@ -180,19 +186,19 @@ class TrafficSplitter:
         if len(self.comparing) >= MAX_COMPARISONS:
             self.tally.skipped += 1
             return
-        comparison = self._compare(request, answered, other)
+        comparison = self._compare(request, answered, other, self.tally)
         task = asyncio.get_running_loop().create_task(comparison, context=Context())
         self.comparing.add(task)
         task.add_done_callback(self.comparing.discard)
 
-    async def _compare(self, request: InferRequest, answered: Answered, other: ModelVersion) -> None:
+    async def _compare(self, request: InferRequest, answered: Answered, other: ModelVersion, tally: Tally) -> None:
         served, answers = answered
         try:
             other_answers = await other.infer(request)
         except OfframpError as error:
             logger.info("request %s was not compared: %s", request.request_id, error)
-            self.tally.failed += 1
+            tally.failed += 1
             return
         loss = sum(losses_between(answers, served.task, other_answers, other.task))
-        self.tally.inputs["same"] += len(answers) - loss
-        self.tally.inputs["other"] += loss
+        tally.inputs["same"] += len(answers) - loss
+        tally.inputs["other"] += loss

@@ -21,7 +21,6 @@ from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv
 from deployments.settings import ServeSettings
 from deployments.versions.traffic import Tally, Traffic, TrafficSplitter
 from deployments.wire.controller_link import DeploymentHandles
-from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
 from earlyexit.errors import (
     ControlRefusedError,
@@ -193,34 +192,20 @@ Sleep = Callable[[float], Awaitable[object]]
 
 
 @dataclass(slots=True, eq=False)
-class Versions:
+class Versions(TrafficSplitter):
     """The versions of one model, from the view of one ingress of one version."""
 
-    own: ModelVersion
     settings: ServeSettings
     cluster: RayCluster
     link_to: Callable[[str], IngressLink]
-    clock: Clock
     export: Callable[[Tally], None]
     """Called with the counts about once a second, while two versions share the requests."""
-    tally: Tally = field(default_factory=Tally, init=False)
-    """The counts of this ingress since the default version or the canary changed."""
-    comparing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
-    """Running comparisons of two versions."""
     _links: dict[str, IngressLink] = field(default_factory=dict, init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _apps: dict[str, str] = field(default_factory=dict, init=False)
     """The application that last served each version."""
-    _splitter: TrafficSplitter | None = field(default=None, init=False)
-    """None: this version answers all requests, which are not counted."""
     _tally_sides: tuple[str, str | None] | None = field(default=None, init=False)
     """The default version and the canary to which the tally belongs."""
-
-    async def answer(self, request: InferRequest) -> tuple[ModelVersion, list[Answer]]:
-        """Answers a request that names no version; also returns the version that answered it."""
-        if self._splitter is None:
-            return self.own, await self.own.infer(request)
-        return await self._splitter.answer(request)
 
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
@@ -326,7 +311,7 @@ class Versions:
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one
             await self._apply(await self.cluster.traffic(self.own.card.name))
-        if self._splitter is not None:
+        if self.default is not None:
             self.export(self.tally)
 
     async def _apply(self, traffic: Traffic) -> None:
@@ -334,7 +319,7 @@ class Versions:
 
         All links are checked, because a canary may end and be unloaded before its last answer.
         """
-        self._splitter = await self._build_splitter(traffic)
+        await self._divide(traffic)
         for app, link in list(self._links.items()):
             try:
                 is_gone = bool(link.waiting) and not await link.facts()
@@ -345,27 +330,18 @@ class Versions:
                 if not timeout.expired():
                     timeout.reschedule(CANCELLED_AT)
 
-    async def _build_splitter(self, traffic: Traffic) -> TrafficSplitter | None:
-        """Returns the splitter between the available versions; a change of versions starts a new tally."""
+    async def _divide(self, traffic: Traffic) -> None:
+        """Divides requests between the available versions; a change of versions starts a new tally."""
         default = await self._try_connect(traffic.default or self.own.version) or self.own
         wanted, canary = traffic.canary, None
         if wanted is not None and wanted.version != default.version:
             canary = await self._try_connect(wanted.version)
-        if canary is None and default is self.own:
-            return None
+        self.canary, self.default = canary, None if canary is None and default is self.own else default
+        if wanted is not None:
+            self.share, self.compare_share = wanted.share, wanted.compare_share
         sides = default.version, None if canary is None else canary.version
-        if self._tally_sides != sides:
+        if self.default is not None and self._tally_sides != sides:
             self._tally_sides, self.tally = sides, Tally()
-        return TrafficSplitter(
-            own=self.own,
-            default=default,
-            canary=canary,
-            share=0.0 if wanted is None else wanted.share,
-            compare_share=0.0 if wanted is None else wanted.compare_share,
-            tally=self.tally,
-            clock=self.clock,
-            comparing=self.comparing,
-        )
 
     async def _try_connect(self, version: str) -> ModelVersion | None:
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.api.access import RateLimits
 from deployments.api.grpc.server import Rpcs, message_class
-from deployments.versions.traffic import Tally, TrafficSplitter
+from deployments.versions.traffic import TrafficSplitter
 from earlyexit.errors import (
     AdmissionError,
     ControllerUnavailableError,
@@ -78,7 +78,7 @@ async def test_the_selected_version_answers_requests_that_name_none(ask: Ask, ba
     other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
     sides: Any = {"own": backend, "default": other, "canary": None, "share": 0.0, "compare_share": 0.0}
     assert isinstance(backend.versions, FakeDesk)
-    backend.versions.splitter = TrafficSplitter(**sides, tally=Tally(), clock=ManualClock(), comparing=set())
+    backend.versions.splitter = TrafficSplitter(**sides, clock=ManualClock())
     said = await ask(backend, "pay")
     assert (said.version, said.labels, backend.requests) == ("2", ("b",), [])
     named = await ask(backend, "pay", version="1")

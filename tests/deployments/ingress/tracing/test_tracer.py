@@ -20,7 +20,7 @@ from deployments.api.parsing import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
-from deployments.versions.traffic import Tally, TrafficSplitter
+from deployments.versions.traffic import TrafficSplitter
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock
@@ -66,7 +66,7 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     scene = Scene()
     own, other = Followed(scene, 1), Followed(scene, 2)
     sides: dict[str, Any] = {"own": own, "default": other, "canary": own, "share": 1.0, "compare_share": 1.0}
-    splitter = TrafficSplitter(**sides, tally=Tally(), clock=scene.clock, comparing=set())
+    splitter = TrafficSplitter(**sides, clock=scene.clock)
     assert (await splitter.answer(a_request()))[0] is own
     await asyncio.gather(*splitter.comparing)
     assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])

@@ -197,7 +197,7 @@ class World:
         self.shown: list[Tally] = []
         settings = self.settings("one", "1", route_prefix, repository={"control": control})
         link_to = self.links.__getitem__
-        self.versions = Versions(self.own, settings, self.cluster, link_to, self.clock, self.shown.append)
+        self.versions = Versions(self.own, self.clock, settings, self.cluster, link_to, self.shown.append)
         self.own.versions = self.versions
         routes = VersionRoutes(self.own, self.versions, str(self.folder))
         app = build_api(self.own, routes).router
