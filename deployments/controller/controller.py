@@ -16,7 +16,6 @@ from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
 from deployments.controller.observe import Fleet, room
 from deployments.controller.remember import History
-from deployments.controller.settings import check_own_plan
 from deployments.local_ray.private import bind_calls, scale_deployment
 from deployments.metrics import LazyMetrics
 from deployments.process_setup import BackgroundTasks
@@ -25,9 +24,10 @@ from deployments.wire.controller_link import DeploymentHandles
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_on
 from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
-from earlyexit.network.store import read_card
+from earlyexit.network.store import check_prunable, read_card
 from optimizer.decision import Decision, Strategy
 from optimizer.plan import PlacedPlan, deployment_name
+from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem import PlanProblem
 
 NICENESS = 5
@@ -91,7 +91,8 @@ class Controller:
 
     async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> dict[str, Any]:
         """See `ControlLoop.apply`. Also raises PlanError if the plan prunes words and the model does not support it."""
-        check_own_plan(Path(self._settings.model), plan_document)
+        model = Path(self._settings.model)
+        check_prunable(model, parse_plan(dict(plan_document), ModelShape.of(read_card(model))).prune)
         return await self._loop.apply(plan_document, hold=hold)
 
     def check_health(self) -> None:

@@ -248,46 +248,38 @@ class ObservedStream:
         return tuple(self.problem.survival_N) if self._is_calibrated(state) else (1.0,) * self.problem.num_blocks
 
     def _survival(self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: Prior) -> Forecast:
+        """Forecasts from whole windows, or else from one window with all inputs since the stream changed.
+
+        With few inputs in that window, the prior has weight.
+        """
         from profiles.forecast import forecast_survival
+        from profiles.windows import SurvivalHistory
+
+        def made(history: SurvivalHistory, num_probes: int, how: str) -> Forecast:
+            survival = forecast_survival(history, prior=prior_N, coverage=self._coverage)
+            return Forecast(at_s=now_s, survival=survival, num_probes=num_probes, how=how)
 
         whole = [] if self._stream is None else windows(self._stream, now_s)
         estimates = [each.estimate(thresholds) for each in whole if each.start_s >= changed_s]
         num_probes = sum(map(effective_probes, estimates))
-        if num_probes < LEAST_PROBES:
-            return self._pooled_survival(now_s, changed_s, thresholds, prior_N)
-        return Forecast(
-            at_s=now_s,
-            survival=forecast_survival(survival_history(estimates), prior=prior_N, coverage=self._coverage),
-            num_probes=num_probes,
-            how=f"{len(estimates)} windows",
-        )
-
-    def _pooled_survival(
-        self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: Prior
-    ) -> Forecast:
-        """Forecasts from one window with all inputs since the stream changed. With few inputs, the prior has weight."""
-        from profiles.forecast import forecast_survival
-        from profiles.windows import SurvivalHistory
-
+        if num_probes >= LEAST_PROBES:
+            return made(survival_history(estimates), num_probes, f"{len(estimates)} windows")
         window = self.window(changed_s, now_s)
         estimate = None if window is None else window.estimate(thresholds)
         num_probes = effective_probes(estimate)
         if estimate is None or estimate.survival is None:
-            none = SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))
-            expected = forecast_survival(none, prior=prior_N, coverage=self._coverage)
-            return Forecast(at_s=now_s, survival=expected, num_probes=0, how="expected")
-        seen = forecast_survival(survival_history([estimate]), prior=prior_N, coverage=self._coverage)
+            return made(SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan)), 0, "expected")
+        pooled = made(survival_history([estimate]), num_probes, f"worth {num_probes} probes")
         if num_probes >= LEAST_PROBES:
-            return Forecast(at_s=now_s, survival=seen, num_probes=num_probes, how=f"worth {num_probes} probes")
-        weight, prior = num_probes / LEAST_PROBES, np.array(prior_N)
+            return pooled
+        seen, weight, prior = pooled.survival, num_probes / LEAST_PROBES, np.array(prior_N)
         leaning = replace(  # without changing the observed shares per ramp
             seen,
             survival_HK=weight * seen.survival_HK + (1 - weight) * prior,
             survival_low_HK=np.minimum(seen.survival_low_HK, prior),
             survival_high_HK=np.maximum(seen.survival_high_HK, prior),
         )
-        how = f"worth {num_probes} probes, and what was expected"
-        return Forecast(at_s=now_s, survival=leaning, num_probes=num_probes, how=how)
+        return replace(pooled, survival=leaning, how=f"{pooled.how}, and what was expected")
 
     def _rate(self, changed_s: float, now_s: float) -> RateForecast | None:
         from profiles.forecast import forecast_rate

@@ -7,7 +7,6 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,6 +123,8 @@ class History:
     @classmethod
     def open(cls, path: Path, app: str) -> History:
         """Opens or creates the file. Raises DataError for a file of another version, application or format."""
+        if not path.parent.is_dir():
+            raise DataError(f"{path} cannot be used for the controller's history: there is no folder {path.parent}")
         try:
             # Serve may create and run a replica in different threads, but never uses two at a time.
             connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
@@ -138,19 +139,11 @@ class History:
             raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
 
-    @staticmethod
-    def check(path: Path, app: str) -> None:
-        """Raises what `open` would raise, without changing the file."""
-        if not path.parent.is_dir():
-            raise DataError(f"{path} cannot be used for the controller's history: there is no folder {path.parent}")
-        if not path.exists():
-            return
-        try:
-            address = f"{path.absolute().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(address, timeout=BUSY_S, uri=True)) as connection:
-                _check_owner(connection, path, app)
-        except sqlite3.Error as error:
-            raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
+    @classmethod
+    def check(cls, path: Path, app: str) -> None:
+        """Raises what `open` would raise, without creating the file."""
+        if path.exists() or not path.parent.is_dir():
+            cls.open(path, app).close()
 
     def commit(self) -> None:
         """Writes everything since the last commit to disk."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
-from earlyexit.network.store import check_prunable, read_card
 from optimizer.live.tuning.base import check_tunable
 from optimizer.plan import PolicySpec
-from optimizer.plan_file import ModelShape, parse_plan
+from optimizer.plan_file import ModelShape
 from optimizer.problem import PlanProblem
 
 
@@ -74,8 +72,3 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
     thresholds_of(control.policy, problem)
     check_tuning(control, settings.probe_share, generates=shape.generates)
     History.check(Path(control.state), settings.app)
-
-
-def check_own_plan(model: Path, document: Mapping[str, Any]) -> None:
-    """Raises PlanError for an operator's plan with word pruning that the model in this folder does not support."""
-    check_prunable(model, parse_plan(dict(document), ModelShape.of(read_card(model))).prune)

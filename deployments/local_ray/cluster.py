@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import Popen
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -31,7 +32,6 @@ from deployments.local_ray.ports import HostPort, await_ports, hold_listener
 from deployments.local_ray.private import (
     GRPC_CALLBACK,
     GRPC_HOST,
-    Started,
     check_release,
     end_serve,
     environment_variable,
@@ -118,7 +118,7 @@ WATCH_S = 0.25
 
 
 @contextmanager
-def watch_processes(processes: Mapping[str, Started], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
+def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
     """Calls `on_loss` from a thread if one of the processes ends within the block."""
     over = threading.Event()
 

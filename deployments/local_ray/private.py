@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from subprocess import Popen
+from typing import Any
 
 from deployments.local_ray.ports import LOOK_S
 from earlyexit.errors import OfframpError
@@ -123,15 +124,7 @@ def keep_sigterm_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-class Started(Protocol):
-    """A child process, such as `subprocess.Popen`."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-
-def started_processes(*names: str) -> dict[str, Started]:
+def started_processes(*names: str) -> dict[str, Popen[Any]]:
     """Returns the processes of Ray that this process has started, by name."""
     from ray._private import worker
 

@@ -16,14 +16,15 @@ import pytest
 
 from deployments.controller.description import describe
 from deployments.controller.remember import KEEP_S, MOST_PLANS, History, State, parse_state
-from deployments.controller.settings import check_control, check_own_plan
+from deployments.controller.settings import check_control
 from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
 from deployments.wire.messages import Interval
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
+from earlyexit.network.store import check_prunable, read_card
 from optimizer.live.changeover import FailedPlan
 from optimizer.plan import PlacedPlan, Plan, Stage
-from optimizer.plan_file import ModelShape, plan_document
+from optimizer.plan_file import ModelShape, parse_plan, plan_document
 from optimizer.problem import Supply
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, begun, halves, probes, problem, whole
@@ -168,9 +169,10 @@ def test_an_operators_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> N
     splits = [{"first": 0, "end": 2, "batch": 4}, {"first": 2, "end": 4, "batch": 4}]
     document = {"networks": [2, 4], "stages": [{"splits": splits}]}
     images = chain_of(tmp_path, codec={"name": "image", "height": 8, "width": 8})
-    check_own_plan(images, document)
+    shape = ModelShape.of(read_card(images))
+    check_prunable(images, parse_plan(document, shape).prune)
     with pytest.raises(PlanError, match="small: words are pruned of texts, and its inputs are encoded by 'image'"):
-        check_own_plan(images, document | {"prune": {1: 0.7}})
+        check_prunable(images, parse_plan(document | {"prune": {1: 0.7}}, shape).prune)
 
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
