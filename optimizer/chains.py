@@ -217,6 +217,8 @@ class ChainSearch:
     """All plans that the master problems found."""
     _best_of_types: list[PricedChain] = field(default_factory=list)
     """The best chain of each accelerator type, which is a candidate of every master problem."""
+    _tried: frozenset[PricedChain] = frozenset()
+    """The candidates of the last master problem. Some of them alone make no better mixture."""
     _is_cut_short: bool = False
     """Whether a master problem reached its time limit without a solution, so that having none proves nothing."""
 
@@ -229,17 +231,19 @@ class ChainSearch:
         """Returns the best plan that was found, and whether all chains were considered."""
         graph, complete = self._graph()
         finished, candidates = price_chains(graph, self._limits(graph, self.bounded.prices, self.names, math.inf))
-        best = self._improve(candidates, None)
-        if complete and finished and len(candidates) <= MAX_COLUMNS and not self._is_cut_short:
-            return best, True
+        best = None
+        if complete and finished and len(candidates) <= MAX_COLUMNS:
+            best = self._improve(candidates, None)
+            if not self._is_cut_short:
+                return best, True
         candidates += self._chains_by_types(graph)
         best = self._improve(candidates, self._improve(self._best_of_types, best))
         for _ in range(MAX_ROUNDS):
             if best is None or self._is_proven(best):
                 break
             near = [*candidates, *best.used, *self._replacements(graph, best)]
-            before, best = best, self._improve(near, best)
-            if best is before:
+            before, best = best.plan, self._improve(near, best)
+            if best is None or best.plan is before:
                 break
         return best, False
 
@@ -356,6 +360,9 @@ class ChainSearch:
         """Returns the better of the incumbent and the best mixture of candidates."""
         several = candidates if len(candidates) <= self._most_chains * MAX_COLUMNS else most_promising(candidates)
         tried = list(dict.fromkeys([*self._best_of_types, *several]))
+        if best is not None and self._tried.issuperset(tried):
+            return best
+        self._tried = frozenset(tried)
         # Mixtures of a single chain are solved as well, because a larger master problem may reach its time limit.
         for most_chains in sorted({1, self._most_chains}):
             mixture = self._mixture(tried, most_chains)
