@@ -232,8 +232,8 @@ class Ingress(RpcMethods):
     def __serve_build_asgi_app__(self) -> Router:
         settings = self._settings
         self._background.start("start", self._start())
-        if self._gate is not None and self._gate.ring is not None:
-            self._background.start("read keys", self._gate.ring.watch())
+        if self._gate is not None:
+            self._background.start("read keys", self._gate.watch())
         self._background.start("export metrics", self._keep_exporting())
         self._background.start("follow versions", self.versions.run())
         api = build_api(

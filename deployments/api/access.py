@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from deployments.api.operations import OPEN_PATHS, PAGES
 from deployments.keys import AccessSettings, Keys, read_keys
@@ -21,19 +21,45 @@ RELOAD_S = 1.0
 """Interval between reads of the key file, in seconds. A removed key is refused after at most this time."""
 
 
-class KeyRing:
-    """The API keys in force."""
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+"""Methods that may authenticate by password. Browsers also send passwords with requests of other sites' pages."""
+ALL_CALLERS = "all callers"
+"""The only caller of a service without keys."""
 
-    def __init__(self, access: AccessSettings, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises InputError if the settings' keys cannot be read."""
+
+class Gate:
+    """Identifies callers by their keys, and limits their request rates with one token bucket per caller.
+
+    A caller is the owner of a key; without keys, all callers share a bucket.
+    """
+
+    def __init__(
+        self,
+        access: AccessSettings,
+        clock: Clock,
+        num_ingresses: int = 1,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """An ingress has its share of rate and burst, because requests are spread evenly over the ingresses.
+
+        Raises InputError if the settings' keys cannot be read.
+        """
         self._access = access
+        self._clock = clock
         self._environment = environment
-        self.keys = self._read()
+        self.keys = read_keys(access, environment)
+        """The API keys in force; None if no key is needed."""
         self._problem = ""
         """The error of the last read; empty if it succeeded."""
+        rate_per_s = access.rate_per_s or math.inf
+        self.rate_per_s = rate_per_s / num_ingresses
+        self.burst = max(1.0, (access.burst or max(1.0, rate_per_s)) / num_ingresses)
+        """The capacity of a bucket: by default the requests of one second, and at least one."""
+        self._levels: dict[str, tuple[float, float]] = {}
+        """The level of each caller's bucket, and the time of that level."""
 
     async def watch(self) -> None:
-        """Reloads the key file again and again; returns at once if the keys are in an environment variable."""
+        """Reloads the key file again and again; returns at once if there is none."""
         while self._access.keys_file is not None:
             await asyncio.sleep(RELOAD_S)
             await asyncio.to_thread(self.reload)
@@ -42,34 +68,24 @@ class KeyRing:
         """Reads the keys again. If the file is invalid, the old keys stay in force, and an error is logged once."""
         problem = ""
         try:
-            keys = self._read()
+            keys = read_keys(self._access, self._environment)
             if keys != self.keys:
                 self.keys = keys
-                logger.warning("API keys were reloaded: there are %d", len(keys))
+                logger.warning("API keys were reloaded: there are %d", len(keys or ()))
         except InputError as error:
             problem = str(error)
             if problem != self._problem:
                 logger.error("the API keys were not reloaded: %s", problem)
         self._problem = problem
 
-    def _read(self) -> Keys:
-        keys = read_keys(self._access, self._environment)
-        assert keys is not None, "a key ring needs settings with keys"
-        return keys
-
-
-@dataclass(slots=True)
-class RateLimits:
-    """One token bucket per caller. A caller is the owner of a key; without keys, all callers share a bucket."""
-
-    rate_per_s: float
-    burst: float
-    """The capacity of a bucket, in requests."""
-    _levels: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
-    """The level of each caller's bucket, and the time of that level."""
-
-    def take(self, caller: str, now_s: float) -> None:
-        """Takes a request from a caller's bucket; raises RateLimitError with the waiting time if there is none."""
+    def admit(self, method: str, path: str, authorization: str | None) -> None:
+        """Raises UnauthorizedError for a request without a key, and RateLimitError with the waiting time."""
+        if path in OPEN_PATHS:
+            return
+        caller = ALL_CALLERS if self.keys is None else self._caller(self.keys, method, path, authorization)
+        if self._access.rate_per_s is None:
+            return
+        now_s = self._clock.now_s()
         level, updated_s = self._levels.get(caller, (self.burst, now_s))
         level = min(self.burst, level + (now_s - updated_s) * self.rate_per_s)
         self._levels[caller] = (level if level < 1 else level - 1, now_s)
@@ -79,43 +95,9 @@ class RateLimits:
                 retry_after_s=(1 - level) / self.rate_per_s,
             )
 
-
-def rate_limits(access: AccessSettings, num_ingresses: int) -> RateLimits | None:
-    """Returns the limits of one ingress: its share, because requests are spread evenly over the ingresses.
-
-    By default a burst has the requests of one second, and at least one request.
-    """
-    if access.rate_per_s is None:
-        return None
-    burst = max(1.0, access.rate_per_s) if access.burst is None else access.burst
-    return RateLimits(access.rate_per_s / num_ingresses, max(1.0, burst / num_ingresses))
-
-
-SAFE_METHODS = frozenset({"GET", "HEAD"})
-"""Methods that may authenticate by password. Browsers also send passwords with requests of other sites' pages."""
-ALL_CALLERS = "all callers"
-"""The only caller of a service without keys."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """Identifies callers by their keys, and limits their request rates."""
-
-    ring: KeyRing | None
-    limits: RateLimits | None
-    clock: Clock
-
-    def admit(self, method: str, path: str, authorization: str | None) -> None:
-        """Raises UnauthorizedError for a request without a key, and RateLimitError."""
-        if path in OPEN_PATHS:
-            return
-        caller = ALL_CALLERS if self.ring is None else self._caller(self.ring, method, path, authorization)
-        if self.limits is not None:
-            self.limits.take(caller, self.clock.now_s())
-
-    def _caller(self, ring: KeyRing, method: str, path: str, authorization: str | None) -> str:
+    def _caller(self, keys: Keys, method: str, path: str, authorization: str | None) -> str:
         token = None if authorization is None else _token(method, authorization)
-        if token is not None and (caller := ring.keys.owner(token)) is not None:
+        if token is not None and (caller := keys.owner(token)) is not None:
             return caller
         problem = "no API key was sent" if authorization is None else "the API key is unknown"
         is_page = any(path == page or path.startswith(page + "/") for page in PAGES)
@@ -126,10 +108,9 @@ class Gate:
 
 def build_gate(access: AccessSettings | None, clock: Clock, num_ingresses: int) -> Gate | None:
     """Returns the gate of the settings; None if they have neither keys nor rates. Raises InputError for bad keys."""
-    limits = None if access is None else rate_limits(access, num_ingresses)
-    if access is None or (limits is None and not access.has_keys):
+    if access is None or (access.rate_per_s is None and not access.has_keys):
         return None
-    return Gate(ring=KeyRing(access) if access.has_keys else None, limits=limits, clock=clock)
+    return Gate(access, clock, num_ingresses)
 
 
 def _token(method: str, authorization: str) -> str | None:

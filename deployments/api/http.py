@@ -57,7 +57,7 @@ class Routes:
 
     def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
-        self._has_keys = gate is not None and gate.ring is not None
+        self._has_keys = gate is not None and gate.keys is not None
 
     async def predict(self, request: Request) -> Response:
         """Answers one input or a list of inputs in JSON, or one input that is the whole body, such as an image."""

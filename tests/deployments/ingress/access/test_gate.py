@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.access import KeyRing, RateLimits, build_gate, rate_limits
+from deployments.api.access import Gate, build_gate
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.errors import InputError, RateLimitError
@@ -100,7 +100,7 @@ async def test_browsers_may_send_the_key_as_a_password_but_not_to_post(
 
 async def test_too_many_requests_get_a_429_with_retry_after(backend: FakeBackend) -> None:
     clock = ManualClock()
-    async with client_of(backend, gate(RateLimits(0.5, 2.0), clock=clock)) as client:
+    async with client_of(backend, gate(0.5, 2.0, clock=clock)) as client:
         *taken, refused = [await predicted(client, f"Bearer {KEY}") for _ in range(3)]
         assert [each.status_code for each in (*taken, refused)] == [200, 200, 429]
         assert refused.headers["retry-after"] == "2"
@@ -113,7 +113,7 @@ async def test_too_many_requests_get_a_429_with_retry_after(backend: FakeBackend
 
 
 async def test_health_checks_are_not_rate_limited(backend: FakeBackend) -> None:
-    async with client_of(backend, gate(RateLimits(1.0, 1.0), keys=False)) as client:
+    async with client_of(backend, gate(1.0, 1.0, keys=False)) as client:
         assert [(await client.get("/v2/health/live")).status_code for _ in range(3)] == [200] * 3
         assert [(await client.get("/v2")).status_code for _ in range(2)] == [200, 429]
 
@@ -123,7 +123,7 @@ def test_settings_without_keys_and_rates_make_no_gate() -> None:
     assert build_gate(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
     limited = build_gate(AccessSettings(rate_per_s=1.0), ManualClock(), 2)
     assert limited is not None
-    assert limited.limits is not None
+    assert limited.rate_per_s == 0.5
 
 
 # OpenAPI
@@ -133,7 +133,7 @@ def test_settings_without_keys_and_rates_make_no_gate() -> None:
 async def test_openapi_states_whether_a_key_is_needed(
     backend: FakeBackend, keys: bool, security: list[dict[str, Any]]
 ) -> None:
-    async with client_of(backend, gate(RateLimits(1.0, 9.0), keys=keys)) as client:
+    async with client_of(backend, gate(1.0, 9.0, keys=keys)) as client:
         document = (await client.get("/openapi.json", headers=BEARER)).json()
     assert document["security"] == security
     assert document["paths"]["/v2/health/live"]["get"]["security"] == []
@@ -191,6 +191,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def owner(gate: Gate, key: str) -> str | None:
+    return None if gate.keys is None else gate.keys.owner(key)
+
+
 def put(path: Path, text: str) -> None:
     """Replaces a file by another one, as editors do."""
     fresh = path.with_suffix(".new")
@@ -200,20 +204,20 @@ def put(path: Path, text: str) -> None:
 
 
 def test_only_a_changed_key_file_is_reloaded(path: Path) -> None:
-    ring = KeyRing(AccessSettings(keys_file=str(path)))
+    ring = Gate(AccessSettings(keys_file=str(path)), ManualClock())
     before = ring.keys
     ring.reload()
     assert ring.keys is before
     put(path, f"bob:{BOB}\n")
     ring.reload()
-    assert (ring.keys.owner(ALICE), ring.keys.owner(BOB)) == (None, "bob")
+    assert (owner(ring, ALICE), owner(ring, BOB)) == (None, "bob")
 
 
 @pytest.mark.parametrize("text", [f"bob:{BOB[:5]}\n", "", None], ids=["short", "empty", "gone"])
 def test_an_invalid_key_file_changes_nothing_and_is_logged_once_without_its_text(
     path: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ring = KeyRing(AccessSettings(keys_file=str(path)))
+    ring = Gate(AccessSettings(keys_file=str(path)), ManualClock())
     if text is None:
         path.unlink()
     else:
@@ -224,18 +228,18 @@ def test_an_invalid_key_file_changes_nothing_and_is_logged_once_without_its_text
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith("the API keys were not reloaded: ")
     assert BOB[:5] not in record.getMessage()
-    assert ring.keys.owner(ALICE) == "alice"
+    assert owner(ring, ALICE) == "alice"
 
 
 def test_a_key_ring_without_readable_keys_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
-        KeyRing(AccessSettings(keys_file=str(tmp_path / "none")))
+        Gate(AccessSettings(keys_file=str(tmp_path / "none")), ManualClock())
 
 
 async def test_a_variable_is_read_once() -> None:
-    ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": ALICE})
+    ring = Gate(AccessSettings(keys_env="KEYS"), ManualClock(), environment={"KEYS": ALICE})
     await ring.watch()
-    assert ring.keys.owner(ALICE) is not None
+    assert owner(ring, ALICE) is not None
 
 
 # A rate of 2 requests per second and a burst of 3. Each row: the second of each request, and the waiting times.
@@ -248,10 +252,12 @@ WAITS = {
 
 @pytest.mark.parametrize(("taken", "waits_s"), WAITS.values(), ids=WAITS)
 def test_a_rate_is_enforced_and_a_refusal_has_the_waiting_time(taken: list[float], waits_s: list[float]) -> None:
-    limits, found = RateLimits(2.0, 3.0), []
+    clock, found = ManualClock(), []
+    limited = gate(2.0, 3.0, keys=False, clock=clock)
     for now_s in taken:
+        clock.advance(now_s - clock.now_s())
         try:
-            limits.take("alice", now_s)
+            limited.admit("GET", "/stats", None)
             found.append(0.0)
         except RateLimitError as refusal:
             found.append(refusal.retry_after_s)
@@ -271,7 +277,5 @@ def test_a_rate_is_enforced_and_a_refusal_has_the_waiting_time(taken: list[float
 def test_each_ingress_has_its_share_of_the_rate_and_the_burst(
     rate_per_s: float, burst: float | None, num_ingresses: int, share: tuple[float, float]
 ) -> None:
-    limits = rate_limits(AccessSettings(rate_per_s=rate_per_s, burst=burst), num_ingresses)
-    assert limits is not None
-    assert (limits.rate_per_s, limits.burst) == share
-    assert rate_limits(AccessSettings(), num_ingresses) is None
+    limited = Gate(AccessSettings(rate_per_s=rate_per_s, burst=burst), ManualClock(), num_ingresses)
+    assert (limited.rate_per_s, limited.burst) == share

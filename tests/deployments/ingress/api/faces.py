@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import httpx
 
-from deployments.api.access import Gate, KeyRing, RateLimits
+from deployments.api.access import Gate
 from deployments.api.endpoint import ModelVersion, RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
@@ -156,10 +156,12 @@ class FakeContext:
         self.details = details
 
 
-def gate(limits: RateLimits | None = None, *, keys: bool = True, clock: ManualClock | None = None) -> Gate:
+def gate(
+    rate_per_s: float | None = None, burst: float | None = None, *, keys: bool = True, clock: ManualClock | None = None
+) -> Gate:
     """Returns a gate with the keys of alice and bob."""
-    ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{KEY},bob:{OTHER_KEY}"})
-    return Gate(ring=ring if keys else None, limits=limits, clock=clock or ManualClock())
+    access = AccessSettings(keys_env="KEYS" if keys else None, rate_per_s=rate_per_s, burst=burst)
+    return Gate(access, clock or ManualClock(), environment={"KEYS": f"alice:{KEY},bob:{OTHER_KEY}"})
 
 
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:

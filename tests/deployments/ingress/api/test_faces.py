@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.access import RateLimits
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.versions.traffic import TrafficSplitter
 from earlyexit.errors import (
@@ -141,7 +140,7 @@ async def test_requests_without_a_known_key_are_refused_without_quotes(ask: Ask,
 async def test_requests_beyond_the_rate_are_refused_with_retry_after(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limited = gate(RateLimits(1.0, 2.0))
+    limited = gate(1.0, 2.0)
     asked = [("pay",) * 3, ("pay",), ("pay",)]
     said = [await ask(backend, *texts, gate=limited, headers={"authorization": f"Bearer {KEY}"}) for texts in asked]
     assert [each.status for each in said] == [200, 200, 429]
