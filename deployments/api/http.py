@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from starlette.middleware import Middleware
@@ -39,7 +39,7 @@ from deployments.api.endpoint import (
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, handlers_of
 from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
-from deployments.api.server import FastPath, FastPaths
+from deployments.api.server import FastPaths
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.boundary import Answer
@@ -207,16 +207,23 @@ def _fast_paths(
     endpoints: Mapping[str, Endpoint], backend: Backend, middlewares: Sequence[Middleware], root: str
 ) -> FastPaths:
     named = {"model": backend.card.name, "version": backend.version}
-    fast_paths: dict[bytes, FastPath] = {}
+    fast_paths: dict[bytes, ASGIApp] = {}
     for path, endpoint in endpoints.items():
         params = {name: value for name, value in named.items() if f"{{{name}}}" in path}
         app: ASGIApp = endpoint
         for each in reversed(middlewares):
             app = each.cls(app, *each.args, **each.kwargs)
         full_path = root + path.format(**params)
-        scope = {"path": full_path, "root_path": root, "path_params": params}
-        fast_paths[quote(full_path).encode()] = FastPath(app, scope)
+        entries = {"path": full_path, "root_path": root, "path_params": params}
+        fast_paths[quote(full_path).encode()] = partial(_with_entries, app, entries)
     return fast_paths
+
+
+def _with_entries(
+    app: ASGIApp, entries: Mapping[str, Any], scope: Scope, receive: Receive, send: Send
+) -> Awaitable[None]:
+    """Calls an application with the entries of the scope that routing would add."""
+    return app({**scope, **entries}, receive, send)
 
 
 def _json_length(request: Request) -> int | None:

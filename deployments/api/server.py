@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +81,8 @@ def error_response(status: int, kind: str, message: str) -> Response:
     return Response(body, status, headers, media_type="application/json")
 
 
-@dataclass(frozen=True, slots=True)
-class FastPath:
-    """A path whose requests go directly to its application, without routing and Serve's layers."""
-
-    app: ASGIApp
-    scope: Mapping[str, Any]
-    """The entries of the ASGI scope that routing would add: `path`, `root_path`, `path_params`."""
-
-
-FastPaths = Mapping[bytes, FastPath]
-"""Fast paths by the path as it is sent. They apply to POST requests only."""
+FastPaths = Mapping[bytes, ASGIApp]
+"""The applications of POST requests that need neither routing nor Serve's layers, by the path as it is sent."""
 NO_PATHS: FastPaths = {}
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -182,7 +173,7 @@ class Connection(HttpToolsProtocol):
                 has_serve_timeout = True
         may_be_fast = self.parser.get_method() == b"POST" and (server.standalone or not has_serve_timeout)
         fast_path = server.fast_paths.get(self.url.partition(b"?")[0]) if may_be_fast else None
-        self.app = server.app if fast_path is None else fast_path.app
+        self.app = fast_path or server.app
         if self._is_surplus:
             message = f"more than {self._limits.connections} connections; try again later"
             self.app = error_response(503, "overloaded", message)
@@ -191,8 +182,6 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
-        if fast_path is not None:
-            self.scope.update(fast_path.scope)  # type: ignore[typeddict-item]
         if fast_path is not None or server.standalone:
             request_id = request_id or b"%032x" % _ids.getrandbits(128)
             self.headers.insert(0, (REQUEST_ID, request_id))  # the first one counts, but a caller's may be empty
@@ -440,7 +429,7 @@ def build_standalone_server(app: ASGIApp, fast_paths: FastPaths, *, access_log: 
     """Returns a server that passes requests to the application without any of Serve's layers."""
     if not access_log:
         return HttpServer(app, fast_paths=fast_paths, standalone=True)
-    fast_paths = {path: replace(each, app=with_access_log(each.app)) for path, each in fast_paths.items()}
+    fast_paths = {path: with_access_log(each) for path, each in fast_paths.items()}
     return HttpServer(with_access_log(app), fast_paths=fast_paths, standalone=True)
 
 
