@@ -289,6 +289,7 @@ class GenerateParameters(SamplingBody):
 class GenerateBody(SamplingBody):
     """`POST /v2/models/{model}/generate`, and `/generate_stream`."""
 
+    source: ClassVar[str] = "text_input"
     defaults = GenerateParameters.defaults
     example = {"text_input": "The sky is blue because", "parameters": {"max_tokens": 20}}
 
@@ -310,10 +311,10 @@ class GenerateBody(SamplingBody):
             raise InputError(f"{', '.join(twice)}: set both inside and outside `parameters`", param=twice[0])
         return self.parameters.model_copy(update={name: getattr(self, name) for name in outer})
 
-    def request(self, codec: PromptCodec, request_id: str) -> GenerateRequest:
+    def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
         """Returns the sequence to generate; raises InputError."""
         tokens = text_tokens(self.text_input, codec)
-        return request_of(self.merged_parameters(), tokens, codec, "text_input", request_id)
+        return request_of(self.merged_parameters(), tokens, codec, self.source, request_id)
 
 
 def request_of(

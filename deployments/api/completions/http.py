@@ -9,11 +9,10 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
@@ -31,7 +30,7 @@ from earlyexit.errors import ContextLengthError, OfframpError
 from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
-T = TypeVar("T")
+AnyBody = CompletionBody | ChatBody | GenerateBody
 EMPTY: Mapping[str, Any] = {}
 LONG_BODY_BYTES = 20_000
 """Longer bodies are parsed in a thread, because tokenizing them takes milliseconds."""
@@ -183,10 +182,6 @@ class ResponseWriter(ABC):
         """Returns the whole answer, for requests without a stream."""
 
 
-MakeWriter = Callable[[int], ResponseWriter]
-"""Returns the writer of an answer, from the number of prompt tokens."""
-
-
 class OpenAiWriter(ResponseWriter):
     """Writes the answers of `/v1/chat/completions`, which are messages, and of `/v1/completions`, which are texts."""
 
@@ -306,10 +301,10 @@ class GenerateRoutes:
         """The start time of this service, because a model folder does not have its creation time."""
 
     async def completions(self, request: Request) -> Response:
-        return await self._openai(request, CompletionBody)
+        return await self._answer(request, CompletionBody)
 
     async def chat(self, request: Request) -> Response:
-        return await self._openai(request, ChatBody)
+        return await self._answer(request, ChatBody)
 
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._described()]})
@@ -319,64 +314,48 @@ class GenerateRoutes:
         return json_response(self._described())
 
     async def generate(self, request: Request) -> Response:
-        return await self._generate(request, streams=False)
+        return await self._answer(request, GenerateBody)
 
     async def generate_stream(self, request: Request) -> Response:
-        return await self._generate(request, streams=True)
+        return await self._answer(request, GenerateBody, streams=True)
 
-    async def _openai(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
-        id_ = request_id(request)
-
-        def parse(content: bytes) -> tuple[CompletionBody | ChatBody, GenerateRequest]:
-            body = parse_body(kind, content)
-            self._check_model(body.model)
-            return body, body.request(self._codec, self._task.vocab_size, id_)
-
-        body, sequence = await self._read(request, parse)
-        now_s, tokenizer = int(self._clock.now_s()), self._codec.tokenizer
-        make_writer = partial(OpenAiWriter, body=body, request_id=id_, created_s=now_s, tokenizer=tokenizer)
-        streams = bool(body.stream)
-        return await self._respond(request, sequence, make_writer, source=body.source, streams=streams)
-
-    async def _generate(self, request: Request, *, streams: bool) -> Response:
-        id_ = request_id(request)
-
-        def parse(content: bytes) -> tuple[GenerateBody, GenerateRequest]:
-            body = parse_body(GenerateBody, content)
-            return body, body.request(self._codec, id_)
-
-        body, sequence = await self._read(request, parse)
-        backend = self._backend
-        make_writer = partial(GenerateWriter, model=backend.card.name, version=backend.version, body=body)
-        return await self._respond(request, sequence, make_writer, source="text_input", streams=streams)
-
-    async def _read(self, request: Request, parse: Callable[[bytes], T]) -> T:
-        content = await self._backend.bodies.read(request)
-        return parse(content) if len(content) < LONG_BODY_BYTES else await asyncio.to_thread(parse, content)
-
-    async def _respond(
-        self, request: Request, sequence: GenerateRequest, make_writer: MakeWriter, *, source: str, streams: bool
-    ) -> Response:
+    async def _answer(self, request: Request, kind: type[AnyBody], *, streams: bool = False) -> Response:
         """Returns the response once the first token is there, so that earlier errors can have an HTTP status.
 
-        `source`: the field of the prompt, which errors name. Raises the stream's errors, and ClientDisconnect.
+        Raises the stream's errors, and ClientDisconnect.
         """
+        id_, backend = request_id(request), self._backend
+
+        def parse(content: bytes) -> tuple[AnyBody, GenerateRequest]:
+            body = parse_body(kind, content)
+            if not isinstance(body, GenerateBody):
+                self._check_model(body.model)
+            return body, body.request(self._codec, self._task.vocab_size, id_)
+
+        content = await backend.bodies.read(request)
+        is_long = len(content) >= LONG_BODY_BYTES
+        body, sequence = await asyncio.to_thread(parse, content) if is_long else parse(content)
         try:
-            stream = await self._backend.generate(sequence)
+            stream = await backend.generate(sequence)
         except ContextLengthError as error:
-            error.param = source
+            error.param = body.source
             raise
-        writer, watch = make_writer(stream.num_prompt), DisconnectWatch(request.receive, stream.abort)
+        writer, watch = self._writer(body, stream.num_prompt, id_), DisconnectWatch(request.receive, stream.abort)
         try:
             first = await _next(stream)
-            if streams:
-                return EventStream(_events(stream, first, writer, sequence.request_id), watch)
+            if streams or (not isinstance(body, GenerateBody) and body.stream):
+                return EventStream(_events(stream, first, writer, id_), watch)
             parts = [part async for part in _parts(stream, first, writer) if part is not None]
         except BaseException:
             watch.close()
             raise
         watch.close()
         return json_response(writer.whole(parts))
+
+    def _writer(self, body: AnyBody, num_prompt: int, request_id: str) -> ResponseWriter:
+        if isinstance(body, GenerateBody):
+            return GenerateWriter(num_prompt, self._backend.card.name, self._backend.version, body)
+        return OpenAiWriter(num_prompt, body, request_id, int(self._clock.now_s()), self._codec.tokenizer)
 
     def _check_model(self, model: str) -> None:
         """Checks the model of an OpenAI request, which is `name` or `name:version`. Names have no colon."""
