@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 # -qq prints errors only. With several indexes, pip would warn hundreds of times that an index lacks a package.
-# pip compiles files one after the other. compileall uses all cores and takes a fifth of the time. -x skips a file for Python 3.12,
-# and what is hardly ever imported: the packages' own tests and most of transformers' models, a third of all source.
+# pip compiles files one after the other. compileall uses all cores and takes a fifth of the time. -x skips what is hardly ever imported:
+# the packages' own tests and most of transformers' models, a third of all source. Packages may contain files for other versions of Python.
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x 'py312|/tests?/|transformers/models/' $(VENV)/lib $(dir $(wildcard */__init__.py))
+COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|transformers/models/' $(VENV)/lib $(dir $(wildcard */__init__.py)) || true
 # Turns Ray's token authentication off for local use, so that a token of another Ray cluster cannot interfere.
 export RAY_AUTH_MODE ?= disabled
 
