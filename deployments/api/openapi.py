@@ -146,7 +146,7 @@ def _operation(row: Operation, signature: Signature) -> dict[str, Any]:
     """Returns the OpenAPI operation of a row of the table."""
     responses = {"200": _answer(row, signature), **_errors(row)}
     for status, (description, body) in (row.other_responses or {}).items():
-        responses[status] = {"description": description} if body is None else _response(description, _reference(body))
+        responses[status] = {"description": description} if body is None else _response(description, _schema(body))
     operation: dict[str, Any] = {"summary": row.summary}
     if row.is_open:
         operation["security"] = []
@@ -155,7 +155,7 @@ def _operation(row: Operation, signature: Signature) -> dict[str, Any]:
         operation["parameters"] = parameters
     if row.body is not None:
         content_types = (*row.request_types, *(signature.codec.content_types if row.body is PredictBody else ()))
-        content = {JSON: {"schema": _reference(row.body)}, **{content_type: {} for content_type in content_types}}
+        content = {JSON: {"schema": _schema(row.body)}, **{content_type: {} for content_type in content_types}}
         operation["requestBody"] = {"required": True, "content": content}
     return {**operation, "responses": responses}
 
@@ -166,7 +166,7 @@ def _answer(row: Operation, signature: Signature) -> dict[str, Any]:
         content = {each: {"schema": _schema(row.answer)} for each in row.response_types}
         return {"description": row.summary, "content": content}
     is_predict, other_types = row.body is PredictBody, signature.task.content_types
-    schema = {"anyOf": [_named(PREDICT_ONE), _named(PREDICT_MANY)]} if is_predict else _schema(row.answer)
+    schema = {"anyOf": [_schema(PREDICT_ONE), _schema(PREDICT_MANY)]} if is_predict else _schema(row.answer)
     contents: dict[str, Any] = {JSON: {"schema": schema}, EVENTS: {"schema": TEXT}, BYTES: {}}
     content = {each: contents[each] for each in row.response_types}
     if is_predict:
@@ -174,17 +174,18 @@ def _answer(row: Operation, signature: Signature) -> dict[str, Any]:
     return {"description": "Answers", "content": content}
 
 
-def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(answer, type):
-        return _reference(answer)
-    return dict(OBJECT if answer is None else answer)
+def _schema(body: type[BaseModel] | Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Returns the schema of a body: a reference to a type or to a named schema, a JSON schema, or any object."""
+    if isinstance(body, type):
+        body = body.__name__
+    return {"$ref": f"#/components/schemas/{body}"} if isinstance(body, str) else dict(OBJECT if body is None else body)
 
 
 def _errors(row: Operation) -> dict[str, Any]:
     """Returns the error responses. An operation with a body may be answered by any error."""
     statuses = ERRORS if row.body is not None else (*(ALWAYS if row.is_open else EVERYWHERE), *row.errors)
     return {
-        status: _response(ERRORS[status], _reference(row.error))
+        status: _response(ERRORS[status], _schema(row.error))
         | ({"headers": HEADERS[status]} if status in HEADERS else {})
         for status in sorted(statuses)
     }
@@ -192,11 +193,3 @@ def _errors(row: Operation) -> dict[str, Any]:
 
 def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "content": {JSON: {"schema": schema}}}
-
-
-def _reference(body: type[BaseModel]) -> dict[str, Any]:
-    return _named(body.__name__)
-
-
-def _named(schema: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{schema}"}

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from hashlib import sha256
@@ -22,7 +22,7 @@ from deployments.api.operations import LIMIT
 from deployments.api.server import EVENT_HEADERS, DisconnectWatch, EventStream
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ops.dashboard import SHARES_S, ControllerState, ServiceFacts, Snapshot, page_state, within
+from deployments.ops.dashboard import SHARES_S, ServiceFacts, Snapshot, page_state, within
 from deployments.ops.prometheus import CONTENT_TYPE, metrics_text
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
@@ -220,9 +220,8 @@ class StateRoutes:
     """Seconds since 1970."""
     _snapshots: deque[Snapshot] = field(default_factory=deque, init=False)
     _polled_s: float = field(default=-CONTROLLER_S, init=False)
-    _controller_state: ControllerState = field(default="none", init=False)
-    _described: Mapping[str, Any] | None = field(default=None, init=False)
-    _history: Sequence[Mapping[str, Any]] = field(default=(), init=False)
+    _told: dict[str, Any] = field(default_factory=partial(dict, controller="none", described=None), init=False)
+    """The last report of the controller, as fields of a snapshot."""
     _missed: int = field(default=0, init=False)
     _serial: int = field(default=0, init=False)
 
@@ -293,10 +292,8 @@ class StateRoutes:
             suspended=self.ingress.suspended,
             ingresses=ingresses or (),
             replicas=replicas,
-            controller=self._controller_state,
-            described=self._described,
-            history=self._history,
             agreement=self.ingress.agreement,
+            **self._told,
         )
 
     async def _ask_service(self) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
@@ -313,9 +310,7 @@ class StateRoutes:
             return
         self._polled_s = now_s
         try:
-            self._described, self._history = await asyncio.gather(
-                self.controller.describe(), self.controller.history(MAX_CHANGES)
-            )
-            self._controller_state = "answers"
+            described, history = await asyncio.gather(self.controller.describe(), self.controller.history(MAX_CHANGES))
+            self._told = {"controller": "answers", "described": described, "history": history}
         except ControllerUnavailableError:  # the page shows this; a log message would repeat every few seconds
-            self._controller_state = "silent"
+            self._told["controller"] = "silent"

@@ -53,7 +53,7 @@ class Snapshot:
     controller: ControllerState
     described: Mapping[str, Any] | None
     """The document of `GET /plan`; None without a controller, or if it never answered."""
-    history: Sequence[Mapping[str, Any]]
+    history: Sequence[Mapping[str, Any]] = ()
     """The rows of `GET /plan/history`."""
     agreement: float | None
     """The agreement of the probes of the polling ingress."""

@@ -559,8 +559,8 @@ def build_runner(
     """
     if not find_device(device).emulated:
         return _torch_runner(settings, device)
-    emulated = _emulation_of(settings, device)
     card = read_card(Path(settings.model))
+    emulated, table = _emulation_of(settings, device, card)
     if is_recorded(settings, device):
         records = ExitRecords.load(Path(_records_of(device, settings.starting_policy)))
         inner: Runner[Any] = RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
@@ -568,7 +568,7 @@ def build_runner(
         inner = _torch_runner(settings, device)
     return PacedRunner(
         inner,
-        _table_of(device, emulated, card),
+        table,
         card.ramps,
         time_scale=emulated.time_scale,
         length=emulated.length,
@@ -580,7 +580,7 @@ def build_runner(
 def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> None:
     """Raises PlanError if a replica on an emulated device could not start."""
     if find_device(device).emulated:
-        _table_of(device, _emulation_of(settings, device), card)
+        _emulation_of(settings, device, card)
         if is_recorded(settings, device):
             path = Path(_records_of(device, settings.starting_policy))
             try:
@@ -713,14 +713,11 @@ def _records_of(device: str, spec: PolicySpec | None) -> str:
     return spec.records
 
 
-def _emulation_of(settings: ServeSettings, device: str) -> EmulatedSettings:
+def _emulation_of(settings: ServeSettings, device: str, card: ModelCard) -> tuple[EmulatedSettings, LatencyTable]:
+    """Returns the settings of an emulated device and its profile; raises PlanError if they do not fit the model."""
     emulated = settings.emulated.get(device)
     if emulated is None:
         raise PlanError(f"{device} has no latency profile; the settings have profiles of {sorted(settings.emulated)}")
-    return emulated
-
-
-def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> LatencyTable:
     rows = len(emulated.block_s), len(emulated.ramp_s)
     if rows != (card.num_blocks, len(card.ramps)):
         raise PlanError(
@@ -728,10 +725,11 @@ def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> Laten
             f"{card.name} has {card.num_blocks} blocks and {len(card.ramps)} ramps"
         )
     try:
-        return LatencyTable(
+        table = LatencyTable(
             batches=tuple(emulated.batch),
             block_s_NB=np.array(emulated.block_s, dtype=np.float64),
             ramp_s_EB=np.array(emulated.ramp_s, dtype=np.float64).reshape(rows[1], len(emulated.batch)),
         )
     except (DataError, ValueError) as error:  # rows of different lengths cannot be an array
         raise PlanError(f"the profile of {device}: {error}") from error
+    return emulated, table
