@@ -139,8 +139,6 @@ class GenerateService:
     trace: Callable[[Sequence[PendingInput]], None] | None = None
     """Called with the first step of each sequence. Its request is traced until the first token or prompt chunk."""
     loop: GenerationLoop = field(init=False)
-    _to_send: list[_RunningSequence] = field(default_factory=list, init=False)
-    """Sequences whose next step is sent in the next turn of the event loop."""
 
     def __post_init__(self) -> None:
         core = self.dispatcher.core
@@ -240,14 +238,7 @@ class GenerateService:
     def _send_soon(self, running: _RunningSequence) -> None:
         # The next step is sent one turn of the event loop later. Readers then have their tokens first, and the next
         # steps of all sequences of one reply are sent together.
-        self._to_send.append(running)
-        if len(self._to_send) == 1:
-            asyncio.get_running_loop().call_soon(self._send)
-
-    def _send(self) -> None:
-        to_send, self._to_send = self._to_send, []
-        for running in to_send:
-            self._resume(running)
+        asyncio.get_running_loop().call_soon(self._resume, running)
 
     def _resume(self, running: _RunningSequence) -> None:
         if running.state.has_ended:
