@@ -261,9 +261,6 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
             self.flow.resume_reading()
 
-    def abort(self) -> None:
-        self.transport.abort()
-
     def _refuse(self, status: int, kind: str, message: str) -> None:
         """Refuses the request that is being read, or closes the connection after the answers to earlier requests."""
         if self._discards_input:
@@ -373,7 +370,7 @@ class HttpServer(uvicorn.Server):
             for listener in self.servers:
                 listener.close()
             for connection in list(self.server_state.connections):
-                connection.abort()  # type: ignore[union-attr] # all are of our class
+                connection.transport.abort()
             self._ended.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -199,15 +199,6 @@ MAX_DETAILS = 1_000
 """Most characters of details. gRPC drops trailers that are too large, where a non-ASCII byte takes three bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """The caller of an RPC, from its metadata."""
-
-    request_id: str
-    remaining_s: float | None
-    """Seconds until the deadline of the call; None if it has none."""
-
-
 class Rpcs:
     """The RPC handlers of one ingress."""
 
@@ -223,25 +214,25 @@ class Rpcs:
         """
         metadata = dict(context.invocation_metadata())
         remaining_s = None if REMAINING_KEY not in metadata else float(metadata[REMAINING_KEY])
-        caller = Caller(request_id=id_or_new(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
+        request_id = id_or_new(metadata.get(REQUEST_ID))
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
             attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
             record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, metadata)
-        trailing = [(REQUEST_ID, caller.request_id), *({} if record is None else record.headers).items()]
+        trailing = [(REQUEST_ID, request_id), *({} if record is None else record.headers).items()]
         status, code = 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
                 self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", metadata.get("authorization"))
             with self._backend.bodies.holding(len(request)):
                 handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
-                fields = await handler(read_message(f"{name}Request", request), caller)
+                fields = await handler(read_message(f"{name}Request", request), request_id, remaining_s)
             return message_class(f"{name}Response")(**fields)
         except asyncio.CancelledError:
             status, code = CLIENT_CLOSED_REQUEST, grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            failure = failure_of(error, caller.request_id, name)
+            failure = failure_of(error, request_id, name)
             status, code = failure.http_status, grpc.StatusCode[failure.grpc_status]
             _fail(context, failure, trailing)
         finally:
@@ -249,35 +240,35 @@ class Rpcs:
             self._backend.count_request(f"/{RPC_SERVICE}/{name}", status)
             if record is not None and self._tracer is not None:
                 result = {"rpc.grpc.status_code": int(code.value[0])}
-                self._tracer.end(record, result, caller.request_id, failure=trace_failure(status))
+                self._tracer.end(record, result, request_id, failure=trace_failure(status))
         return message_class(f"{name}Response")()
 
-    async def _live(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+    async def _live(self, *_: object) -> Mapping[str, Any]:
         return {"live": True}
 
-    async def _ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+    async def _ready(self, *_: object) -> Mapping[str, Any]:
         return {"ready": self._backend.is_ready}
 
-    async def _model_ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+    async def _model_ready(self, message: Any, *_: object) -> Mapping[str, Any]:
         """Returns false for an unknown model, as Triton does."""
         try:
             check_model(self._backend, message.name, message.version)
         except UnknownModelError:
             return {"ready": False}
-        return await self._ready(message, caller)
+        return await self._ready()
 
-    async def _server_metadata(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+    async def _server_metadata(self, *_: object) -> Mapping[str, Any]:
         return SERVER_METADATA
 
-    async def _model_metadata(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+    async def _model_metadata(self, message: Any, *_: object) -> Mapping[str, Any]:
         check_model(self._backend, message.name, message.version)
         return await model_metadata(self._backend)
 
-    async def _infer(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+    async def _infer(self, message: Any, request_id: str, remaining_s: float | None) -> Mapping[str, Any]:
         check_model(self._backend, message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
-        timeout_s = call_timeout(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
-        request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
+        timeout_s = call_timeout(request.timeout_s, remaining_s, self._backend.max_timeout_s)
+        request = replace(request, request_id=request_id, timeout_s=timeout_s)
         served, answers = await infer_version(self._backend, request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
