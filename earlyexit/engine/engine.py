@@ -139,6 +139,8 @@ class _Averages:
     """Inputs per batch."""
     tokens: float = 0.0
     """Tokens per batch."""
+    mean_first_s: float = 0.0
+    """Seconds until a batch's first answers, over all sizes."""
 
 
 class ObservedTimes(BySplit[_Averages]):
@@ -166,15 +168,17 @@ class ObservedTimes(BySplit[_Averages]):
         return 1.0 if known is None else known.tokens / known.inputs
 
     def first_s(self, split: Split, tokens: float) -> float:
-        """Returns the seconds until a batch's first answers: the least that the batches of any size imply.
+        """Returns the seconds until a batch's first answers: the least over the bucket of `tokens` and larger ones.
 
-        A smaller batch takes at most as long, and at least in proportion to its size. So one slow batch of a size does
-        not keep the engine from running that size again, which would keep the engine from learning its time anew.
+        A batch above the mean size takes at most in proportion longer than the mean batch. Otherwise, one slow batch of
+        a size could make the engine drop inputs whenever that many wait, so that it would never run that size again.
         """
         known = self.find(split)
         if known is None:
             return 0.0
-        return min([first_s * max(1.0, tokens / end) for end, first_s in known.first_s.items()])
+        position = bisect_left(known.ends, tokens * (1 - ROUNDING))
+        least_s = min([known.first_s[end] for end in known.ends[position:] or known.ends[-1:]])
+        return min(least_s, known.mean_first_s * tokens / known.tokens) if tokens > known.tokens else least_s
 
     def observe(
         self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = SMOOTHING
@@ -192,8 +196,9 @@ class ObservedTimes(BySplit[_Averages]):
         if known.inputs:
             known.inputs += SMOOTHING * (size - known.inputs)
             known.tokens += SMOOTHING * (tokens - known.tokens)
+            known.mean_first_s += SMOOTHING * (first_s - known.mean_first_s)
         else:
-            known.inputs, known.tokens = size, tokens
+            known.inputs, known.tokens, known.mean_first_s = size, tokens, first_s
 
 
 def bucket_end(size: int, tokens: int) -> int:

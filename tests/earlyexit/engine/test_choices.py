@@ -173,14 +173,14 @@ def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
 
 def test_a_slow_batch_does_not_keep_its_size_from_being_run_and_measured_again() -> None:
     engine = Engine(splits_of(0, 2, batch=2), ObservedTimes())
-    for names_of, seconds in (("a", 0.5), ("bc", 10.0)):
-        engine.submit(0, [member(name) for name in names_of], 0.0)
+    for members, seconds in (("a", 0.5), ("bc", 3.0), *[("d", 0.5)] * 8):
+        engine.submit(0, [member(name) for name in members], 0.0)
         engine.finished(chosen(engine), first_s=seconds, total_s=seconds)
-    engine.submit(0, [member("d", deadline_s=1.25), member("e", deadline_s=1.25)], 0.0)
-    assert names(chosen(engine, 0.25).members) == "d e", "two batches of one would take 1 s"
-    engine.submit(0, [member("f", deadline_s=1.25), member("g", deadline_s=1.5)], 0.0)
+    engine.submit(0, [member("e", deadline_s=1.5), member("f", deadline_s=1.5)], 0.0)
+    assert names(chosen(engine, 0.25).members) == "e f", "by the recent batches of one, they take 1.1 s"
+    engine.submit(0, [member("g", deadline_s=1.5), member("h", deadline_s=2.0)], 0.0)
     choice = engine.choose(0.5)
-    assert (names(choice.dropped), names(choice.batch.members if choice.batch else ())) == ("f", "g")
+    assert (names(choice.dropped), names(choice.batch.members if choice.batch else ())) == ("g", "h")
 
 
 def test_a_plan_that_changes_nothing_keeps_queues_and_a_forgotten_origin_loses_its_members() -> None:
