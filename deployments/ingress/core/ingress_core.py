@@ -279,14 +279,15 @@ class IngressCore:
             call.release(held)
             return []
         route = held[0].chain.current.route
-        crossing = route.crossing(block, probe=call.probe) if route.crossings else None
-        if crossing is None:
+        network = route.crossing(block, probe=call.probe) if route.crossings else None
+        if network is None:
             onward = self._calls.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
             return [SendCall(onward, block, payload)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
-        entering = self._calls.begin(route, route.at(crossing.block), awaited, now_s, call.epoch, call.watch)
-        actions: Actions = [SendCall(entering, crossing.block, payload, crossing.network)]
+        start = route.starts[network]
+        entering = self._calls.begin(route, route.at(start), awaited, now_s, call.epoch, call.watch)
+        actions: Actions = [SendCall(entering, start, payload, network)]
         if call.watch == "probe" and block - 1 in route.plan.prune:
             actions += self._send_unpruned(entering, now_s)
         return actions

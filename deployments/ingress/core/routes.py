@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count, groupby
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import PlanError, SequenceLostError
@@ -293,15 +293,6 @@ SMOOTHING = 0.1
 """The weight of the newest call in the moving average of a stage's time."""
 
 
-class Crossing(NamedTuple):
-    """The point where inputs enter a network of a cascade. They are encoded again for it."""
-
-    block: int
-    """The first block of the network."""
-    network: int
-    """The position of the network in the cascade."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class StageRoute:
     """The route to one stage of a chain. A stage with blocks of several networks has one route per network."""
@@ -352,12 +343,13 @@ class ChainRoute:
         self.entry = plan.entry
         self.network = plan.used[0]
         """The network that inputs enter first."""
-        self.crossings: Mapping[int, Crossing] = crossings_of(plan)
-        """By block, where survivors that wait for the block enter a network. The keys are the first blocks of networks
-        and all blocks of networks that the plan skips. Empty if the model is a single network."""
-        starts = (0, *plan.networks[:-1]) if plan.networks else ()
-        self._all_crossings = {start: Crossing(start, network) for network, start in enumerate(starts)}
-        """The crossings of probes, by block. Probes enter every network, whether the plan uses it or not."""
+        self.starts = (0, *plan.networks[:-1])
+        """The first block of each network."""
+        self.crossings = crossings_of(plan)
+        """By block, the network that survivors enter which wait for the block. The keys are the first blocks of
+        networks and all blocks of networks that the plan skips. Empty if the model is a single network."""
+        self._all_crossings = dict(zip(self.starts, range(len(plan.networks)), strict=False))
+        """The same for probes, which enter every network, whether the plan uses it or not."""
         self._block_s = tuple(block_s)
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
@@ -367,8 +359,8 @@ class ChainRoute:
         """Returns the stage that runs a block. For a skipped network, it is the stage where the next network begins."""
         return self._stage_of[block]
 
-    def crossing(self, block: int, *, probe: bool) -> Crossing | None:
-        """Returns where inputs that wait for a block enter a network; None if they stay in their network."""
+    def crossing(self, block: int, *, probe: bool) -> int | None:
+        """Returns the network that inputs enter which wait for a block; None if they stay in their network."""
         return (self._all_crossings if probe else self.crossings).get(block)
 
     def entrance(self, *, probe: bool) -> tuple[int, None, int]:
@@ -377,8 +369,7 @@ class ChainRoute:
 
     def hosted(self, block: int) -> int:
         """Returns the block at which inputs go on. For a skipped network, it is the next network's first block."""
-        crossing = self.crossings.get(block)
-        return block if crossing is None else crossing.block
+        return self.starts[self.crossings[block]] if block in self.crossings else block
 
     @property
     def seconds_per_block(self) -> list[float]:
@@ -441,13 +432,12 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
     return chains
 
 
-def crossings_of(plan: Plan) -> dict[int, Crossing]:
-    """Returns, by block, where inputs that wait for the block enter a network; see `ChainRoute.crossings`."""
-    crossings: dict[int, Crossing] = {}
+def crossings_of(plan: Plan) -> dict[int, int]:
+    """Returns, by block, the network that inputs enter which wait for the block; see `ChainRoute.crossings`."""
+    crossings: dict[int, int] = {}
     used, starts = plan.used, (0, *plan.networks[:-1])
     for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):
         entered = next(each for each in used if each >= network)
         # A used network is entered at its first block only; a skipped network is left at every block.
-        for block in range(start, start + 1 if entered == network else end):
-            crossings[block] = Crossing(starts[entered], entered)
+        crossings |= dict.fromkeys(range(start, start + 1 if entered == network else end), entered)
     return crossings
