@@ -10,8 +10,8 @@ import asyncio
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import Decision, Planned
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
+from optimizer.live.tuning.base import NewThresholds
 from optimizer.plan import PlacedPlan
 from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
 from optimizer.problem import PlanProblem
@@ -185,14 +186,9 @@ class ControlLoop:
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
         """Plans now, after the current tick, and ends a hold. Returns the verdict."""
-        async with self._lock:
+        async with self._operation():
             self.update_state(hold=False)
-            await self._look()
-            await self._handle_alarm()
-            verdict = await self._replan(reason)
-            self._update_tuner()
-            self._history.commit()
-            return verdict
+            return await self._replan(reason)
 
     async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> dict[str, Any]:
         """Applies an operator's plan. `hold`: keep it until a replan is requested.
@@ -202,18 +198,24 @@ class ControlLoop:
         problem, networks = self.settings.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
         plan = self.view.completed(parse_plan(dict(document), shape))
-        async with self._lock:
-            await self._look()
-            await self._handle_alarm()  # otherwise it would be dropped together with the controller's thresholds
+        async with self._operation():
             placed = self.view.place(plan)
             if not self.view.has_room(placed):
                 raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.counts}")
             self.update_state(hold=hold)
             words = "an operator's plan"
             await self._perform(ApplyPlan(placed=placed, reason="asked", words=words, sized_for_rps=None))
+            return {"epoch": placed.epoch, "changed": True, "reason": "asked", "words": words}
+
+    @asynccontextmanager
+    async def _operation(self) -> AsyncIterator[None]:
+        """Surrounds a change that an operator requests. Observes the service first, so that it is the newest view."""
+        async with self._lock:
+            await self._look()
+            await self._handle_alarm()  # otherwise it would be dropped together with the controller's thresholds
+            yield
             self._update_tuner()
             self._history.commit()
-            return {"epoch": placed.epoch, "changed": True, "reason": "asked", "words": words}
 
     def update_state(self, **changes: Any) -> None:
         """Changes fields of the state, also on disk."""
@@ -236,7 +238,7 @@ class ControlLoop:
         for question in decide.CHECKS:
             actions = question(self.view)
             await self._perform_all(actions)
-            if any(isinstance(each, ApplyPlan | decide.ApplyThresholds | decide.Suspend | Replan) for each in actions):
+            if any(isinstance(each, ApplyPlan | NewThresholds | decide.Suspend | Replan) for each in actions):
                 break  # the plan may have changed, so the other checks wait for the next tick
         await self._reforecast()
 
@@ -310,7 +312,7 @@ class ControlLoop:
         try:
             self._update_tuner()
             for action in decide.thresholds_found(self.view):
-                if isinstance(action, decide.ApplyThresholds):  # a replan waits until the change is finished
+                if isinstance(action, NewThresholds):  # a replan waits until the change is finished
                     await self._perform(action)
         finally:
             self._had_alarm = True
@@ -338,8 +340,8 @@ class ControlLoop:
                 self.update_state(**changes)
             case ApplyPlan():
                 await self._apply_plan(action)
-            case decide.ApplyThresholds(said=said, reason=reason):
-                await self._apply_thresholds(said.thresholds, said.words, reason)
+            case NewThresholds():
+                await self._apply_thresholds(action)
             case decide.FinishChange():
                 await self._finish_change()
             case decide.Suspend(reason):
@@ -509,11 +511,12 @@ class ControlLoop:
             await self._handle_alarm()
         await self._sleep(LOOK_S)
 
-    async def _apply_thresholds(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
+    async def _apply_thresholds(self, said: NewThresholds) -> None:
         """Applies new thresholds as a plan with its own epoch and the same stages and replicas, without a trial.
 
         The thresholds are stored together with that plan.
         """
+        thresholds, words, reason = said.thresholds, said.words, "alarm" if said.why == "alarm" else "thresholds"
         self.tuning.said = None
         missing = sorted(set(self.stream.thresholds(self.state)) - set(thresholds))
         if missing:

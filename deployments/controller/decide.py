@@ -87,14 +87,6 @@ class ApplyPlan:
     trial: Trial | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyThresholds:
-    """Apply thresholds that the tuner has found."""
-
-    said: NewThresholds
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class Suspend:
     """Refuse all inputs."""
@@ -123,7 +115,8 @@ class FinishChange:
     """Continue or repair the change to the current plan."""
 
 
-Action = LogEvent | UpdateState | ApplyPlan | ApplyThresholds | Suspend | RecordRejected | Replan | FinishChange
+Action = LogEvent | UpdateState | ApplyPlan | NewThresholds | Suspend | RecordRejected | Replan | FinishChange
+"""What the control loop does next. It applies new thresholds as the tuner has found them."""
 Actions = tuple[Action, ...]
 
 
@@ -271,13 +264,12 @@ def thresholds_found(view: View) -> Actions:
         return _after("alarm", view) if view.had_alarm and _is_too_careful(view, {}) else ()
     if said.why != "alarm" and (state.trial is not None or view.is_changing):
         return ()
-    reason = "alarm" if said.why == "alarm" else "thresholds"
     was_safe = state.thresholds is not None and view.tuning.is_safe(state.thresholds)
     on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
     # Inputs may leave at some ramp, but at none that is active in the plan: an exit was moved.
     is_moved = bool(on) and view.tuning.is_safe(on) and not view.tuning.is_safe(said.thresholds)
     replans = was_safe or is_moved or _is_too_careful(view, said.thresholds)
-    return ApplyThresholds(said=said, reason=reason), *(_after(reason, view) if replans else ())
+    return said, *(_after(said.why, view) if replans else ())
 
 
 def _after(reason: str, view: View) -> Actions:
