@@ -433,6 +433,9 @@ class _ReceivedCall(StageCall):
     assignment: msgspec.Raw  # type: ignore[assignment] # the same bytes come with every call, and are decoded once
 
 
+_CALL_FIELDS = tuple(each.name for each in fields(StageCall))
+
+
 class _ReceivedBegin(BeginCall, frozen=True, tag="begin"):
     call: _ReceivedCall
 
@@ -552,17 +555,8 @@ def decode_from_ingress(frame: bytes | memoryview) -> FromIngress:
         message = _INGRESS_DECODER.decode(frame)
         if not isinstance(message, _ReceivedBegin):
             return message
-        received = message.call
-        call = StageCall(
-            piece=received.piece,
-            remaining_s=received.remaining_s,
-            reserve_s=received.reserve_s,
-            assignment=_decode_assignment(bytes(received.assignment)),
-            probe=received.probe,
-            counts_as_full=received.counts_as_full,
-            traced=received.traced,
-            sequences=received.sequences,
-        )
+        received: dict[str, Any] = {name: getattr(message.call, name) for name in _CALL_FIELDS}
+        received["assignment"] = _decode_assignment(bytes(message.call.assignment))
     except PlanError as error:  # a stage or a split contradicts itself
         raise MalformedError(str(error)) from error
-    return BeginCall(message.serial, call)
+    return BeginCall(message.serial, StageCall(**received))
