@@ -48,7 +48,6 @@ class Controller:
         bind_calls()
         os.nice(NICENESS)
         self._settings = ServeSettings.model_validate(settings)
-        self._chain = read_card(Path(self._settings.model)).chain
         self._metrics = LazyMetrics()
         control = self._settings.control
         assert control is not None, "settings with a controller"
@@ -79,7 +78,7 @@ class Controller:
 
     async def describe(self) -> dict[str, Any]:
         """Returns the plan, the forecasts and the measurements; see `describe`."""
-        return describe(self._loop, self._history, self._settings, self._chain)
+        return describe(self._loop, self._history, self._settings)
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last plans of the history, newest first."""

@@ -6,20 +6,19 @@ from typing import Any
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.decide import View
-from deployments.controller.intake import batch_means, latency_s, network_figures, ran_since
+from deployments.controller.intake import latency_s
 from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
 from deployments.wire.messages import total
-from earlyexit.network.chain import Chain
 from optimizer.live.stragglers import avoided_replicas
 from optimizer.plan_file import placed_document
 
 LAST_EVENTS = 20
 
 
-def describe(loop: ControlLoop, history: History, settings: ServeSettings, chain: Chain) -> dict[str, Any]:
-    """Returns what `GET /plan` shows as plain data; `chain`: that of the served model."""
+def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> dict[str, Any]:
+    """Returns what `GET /plan` shows as plain data."""
     view = loop.view
     state, now_s, basis = view.state, view.now_s, view.basis
     period_s, bytes_N = view.settings.period_s, view.settings.problem.bytes_per_sample_N
@@ -35,9 +34,8 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, chain
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
         "predicted": dict(state.placed.plan.predicted),
         "forecast": None if basis is None else _forecast(basis.forecast),
-        "observed": _observed(view, chain),
+        "observed": _observed(view),
         "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
-        "fill": _fill(view),
         "accelerators": _accelerators(view, settings),
         "stragglers": dict(avoided_replicas(state.resting)),
         "phases_s": dict(loop.phases_s),
@@ -84,7 +82,7 @@ def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
     }
 
 
-def _observed(view: View, chain: Chain) -> dict[str, Any]:
+def _observed(view: View) -> dict[str, Any]:
     """Describes the measurements of the last period, or since the ingresses follow the plan if that is shorter."""
     state, settings, now_s = view.state, view.settings, view.now_s
     budget = settings.accuracy_budget
@@ -102,7 +100,6 @@ def _observed(view: View, chain: Chain) -> dict[str, Any]:
         "p99_s": None if seen is None else latency_s(seen.latencies, 0.99),
         "exits": {} if seen is None else {str(block): count for block, count in sorted(seen.exits.items())},
         "drops": {} if seen is None else dict(seen.drops),
-        "networks": network_figures(chain, state.placed.plan.used, seen),
         "inputs_seen": 0 if full is None else full.num_inputs,
         "survival": None if full is None or full.survival is None else [share.value for share in full.survival],
         "agreement": agreement,
@@ -110,19 +107,6 @@ def _observed(view: View, chain: Chain) -> dict[str, Any]:
         "accuracy_budget": budget,
         "within_budget": None if agreement is None or budget is None else agreement >= 1 - budget,
     }
-
-
-def _fill(view: View) -> list[dict[str, Any]]:
-    """Describes, for each split of the plan, how full its batches were since the last planning."""
-    rows = []
-    for slot, stage in view.state.placed.stage_of.items():
-        reports = [report for report in view.replicas if report.slot == slot]
-        times = [each for report in reports for each in ran_since(view.baseline.get(report.replica), report)]
-        for split in stage.splits:
-            about = {"slot": slot, "first": split.first, "end": split.end, "batch": split.batch, "tokens": split.tokens}
-            ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
-            rows.append(about | batch_means(split, ran))
-    return rows
 
 
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:

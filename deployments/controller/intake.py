@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
@@ -10,8 +10,6 @@ from typing import Any
 
 from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts, IngressReport, Interval, ReplicaReport, total
 from earlyexit.engine.engine import TimesRun
-from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
 
 _key_of = attrgetter("first", "end", "ramps", "after_answer", "size", "shared")
 """Returns what identifies a `TimesRun` of a replica."""
@@ -60,20 +58,6 @@ def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRu
     return tuple(each for each in new if each.batches > 0)
 
 
-def batch_means(split: Split, times: Sequence[TimesRun]) -> dict[str, Any]:
-    """Returns the mean inputs and tokens of a split's batches, and their shares of the limits; None without batches."""
-    batches = sum(each.batches for each in times)
-    size = sum(each.batches * each.size for each in times) / batches if batches else None
-    size_tokens = sum(each.tokens for each in times) / batches if batches else None
-    return {
-        "batches": batches,
-        "size": size,
-        "size_tokens": size_tokens,
-        "fill": None if size is None else size / split.batch,
-        "token_fill": None if size_tokens is None or split.tokens is None else size_tokens / split.tokens,
-    }
-
-
 def _difference(before: TimesRun | None, now: TimesRun) -> TimesRun:
     if before is None:
         return now
@@ -95,35 +79,3 @@ def _less(now: Any, before: Any) -> Any:
     if isinstance(now, int):
         return now - before
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
-
-
-def network_figures(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:
-    """Returns one row per network of a cascade; no rows for a single network.
-
-    `used`: the positions of the networks that the plan uses. Shares are of the answers under the current plan, and None
-    before the first answer.
-    """
-    if chain.is_one:
-        return []
-    seen = seen or Interval(since_s=0.0, at_s=0.0)
-    return [_figures(chain, network, network in used, seen) for network in range(len(chain.names))]
-
-
-def _figures(chain: Chain, network: int, is_used: bool, seen: Interval) -> dict[str, Any]:
-    first, end = chain.starts[network], chain.bounds[network]
-    answers = sum(count for block, count in seen.exits.items() if first <= block < end)
-    reached = sum(count for block, count in seen.exits.items() if block >= first)
-    total = sum(seen.exits.values())
-    crossings, words = seen.crossings.get(first, 0), seen.words.get(first, 0)
-    return {
-        "name": chain.names[network],
-        "first": first,
-        "end": end,
-        "used": is_used,
-        "answers": answers,
-        "share": answers / total if total else None,
-        "returned": answers / reached if reached and is_used else None,
-        "crossings_per_s": crossings / seen.seconds if seen.seconds else None,
-        "crossing_s": seen.crossing_s.get(first, 0.0) / crossings if crossings else None,
-        "pruned_words": seen.pruned_words.get(first, 0) / words if words else None,
-    }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deployments.controller.intake import IngressIntake, batch_means, latency_s, network_figures, ran_since
+from deployments.controller.intake import IngressIntake, latency_s, ran_since
 from deployments.settings import ServeSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
+from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard
 from optimizer.plan import PlacedPlan, Stage
 
@@ -100,28 +101,26 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     }
 
 
-def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None) -> list[dict[str, Any]]:
-    """Returns the mean batch size at each block, with fusing and without.
+def blocks_state(plan: Mapping[str, Any], survival: Sequence[float] | None) -> list[dict[str, Any]]:
+    """Returns the mean batch size at each block of a plan (`plan_state`), with fusing and without.
 
     With fusing, it is the mean batch of the split, less the inputs that left at the split's earlier ramps. Without, it
     is b * s(k) / s(0), where b is the mean batch of the first split and s the observed survival (1 if inputs continue
     after their answer).
     """
-    if survival is not None and snapshots[-1].placed.plan.after_answer == "stay":
+    if survival is not None and plan["after_answer"] == "stay":
         survival = [1.0] * len(survival)
-    now, ran = snapshots[-1], ran_over(snapshots)
-    splits = [(slot, split) for slot, stage in now.placed.stage_of.items() for split in stage.splits]
-    sizes = {split.first: batch_means(split, _times(now, slot, split, ran))["size"] for slot, split in splits}
+    splits = [split for stage in plan["stages"] for split in stage["splits"]]
     return [
         {
             "block": block,
-            "target": split.batch,
-            "is_first": block == split.first,
-            "fused": _shrunk(sizes[split.first], survival, split.first, block),
-            "unfused": _shrunk(sizes[splits[0][1].first], survival, splits[0][1].first, block),
+            "target": split["batch"],
+            "is_first": block == split["first"],
+            "fused": _shrunk(split, survival, block),
+            "unfused": _shrunk(splits[0], survival, block),
         }
-        for _, split in splits
-        for block in range(split.first, split.end)
+        for split in splits
+        for block in range(split["first"], split["end"])
     ]
 
 
@@ -149,8 +148,11 @@ def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran
 
 
 def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran, seconds: float) -> dict[str, Any]:
-    means = batch_means(split, _times(now, slot, split, ran))
-    batches = means.pop("batches")
+    replicas = [report.replica for report in now.replicas if report.slot == slot]
+    times = [each for replica in replicas for each in ran[replica] if each.is_of(split)]
+    batches = sum(each.batches for each in times)
+    size = sum(each.batches * each.size for each in times) / batches if batches else None
+    size_tokens = sum(each.tokens for each in times) / batches if batches else None
     return {
         "first": split.first,
         "end": split.end,
@@ -158,7 +160,10 @@ def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran
         "batch": split.batch,
         "tokens": split.tokens,
         "ramps": list(split.ramps),
-        **means,
+        "size": size,
+        "size_tokens": size_tokens,
+        "fill": None if size is None else size / split.batch,
+        "token_fill": None if size_tokens is None or split.tokens is None else size_tokens / split.tokens,
         "batches_per_s": batches / seconds if seconds else None,
     }
 
@@ -176,15 +181,12 @@ def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> 
     }
 
 
-def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[TimesRun]:
-    """Returns the times of one split on all replicas of its slot."""
-    return [each for report in now.replicas if report.slot == slot for each in ran[report.replica] if each.is_of(split)]
-
-
-def _shrunk(size: float | None, survival: Sequence[float] | None, first: int, block: int) -> float | None:
-    if size is None or survival is None or not survival[first]:
+def _shrunk(split: Mapping[str, Any], survival: Sequence[float] | None, block: int) -> float | None:
+    """Returns the mean batch of a split, less the inputs that left before a block; None if either is unknown."""
+    if split["size"] is None or survival is None or not survival[split["first"]]:
         return None
-    return size * survival[block] / survival[first]
+    size: float = split["size"] * survival[block] / survival[split["first"]]
+    return size
 
 
 SCHEMA = 5
@@ -203,6 +205,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
     survival = observed_survival(shares, facts.card.chain.num_blocks)
+    plan = plan_state(facts, under_present_plan(within(snapshots, SHARES_S)))
     return {
         "schema": SCHEMA,
         "at_s": now.at_s,
@@ -210,11 +213,11 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "now": _now(now, recent),
         "totals": {name: sum(getattr(each, name) for each in now.ingresses) for name in TOTALS},
         "drops": _drops(now, recent),
-        "plan": plan_state(facts, under_present_plan(within(snapshots, SHARES_S))),
-        "blocks": blocks_state(under_present_plan(within(snapshots, SHARES_S)), survival),
+        "plan": plan,
+        "blocks": blocks_state(plan, survival),
         "exits": _exits(facts, now, shares),
         "early": _early(shares, survival, now),
-        "networks": network_figures(facts.card.chain, now.placed.plan.used, shares),
+        "networks": _networks(facts.card.chain, now.placed.plan.used, shares),
         "survival": survival,
         "agreement": now.agreement,
         "described": now.described,
@@ -297,3 +300,34 @@ def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -
     at_end = seen.exits.get(len(survival) - 1, 0) / sum(seen.exits.values())
     run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)  # without skipped networks
     return {"share": 1 - at_end, "mean_blocks": sum(run)}
+
+
+def _networks(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:
+    """Returns one row per network of a cascade; no rows for a single network.
+
+    `used`: the positions of the networks that the plan uses. Shares are of the answers under the current plan, and None
+    before the first answer.
+    """
+    seen = seen or Interval(since_s=0.0, at_s=0.0)
+    positions = () if chain.is_one else range(len(chain.names))
+    return [_network(chain, network, network in used, seen) for network in positions]
+
+
+def _network(chain: Chain, network: int, is_used: bool, seen: Interval) -> dict[str, Any]:
+    first, end = chain.starts[network], chain.bounds[network]
+    answers = sum(count for block, count in seen.exits.items() if first <= block < end)
+    reached = sum(count for block, count in seen.exits.items() if block >= first)
+    total = sum(seen.exits.values())
+    crossings, words = seen.crossings.get(first, 0), seen.words.get(first, 0)
+    return {
+        "name": chain.names[network],
+        "first": first,
+        "end": end,
+        "used": is_used,
+        "answers": answers,
+        "share": answers / total if total else None,
+        "returned": answers / reached if reached and is_used else None,
+        "crossings_per_s": crossings / seen.seconds if seen.seconds else None,
+        "crossing_s": seen.crossing_s.get(first, 0.0) / crossings if crossings else None,
+        "pruned_words": seen.pruned_words.get(first, 0) / words if words else None,
+    }

@@ -146,7 +146,6 @@ def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_changes_o
     assert [split["tokens"] for stage in described["plan"]["chains"][0]["stages"] for split in stage["splits"]] == [
         TOKENS
     ] * 3
-    assert all(row["tokens"] == TOKENS for row in described["fill"])
 
 
 def check_fill(stages: list[list[dict[str, Any]]]) -> None:

@@ -17,7 +17,6 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
 from optimizer.batching import Batching
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
@@ -30,7 +29,6 @@ from profiles.table import LatencyTable
 from tests.clock import ManualClock
 
 RAMPS = (0, 1, 2)
-CHAIN = Chain(names=("model",), lengths=(4,), ramps=RAMPS)
 SHAPE = StreamShape(score="confidence", num_blocks=4, ramps=RAMPS)
 POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
 START_S = 1200.0

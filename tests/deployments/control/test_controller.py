@@ -27,7 +27,7 @@ from optimizer.plan import PlacedPlan, Plan, Stage
 from optimizer.plan_file import ModelShape, parse_plan, plan_document
 from optimizer.problem import Supply
 from optimizer.problem_file import problem_document
-from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, begun, halves, probes, problem, whole
+from tests.deployments.control.control_fakes import EASY, POLICY, begun, halves, probes, problem, whole
 from tests.model_cards import chain_of
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
@@ -51,7 +51,7 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     scene = await begun(tmp_path, looks=3, best=halves(3, 1), settings={"accuracy_budget": 0.01})
     scene.fleet.alive = {"cpu": 6}  # more than the 4 that the service may use
     await scene.ticks(1, EASY)
-    described = describe(scene.loop, scene.history, settings(tmp_path), CHAIN)
+    described = describe(scene.loop, scene.history, settings(tmp_path))
     assert json.dumps(described, allow_nan=False)
     assert (described["epoch"], described["slots"], described["reason"]) == (
         1,
@@ -72,7 +72,7 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     assert described["hops"] == {"dtype": "same", "bytes_per_input": [1.0]}
     assert [event["kind"] for event in described["events"]] == ["plan"]
     emulated = {"cpu": EmulatedSettings(batch=[1], block_s=[[0.01]] * 4, ramp_s=[[0.0]] * 3, time_scale=20.0)}
-    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), CHAIN)
+    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated))
     assert described["accelerators"]["cpu"]["emulated"] is True
     assert described["accelerators"]["cpu"]["time_scale"] == 20.0
 

@@ -13,7 +13,6 @@ from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import (
-    CHAIN,
     EASY,
     GROWING,
     LOWER,
@@ -386,7 +385,7 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
     await scene.ticks(1, (0, 1250))
     assert scene.fleet.followed.plan.stages == whole(5)
     assert scene.history.plans(1)[0]["reason"] == "after an alarm"
-    described = describe(scene.loop, scene.history, settings(tmp_path), CHAIN)
+    described = describe(scene.loop, scene.history, settings(tmp_path))
     assert described["tuning"]["alarms"] == 1
 
 

@@ -160,14 +160,16 @@ def test_replicas_have_their_utilization_and_only_some_of_many_are_listed() -> N
 
 
 def test_fused_batches_are_measured_and_unfused_ones_follow_from_survival() -> None:
-    blocks = blocks_state(looks(), [1.0, 0.5, 0.25, 0.25])
+    blocks = blocks_state(plan_state(FACTS, looks()), [1.0, 0.5, 0.25, 0.25])
     assert [block["fused"] for block in blocks] == [7.0, 3.5, 3.0, 3.0]
     assert [block["unfused"] for block in blocks] == [7.0, 3.5, 1.75, 1.75]
     assert [block["target"] for block in blocks] == [8, 8, 4, 4]
     assert [block["is_first"] for block in blocks] == [True, False, True, False]
     for survival in (None, [0.0, 0.0, 0.0, 0.0]):
-        assert {block["fused"] for block in blocks_state(looks(), survival)} == {None}
-    assert {block["unfused"] for block in blocks_state(looks()[:1], [1.0, 0.5, 0.25, 0.25])} == {None}
+        assert {block["fused"] for block in blocks_state(plan_state(FACTS, looks()), survival)} == {None}
+    assert {block["unfused"] for block in blocks_state(plan_state(FACTS, looks()[:1]), [1.0, 0.5, 0.25, 0.25])} == {
+        None
+    }
 
 
 def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
@@ -176,7 +178,7 @@ def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
     now = [replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)), replica("s", P100, ran(rest, 3, 10))]
     both = [snapshot(0.0, ingress(), placed=stays), snapshot(2.0, ingress(), placed=stays, replicas=now)]
     assert plan_state(FACTS, both)["after_answer"] == "stay"
-    shown = blocks_state(both, [1.0, 0.5, 0.25, 0.25])
+    shown = blocks_state(plan_state(FACTS, both), [1.0, 0.5, 0.25, 0.25])
     assert [(block["fused"], block["unfused"]) for block in shown] == [(4.0, 4.0), (4.0, 4.0), (3.0, 4.0), (3.0, 4.0)]
 
 
