@@ -110,7 +110,7 @@ class InFlight(Generic[PayloadT]):
     def releases(self, step: Step[PayloadT], elapsed_s: float, *, stay: bool) -> list[Release[PayloadT]]:
         """Returns the releases of a step, `elapsed_s` after the batch started. `stay`: whether answered inputs stay."""
         if not stay:
-            return [self._leave(answer, elapsed_s) for answer in step.answers]
+            return [self._answered(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
         releases: list[Release[PayloadT]] = []
         if step.seen and step.seen[0].block not in self.observed:
@@ -118,10 +118,9 @@ class InFlight(Generic[PayloadT]):
             self.observed.add(step.seen[0].block)
             releases += [Observed(member=members[seen.sample_id], seen=seen) for seen in step.seen]
         for answer in step.answers:
-            if answer.sample_id not in staying:
-                releases.append(self._leave(answer, elapsed_s))
-            elif not self.members[answer.sample_id].answered:  # neither here nor in the batch of an earlier split
-                releases.append(self._answer_early(answer, elapsed_s))
+            stays = answer.sample_id in staying
+            if not (stays and self.members[answer.sample_id].answered):  # here or in the batch of an earlier split
+                releases.append(self._answered(answer, elapsed_s, stays=stays))
         return releases
 
     def charge(self, total_s: float) -> None:
@@ -133,17 +132,14 @@ class InFlight(Generic[PayloadT]):
         """Returns each remaining member by itself, to run it again."""
         return [InFlight({name: member}, observed=set(self.observed)) for name, member in self.members.items()]
 
-    def _leave(self, answer: Answer, elapsed_s: float) -> Answered[PayloadT]:
-        member = self.members.pop(answer.sample_id)
-        member.compute_s += elapsed_s - self.answered_s.get(answer.sample_id, 0.0)
-        return Answered(member=member, answer=answer)
-
-    def _answer_early(self, answer: Answer, elapsed_s: float) -> Answered[PayloadT]:
-        member = self.members[answer.sample_id]
-        member.compute_s += elapsed_s
-        member.answered = True
-        self.answered_s[answer.sample_id] = elapsed_s
-        return Answered(member=member, answer=answer, stays=True)
+    def _answered(self, answer: Answer, elapsed_s: float, *, stays: bool = False) -> Answered[PayloadT]:
+        sample_id = answer.sample_id
+        member = self.members[sample_id] if stays else self.members.pop(sample_id)
+        member.compute_s += elapsed_s - self.answered_s.get(sample_id, 0.0)
+        if stays:
+            member.answered = True
+            self.answered_s[sample_id] = elapsed_s
+        return Answered(member=member, answer=answer, stays=stays)
 
 
 logger = logging.getLogger(__name__)
@@ -322,7 +318,7 @@ class Device(Generic[PayloadT]):
             parts = [InFlight({member.sample_id: member}) for member in batch.members]
             continuing = self._run_one_by_one(batch, parts)
         else:
-            continuing = self._attempt(batch, inside)
+            continuing = self._run(batch, inside)
         with self.lock:
             self.engine.leave(batch, self.clock.now_s())
             for survivors in continuing:
@@ -381,33 +377,13 @@ class Device(Generic[PayloadT]):
                 self.wake()
         self._release([_was_ended(member) for member in queued])
 
-    def _attempt(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
+    def _run(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
         """Runs a batch, and its members one by one if it fails. Returns the survivors that continue on this device."""
-        try:
-            survivors = self._run(batch, inside)
-        except _ModelFailure as failure:
-            if len(batch.members) > 1:
-                return self._run_one_by_one(batch, inside.one_by_one())
-            if not isinstance(failure.error, InputError):  # a bad input does not mean that the device is broken
-                self.failures_in_a_row += 1
-            self._release([_failed(member, failure.error) for member in inside.members.values()])
-            self._shrink(batch, len(inside.members))
-            return []
-        self.failures_in_a_row = 0
-        return [] if survivors is None else self._pass_on(survivors, inside)
-
-    def _run_one_by_one(self, batch: Batch[PayloadT], parts: Sequence[InFlight[PayloadT]]) -> list[Survivors[PayloadT]]:
-        continuing: list[Survivors[PayloadT]] = []
-        for part in parts:
-            with self.lock:
-                single = self.engine.again(batch, tuple(part.members.values()), self.clock.now_s())
-            continuing += self._attempt(single, part)
-        return continuing
-
-    def _run(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> PayloadT | None:
         first_s: float | None = None
         survivors: PayloadT | None = None
         for step in _steps(self.runner, batch):
+            if isinstance(step, Exception):
+                return self._after_failure(batch, inside, step)
             elapsed_s = self.clock.now_s() - batch.started_s
             survivors = step.survivors
             if step.answers and first_s is None:
@@ -424,7 +400,27 @@ class Device(Generic[PayloadT]):
             busy_s = self.engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s, answered=answered)
         self._on_batch(batch, busy_s)
         inside.charge(total_s)
-        return survivors
+        self.failures_in_a_row = 0
+        return [] if survivors is None else self._pass_on(survivors, inside)
+
+    def _after_failure(
+        self, batch: Batch[PayloadT], inside: InFlight[PayloadT], error: Exception
+    ) -> list[Survivors[PayloadT]]:
+        if len(batch.members) > 1:
+            return self._run_one_by_one(batch, inside.one_by_one())
+        if not isinstance(error, InputError):  # a bad input does not mean that the device is broken
+            self.failures_in_a_row += 1
+        self._release([_failed(member, error) for member in inside.members.values()])
+        self._shrink(batch, len(inside.members))
+        return []
+
+    def _run_one_by_one(self, batch: Batch[PayloadT], parts: Sequence[InFlight[PayloadT]]) -> list[Survivors[PayloadT]]:
+        continuing: list[Survivors[PayloadT]] = []
+        for part in parts:
+            with self.lock:
+                single = self.engine.again(batch, tuple(part.members.values()), self.clock.now_s())
+            continuing += self._run(single, part)
+        return continuing
 
     def _shrink(self, batch: Batch[PayloadT], by: int) -> None:
         """Notes that `by` inputs were answered or lost. With overlapping batches, another batch may begin now."""
@@ -533,20 +529,12 @@ class DeviceThreads(Generic[PayloadT]):
         return threading.Thread(target=self._serve, name=name, daemon=True)
 
 
-class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file
-    """Wraps an error of the model, to distinguish it from an error in `deliver`."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
-    """Yields the steps of a batch. Raises the model's errors as _ModelFailure."""
+def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[PayloadT] | Exception]:
+    """Yields the steps of a batch, and the error of the model if it fails."""
     try:
         yield from runner.run(batch)
     except Exception as error:
-        raise _ModelFailure(error) from error
+        yield error
 
 
 def _was_ended(member: Member[PayloadT]) -> Failed[PayloadT]:

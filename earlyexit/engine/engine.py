@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort, insort_right
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal
 
 from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, by_deadline
 from earlyexit.network.boundary import AfterAnswer, Split, rest_of
-
-V = TypeVar("V")
 
 # How long batches take. The size of a batch is its number of tokens. Inputs without tokens count as one token each.
 
@@ -27,7 +26,7 @@ Work = tuple[int, int, tuple[int, ...], AfterAnswer]
 key, since splits of two plans may start with the same block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TimesRun:
     """The total duration of the batches of one split and one size."""
 
@@ -50,67 +49,6 @@ class TimesRun:
         return _work(split) == (self.first, self.end, self.ramps, self.after_answer)
 
 
-class BySplit(Generic[V]):
-    """A value per split; a new split replaces the least recently run one. One thread may write while another reads."""
-
-    def __init__(self, new: Callable[[], V]) -> None:
-        self._new = new
-        self.values: dict[Work, V] = {}
-        self._by_last_run: dict[Work, None] = {}
-        # Most replicas run the same split again and again. `latest` saves the lookup.
-        self.latest_split: Split | None = None
-        self.latest: V = new()
-
-    def find(self, split: Split) -> V | None:
-        """Returns the split's value; None if it never ran or was replaced."""
-        return self.latest if split is self.latest_split else self.values.get(_work(split))
-
-    def of_run(self, split: Split) -> V:
-        """Returns the value of a split that has just run; adds one if it has none."""
-        if split is not self.latest_split:
-            work = _work(split)
-            if work not in self.values:
-                if len(self.values) >= MOST_SPLITS:
-                    oldest = next(iter(self._by_last_run))
-                    del self.values[oldest], self._by_last_run[oldest]
-                self.values[work] = self._new()
-            self._by_last_run.pop(work, None)
-            self._by_last_run[work] = None
-            self.latest_split, self.latest = split, self.values[work]
-        return self.latest
-
-
-class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
-    """Batches, tokens and seconds in total, by split, batch size, and whether another batch ran beside."""
-
-    def __init__(self) -> None:
-        super().__init__(dict)
-
-    def add(self, split: Split, size: int, tokens: int, seconds: float, *, shared: bool = False) -> None:
-        """Adds a batch to the sums."""
-        by_size = self.latest if split is self.latest_split else self.of_run(split)
-        batches, sum_tokens, sum_s = by_size.get((size, shared), (0, 0, 0.0))
-        by_size[size, shared] = (batches + 1, sum_tokens + tokens, sum_s + seconds)
-
-    def all(self) -> tuple[TimesRun, ...]:
-        """Returns the sums of every split and size."""
-        return tuple(
-            TimesRun(
-                first=first,
-                end=end,
-                ramps=ramps,
-                size=size,
-                batches=batches,
-                tokens=tokens,
-                seconds=seconds,
-                after_answer=after_answer,
-                shared=shared,
-            )
-            for (first, end, ramps, after_answer), by_size in self.values.copy().items()
-            for (size, shared), (batches, tokens, seconds) in by_size.copy().items()
-        )
-
-
 def _work(split: Split) -> Work:
     return split.first, split.end, split.ramps, split.after_answer
 
@@ -126,13 +64,15 @@ ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
-class _Averages:
-    """The moving averages of one split."""
+class _Measured:
+    """The measured batches of one split."""
 
+    sums: dict[tuple[int, bool], tuple[int, int, float]] = field(default_factory=dict)
+    """Batches, tokens and device seconds in total, by batch size and whether another batch ran beside."""
     ends: list[int] = field(default_factory=list)
     """The ends of the buckets that have a batch, ascending."""
     total_s: dict[int, float] = field(default_factory=dict)
-    """Seconds of a batch, by the end of its bucket."""
+    """Mean seconds of a batch, by the end of its bucket. This and the following are moving averages."""
     first_s: dict[int, float] = field(default_factory=dict)
     """Seconds until a batch's first answers, or until its end without any, by the end of its bucket."""
     inputs: float = 0.0
@@ -143,18 +83,32 @@ class _Averages:
     """Seconds until a batch's first answers, over all sizes."""
 
 
-class ObservedTimes(BySplit[_Averages]):
-    """Expected seconds of batches: moving averages of measured batches, per split and bucket of tokens.
+class ObservedTimes:
+    """Sums of the seconds of batches by split and size, and expected seconds of batches.
 
-    They are zero until a batch was measured, so that no input is dropped because of a guess.
+    Expected seconds are moving averages of measured batches, per split and bucket of tokens. They are zero until a
+    batch was measured, so that no input is dropped because of a guess. If there are too many splits, a new one replaces
+    the least recently run one. One thread may write while another reads.
     """
 
     def __init__(self) -> None:
-        super().__init__(_Averages)
+        self._by_work: OrderedDict[Work, _Measured] = OrderedDict()
+        """The least recently run split is first."""
+        # Most replicas run the same split again and again. `_latest` saves the lookup.
+        self._latest_split: Split | None = None
+        self._latest = _Measured()
+
+    def runs(self) -> tuple[TimesRun, ...]:
+        """Returns the sums of every split and size."""
+        return tuple(
+            TimesRun(first, end, ramps, size, *sums, after_answer, shared)
+            for (first, end, ramps, after_answer), measured in self._by_work.copy().items()
+            for (size, shared), sums in measured.sums.copy().items()
+        )
 
     def batch_s(self, split: Split, tokens: float) -> float:
         """Returns the seconds of a batch of `tokens` tokens. Above the largest bucket they grow in proportion."""
-        known = self.find(split)
+        known = self._find(split)
         if known is None:
             return 0.0
         position = bisect_left(known.ends, tokens * (1 - ROUNDING))
@@ -164,7 +118,7 @@ class ObservedTimes(BySplit[_Averages]):
 
     def mean_tokens(self, split: Split) -> float:
         """Returns the mean tokens per input of a split; 1 while unknown."""
-        known = self.find(split)
+        known = self._find(split)
         return 1.0 if known is None else known.tokens / known.inputs
 
     def first_s(self, split: Split, tokens: float) -> float:
@@ -173,7 +127,7 @@ class ObservedTimes(BySplit[_Averages]):
         A batch above the mean size takes at most in proportion longer than the mean batch. Otherwise, one slow batch of
         a size could make the engine drop inputs whenever that many wait, so that it would never run that size again.
         """
-        known = self.find(split)
+        known = self._find(split)
         if known is None:
             return 0.0
         position = bisect_left(known.ends, tokens * (1 - ROUNDING))
@@ -181,10 +135,23 @@ class ObservedTimes(BySplit[_Averages]):
         return min(least_s, known.mean_first_s * tokens / known.tokens) if tokens > known.tokens else least_s
 
     def observe(
-        self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = SMOOTHING
+        self,
+        split: Split,
+        size: int,
+        tokens: int,
+        first_s: float,
+        total_s: float,
+        *,
+        shared_s: float = 0.0,
+        weight: float = SMOOTHING,
     ) -> None:
-        """Adds a batch to the averages. `first_s`: seconds until its first answers, or until its end without any."""
-        known = self.latest if split is self.latest_split else self.of_run(split)
+        """Adds a batch. `first_s`: seconds until its first answers, or until its end without any.
+
+        `shared_s`: the seconds in which another batch ran beside it. `weight`: of this batch in its bucket's averages.
+        """
+        known = self._latest if split is self._latest_split else self._of_run(split)
+        batches, sum_tokens, sum_s = known.sums.get((size, shared_s > 0), (0, 0, 0.0))
+        known.sums[size, shared_s > 0] = batches + 1, sum_tokens + tokens, sum_s + total_s - shared_s / 2
         end = bucket_end(size, tokens)
         before_s = known.total_s.get(end)
         if before_s is None:
@@ -199,6 +166,21 @@ class ObservedTimes(BySplit[_Averages]):
             known.mean_first_s += SMOOTHING * (first_s - known.mean_first_s)
         else:
             known.inputs, known.tokens, known.mean_first_s = size, tokens, first_s
+
+    def _find(self, split: Split) -> _Measured | None:
+        """Returns the split's batches; None if it never ran or was replaced."""
+        return self._latest if split is self._latest_split else self._by_work.get(_work(split))
+
+    def _of_run(self, split: Split) -> _Measured:
+        """Returns the batches of a split that has just run."""
+        work = _work(split)
+        if work not in self._by_work:
+            if len(self._by_work) >= MOST_SPLITS:
+                self._by_work.popitem(last=False)
+            self._by_work[work] = _Measured()
+        self._by_work.move_to_end(work)
+        self._latest_split, self._latest = split, self._by_work[work]
+        return self._latest
 
 
 def bucket_end(size: int, tokens: int) -> int:
@@ -350,7 +332,6 @@ class BatchEngine(Generic[P]):
         self._serial = 0
         self._trust: dict[int, float] = {}
         """The trust in the learned times by a split's first block; 1 if there is no entry."""
-        self._run_sums = RunSums()
         self.returning = ReturningSequences()
         self._running: list[_Running[P]] = []
         self._ran_probed_steps = False
@@ -373,7 +354,7 @@ class BatchEngine(Generic[P]):
 
         They cover splits that are no longer hosted. The sums of a split that has not run for long may start at zero.
         """
-        return self._run_sums.all()
+        return self.times.runs()
 
     @property
     def num_waiting(self) -> int:
@@ -436,14 +417,15 @@ class BatchEngine(Generic[P]):
 
     def forget(self, origin: object) -> int:
         """Removes the queued members of a call that was cancelled. Returns their number."""
-        forgotten = sum(queue.forget(origin) for queue in self._deepest_first)
-        self._remove_drained()
-        return forgotten
+        return len(self._remove(lambda member: member.origin is origin))
 
     def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
         """Removes and returns the queued members of sequences that ended."""
         self.returning.remove_sequences(sequences)
-        removed = [member for queue in self._deepest_first for member in queue.remove_sequences(sequences)]
+        return self._remove(lambda member: member.sequence in sequences)
+
+    def _remove(self, is_removed: Callable[[Member[P]], bool]) -> list[Member[P]]:
+        removed = [member for queue in self._deepest_first for member in queue.remove(is_removed)]
         self._remove_drained()
         return removed
 
@@ -563,13 +545,13 @@ class BatchEngine(Generic[P]):
         another batch ran beside it; each of the two batches is charged half of them.
         """
         weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # replace misleading times
-        busy_s = total_s - shared_s / 2 if shared_s else total_s
+        busy_s = total_s - shared_s / 2
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
             hosted.counts.busy_s += busy_s
         if not batch.probe:  # probes run more ramps, so their times are not representative
-            self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s, weight=weight)
-            self._run_sums.add(batch.split, len(batch.members), batch.tokens, busy_s, shared=shared_s > 0)
+            size, tokens = len(batch.members), batch.tokens
+            self.times.observe(batch.split, size, tokens, first_s, total_s, shared_s=shared_s, weight=weight)
         return busy_s
 
     def _running_of(self, batch: Batch[P]) -> _Running[P]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, get_args
 
@@ -51,7 +52,7 @@ def das(
     if lead:
         waiting = [position for position in waiting if position not in lead]
     by_utility = sorted(waiting, key=lengths.__getitem__)
-    saturating = number_that_fits(by_utility, lengths, room)
+    saturating = room.number_that_fit(by_utility, lengths)
     if saturating == len(waiting):  # line 4: all fit
         return [*room.row, *waiting]
     if not saturating:
@@ -82,6 +83,11 @@ class Room:
         self.inputs -= 1
         self.tokens -= length
 
+    def number_that_fit(self, positions: Sequence[int], lengths: Sequence[int]) -> int:
+        """Returns how many inputs from the front of `positions` fit: s of algorithm 1."""
+        totals = accumulate([lengths[position] for position in positions[: self.inputs]])
+        return bisect_right(list(totals), self.tokens)
+
     def take_fitting(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
         """Adds the inputs that fit, in this order, and skips the others."""
         for position in positions:
@@ -89,20 +95,6 @@ class Room:
                 return
             if lengths[position] <= self.tokens:
                 self.take(position, lengths[position])
-
-
-def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -> int:
-    """Returns how many inputs from the front of `order` fit: s of algorithm 1."""
-    inputs, tokens = room.inputs, room.tokens
-    if tokens == math.inf:
-        return min(inputs, len(order))
-    number = 0
-    for position in order:
-        tokens -= lengths[position]
-        if tokens < 0 or number == inputs:
-            break
-        number += 1
-    return number
 
 
 OrderName = Literal["arrival", "deadline", "shortest", "das"]
@@ -195,25 +187,20 @@ class OrderSpec:
         The batch has at least one input if any waits. It is within the budget, unless it is a single larger input.
         Equally long inputs are picked by deadline, and equal deadlines by arrival.
         """
-        lengths = _lengths(waiting)
+        lengths, order = _lengths(waiting), range(len(waiting))
         if self.name == "arrival":
-            since_s = list(map(_since_of, waiting))
-            return _fill(sorted(range(len(waiting)), key=since_s.__getitem__), lengths, budget)
-        if self.name == "deadline":
-            if not waiting or self.takes_front(waiting, now_s):
-                return _fill(range(len(waiting)), lengths, budget)
-            without_deadline = range(_first_without_deadline(waiting), len(waiting))
-            lead = _overdue_among(waiting, without_deadline, now_s - self.waits_s, lengths, budget)
-            return _fill(_led_by(lead, range(len(waiting))), lengths, budget)
-        in_time = _in_time(waiting, now_s)
-        lead = _overdue_among(waiting, in_time, now_s - self.waits_s, lengths, budget)
-        if self.name == "shortest":
-            return _fill(_led_by(lead, sorted(in_time, key=lengths.__getitem__)), lengths, budget)
-        eta, q = self.shares
-        return das(lengths, in_time, budget, eta=eta, q=q, lead=lead)
+            return _fill(sorted(order, key=lambda position: waiting[position].since_s), lengths, budget)
+        is_by_deadline = self.name == "deadline"
+        may_lead = order[_first_without_deadline(waiting) :] if is_by_deadline else _in_time(waiting, now_s)
+        lead = _overdue_among(waiting, may_lead, now_s - self.waits_s, lengths, budget)
+        if self.name == "das":
+            eta, q = self.shares
+            return das(lengths, may_lead, budget, eta=eta, q=q, lead=lead)
+        others = order if is_by_deadline else sorted(may_lead, key=lengths.__getitem__)
+        return _fill([*lead, *(position for position in others if position not in lead)], lengths, budget)
 
     def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        """Whether the next batch is simply the first `number_in_front` inputs. At least one input must wait.
+        """Whether the next batch is simply the first inputs that fit. At least one input must wait.
 
         In the order by deadline it nearly always is. The exception is an overdue input without a deadline, which would
         otherwise always wait for newer inputs with deadlines.
@@ -239,24 +226,13 @@ class OrderSpec:
 DEFAULT: Final = OrderSpec()
 
 
-def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
-    """Returns how many inputs from the front form a batch: as many as fit, but at least one if any waits."""
-    if budget.tokens is None:
-        return min(len(waiting), budget.inputs)
-    num_tokens = 0
-    for num_inputs, each in enumerate(waiting):
-        if not budget.room_for(num_inputs, num_tokens, each.tokens):
-            return num_inputs
-        num_tokens += each.tokens
-    return len(waiting)
-
-
 def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) -> list[X]:
     """Removes the next batch from a list that is sorted by deadline, and returns it."""
     if order.takes_front(waiting, now_s):
-        number = number_in_front(waiting, budget)
-        batch = waiting[:number]
-        del waiting[:number]
+        batch = waiting[: budget.inputs]
+        if budget.tokens is not None:
+            del batch[max(1, Room(budget).number_that_fit(range(len(batch)), list(map(_tokens_of, batch)))) :]
+        del waiting[: len(batch)]
         return batch
     picked = order.pick(waiting, budget, now_s)
     batch = [waiting[position] for position in picked]
@@ -272,7 +248,7 @@ def _first_without_deadline(waiting: Sequence[Waiting]) -> int:
 
 def _fill(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
     """Returns a batch of the first inputs of `order` that fit, but at least one if there is any."""
-    return list(order[: max(number_that_fits(order, lengths, Room(budget)), 1)])
+    return list(order[: max(Room(budget).number_that_fit(order, lengths), 1)])
 
 
 def _lengths(waiting: Sequence[Waiting]) -> list[int]:
@@ -315,11 +291,6 @@ def _overdue_among(
         lead += overdue[first : first + share.inputs]
         del overdue[first:]
     return _fill(lead, lengths, share)
-
-
-def _led_by(lead: Sequence[int], order: Sequence[int]) -> Sequence[int]:
-    """Returns the order with the inputs of `lead` moved to its front."""
-    return [*lead, *[position for position in order if position not in lead]] if lead else order
 
 
 Attention = Literal["auto", "padded", "slotted", "apart"]
@@ -488,17 +459,11 @@ class Queue(Generic[P]):
         self.counts.dropped += num_late
         return late
 
-    def forget(self, origin: object) -> int:
-        """Removes the members of a call. Returns their number."""
-        before = len(self.members)
-        self.members = [member for member in self.members if member.origin is not origin]
-        return before - len(self.members)
-
-    def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
-        """Removes and returns the members of some sequences."""
-        removed = [member for member in self.members if member.sequence in sequences]
+    def remove(self, is_removed: Callable[[Member[P]], bool]) -> list[Member[P]]:
+        """Removes and returns the members for which `is_removed` holds."""
+        removed = list(filter(is_removed, self.members))
         if removed:
-            self.members = [member for member in self.members if member.sequence not in sequences]
+            self.members = [member for member in self.members if not is_removed(member)]
         return removed
 
     def move_to(self, other: Queue[P]) -> None:

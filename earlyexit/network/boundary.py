@@ -39,15 +39,6 @@ class Budget:
     tokens: int | None = None
     """None: any number."""
 
-    def room_for(self, num_inputs: int, num_tokens: int, more_tokens: int) -> bool:
-        """Whether a batch of `num_inputs` inputs and `num_tokens` tokens has room for an input of `more_tokens`.
-
-        An empty batch always has room, so that an input larger than the budget runs alone.
-        """
-        if not num_inputs:
-            return True
-        return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
-
     def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
         """Returns the expected tokens of a full batch: `num_inputs` known inputs, and others of `mean_tokens` each.
 

@@ -205,7 +205,7 @@ class WaitQueue:
         while len(batch) < max_inputs:
             first = inputs[0]
             if not first.settled:
-                if budget.tokens is not None and not budget.room_for(len(batch), tokens, first.tokens):
+                if batch and budget.tokens is not None and tokens + first.tokens > budget.tokens:
                     break
                 batch.append(first)
                 tokens += first.tokens

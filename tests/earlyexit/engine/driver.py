@@ -34,8 +34,17 @@ class TableTimes(ObservedTimes):
         return self._seconds[split.first]
 
     def observe(
-        self, split: Split, size: int, tokens: int, first_s: float, total_s: float, *, weight: float = 0.0
+        self,
+        split: Split,
+        size: int,
+        tokens: int,
+        first_s: float,
+        total_s: float,
+        *,
+        shared_s: float = 0.0,
+        weight: float = 0.0,
     ) -> None:
+        super().observe(split, size, tokens, first_s, total_s, shared_s=shared_s, weight=weight)
         self.observed.append((split.first, size, first_s, total_s))
 
 

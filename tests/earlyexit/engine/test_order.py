@@ -132,7 +132,8 @@ def test_a_batch_is_never_empty_or_over_its_budget_and_all_inputs_run(
 def test_the_front_of_the_default_order_is_what_it_picks(
     told: list[tuple[int, float, float]], tokens: int | None
 ) -> None:
-    queued, budget, default = waiting(*told), Budget(inputs=5, tokens=tokens), order("deadline")
+    queued = waiting(*sorted(told, key=lambda each: each[2]))
+    budget, default = Budget(inputs=5, tokens=tokens), order("deadline")
     picks = [queued[position] for position in default.pick(queued, budget, 0.5)]
     assert [id(each) for each in take_from(queued, default, budget, 0.5)] == [id(each) for each in picks]
 
