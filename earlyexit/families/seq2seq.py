@@ -292,7 +292,7 @@ class Seq2SeqBackbone(DecoderBackbone):
             own, crossing = kv.places(sides.answers, bias_DH=bias_DH), kv.places(sides.answers, source=True)
         if not sides.sources:
             return SidedPlaces(own, crossing, None, None, None)
-        places = np.concatenate([kv.place_of(run, run.start) for run in sides.sources])
+        places = np.concatenate([kv.place_of(run.sequence, run.start, run.end) for run in sides.sources])
         return SidedPlaces(
             own, crossing, self._index(sides.answer_rows), self._index(sides.source_rows), self._index(places)
         )

@@ -66,11 +66,6 @@ class Run:
         """One past the last token of the run."""
         return self.start + self.length
 
-    def seen(self, *, source: bool) -> Run:
-        """Returns the tokens to which its rows attend: the source, or the tokens after it up to the run's end."""
-        first, end = (0, self.source) if source else (self.source, self.end)
-        return Run(sequence=self.sequence, start=first, length=end - first)
-
 
 @dataclass(frozen=True, slots=True)
 class Together:
@@ -128,7 +123,7 @@ class _Packed:
         position_N = np.repeat(start_R - row_R, length_R) + np.arange(length_R.sum())
         write_N = np.repeat(begin_R, length_R) + position_N
         for k in np.flatnonzero(begin_R < 0).tolist():
-            write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k], runs[k].start)
+            write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k].sequence, runs[k].start, runs[k].end)
         few_R = (length_R <= FILLED_ROWS) & (end_R - seen_R <= COPIED_TOKENS)
         # Scattered pages must be copied in any case. On a GPU, a call per sequence would be bound by the host.
         few_R |= (length_R == 1) & ((begin_R < 0) | (store.device.type != "cpu"))
@@ -146,10 +141,11 @@ class _Packed:
 
     def _alone(self, run: Run, row: int) -> Alone:
         """Returns the run whose first row in the batch is `row`."""
-        seen, (begin, _) = run.seen(source=self.source), self.store.stretch_of(run.sequence)
-        adjacent = slice(begin + seen.start, begin + seen.end)
-        read_T = adjacent if begin >= 0 else self._tensor(self.store.place_of(seen, seen.start))
-        mask = (None, False) if self.source else self._mask(run, seen)
+        first, end = (0, run.source) if self.source else (run.source, run.end)
+        begin, _ = self.store.stretch_of(run.sequence)
+        adjacent = slice(begin + first, begin + end)
+        read_T = adjacent if begin >= 0 else self._tensor(self.store.place_of(run.sequence, first, end))
+        mask = (None, False) if self.source else self._mask(run)
         return Alone(slice(row, row + run.length), read_T, *mask)
 
     def _padded(self, rows_S: Ints, run_S: Ints, begin_S: Ints, first_S: Ints, end_S: Ints, token_S: Ints) -> Together:
@@ -160,9 +156,8 @@ class _Packed:
         # Padding repeats the row's last token. Tokens of other sequences may be NaN, and 0 times NaN is NaN.
         read_ST = (begin_S + first_S)[:, None] + np.minimum(tokens_1T, lengths_S1 - 1)
         for s in np.flatnonzero(begin_S < 0).tolist():
-            first, end = int(first_S[s]), int(end_S[s])
-            seen = replace(self.runs[run_S[s]], start=first, length=end - first)
-            read_ST[s] = np.resize(self.store.place_of(seen, first), longest)
+            sequence = self.runs[run_S[s]].sequence
+            read_ST[s] = np.resize(self.store.place_of(sequence, int(first_S[s]), int(end_S[s])), longest)
         where = self._tensor(rows_S), self._tensor(read_ST.ravel())
         if self.bias_DH is not None:
             bias_STH = self._biased((token_S - first_S)[:, None] - tokens_1T)
@@ -172,12 +167,12 @@ class _Packed:
         mask_ST = self._tensor(tokens_1T < lengths_S1)
         return Together(*where, mask_ST[:, None, None, :])
 
-    def _mask(self, run: Run, seen: Run) -> tuple[Tensor | None, bool]:
+    def _mask(self, run: Run) -> tuple[Tensor | None, bool]:
         """Returns the mask of a run with its own call, and whether to use a causal mask instead."""
-        distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(seen.start, seen.end)[None, :]
+        distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(run.source, run.end)[None, :]
         if self.bias_DH is not None:
             return self._biased(distance_nT).permute(2, 0, 1)[None], False
-        if run.start == seen.start or run.length == 1:
+        if run.start == run.source or run.length == 1:
             return None, run.length > 1
         return self._tensor(distance_nT >= 0), False
 
@@ -226,7 +221,8 @@ class KvStore:
         self._keys = [_zeros(size, self.device, dtype) for _ in range(num_blocks)]
         self._values = [_zeros(size, self.device, dtype) for _ in range(num_blocks)]
         self._is_free = np.ones(num_pages, dtype=np.bool_)
-        self._pages: dict[int, _Pages] = {}
+        self._places: dict[int, Ints] = {}
+        """The places of every sequence's tokens, on all its pages."""
         self._peak_pages = 0
         self._first_trial_place = num_pages * page_tokens
 
@@ -238,7 +234,7 @@ class KvStore:
     def use(self) -> MemoryUse:
         """The number of reserved pages, now and at most so far."""
         return MemoryUse(
-            sequences=len(self._pages),
+            sequences=len(self._places),
             pages=self.num_pages - self.free_pages,
             peak_pages=self._peak_pages,
             num_pages=self.num_pages,
@@ -247,15 +243,14 @@ class KvStore:
 
     def room_of(self, sequence: int) -> int:
         """Returns how many tokens fit into a sequence's pages; 0 if it has none."""
-        pages = self._pages.get(sequence)
-        return 0 if pages is None else len(pages.numbers) * self.page_tokens
+        return len(self._places.get(sequence, ()))
 
     def enter(self, sequence: int, tokens: int) -> None:
         """Reserves pages for all `tokens` that a sequence may have, unless it has pages already.
 
         Raises InputError if the store is too small, and OverloadedError if too few pages are free now.
         """
-        if sequence == TRIAL or sequence in self._pages:
+        if sequence == TRIAL or sequence in self._places:
             return
         needed = -(-tokens // self.page_tokens)
         if not 1 <= needed <= self.num_pages:
@@ -267,15 +262,16 @@ class KvStore:
         if needed > len(free):
             message = f"{needed} pages are needed for keys and values, {len(free)} of {self.num_pages} are free"
             raise OverloadedError(message, retry_after_s=RETRY_S)
-        self._pages[sequence] = pages = _choose_pages(free, needed)
-        self._is_free[pages.numbers] = False
+        pages = _choose_pages(free, needed)
+        self._places[sequence] = (pages[:, None] * self.page_tokens + np.arange(self.page_tokens)).ravel()
+        self._is_free[pages] = False
         self._peak_pages = max(self._peak_pages, self.num_pages - self.free_pages)
 
     def free(self, sequence: int) -> None:
         """Frees a sequence's pages, if it has any."""
-        pages = self._pages.pop(sequence, None)
-        if pages is not None:
-            self._is_free[pages.numbers] = True
+        places = self._places.pop(sequence, None)
+        if places is not None:
+            self._is_free[places // self.page_tokens] = True
 
     def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> KvIndex:
         """Returns the index of a batch of these runs.
@@ -285,23 +281,20 @@ class KvStore:
         """
         return _Packed(self, runs, source, bias_DH).places()
 
-    def place_of(self, run: Run, first: int) -> npt.NDArray[np.int64]:
-        """Returns the places of a sequence's tokens `first` to `run.end` - 1."""
-        size = self.page_tokens
-        tokens = np.arange(first, run.end)
-        if run.sequence == TRIAL:
-            return self._first_trial_place + tokens % size
-        pages = self._pages[run.sequence].numbers
-        assert run.end <= len(pages) * size, f"sequence {run.sequence} has no page for token {run.end - 1}"
-        places: npt.NDArray[np.int64] = pages[tokens // size] * size + tokens % size
-        return places
+    def place_of(self, sequence: int, first: int, end: int) -> Ints:
+        """Returns the places of a sequence's tokens `first` to `end` - 1."""
+        if sequence == TRIAL:
+            return self._first_trial_place + np.arange(first, end) % self.page_tokens
+        places = self._places[sequence]
+        assert end <= len(places), f"sequence {sequence} has no page for token {end - 1}"
+        return places[first:end]
 
     def stretch_of(self, sequence: int) -> tuple[int, int]:
         """Returns a sequence's first place and the number of its adjacent places; (-1, 0) for scattered pages."""
-        pages = self._pages.get(sequence)
-        if pages is None or pages.first < 0:
+        places = self._places.get(sequence)
+        if places is None or places[-1] - places[0] != len(places) - 1:
             return -1, 0
-        return pages.first * self.page_tokens, len(pages.numbers) * self.page_tokens
+        return int(places[0]), len(places)
 
     def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
         """Writes the keys and values of every row for one block. A place may be written again."""
@@ -348,24 +341,13 @@ class KvStore:
         return attended[0].transpose(0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pages:
-    """The pages of a sequence, in the order of its tokens."""
-
-    numbers: npt.NDArray[np.int64]
-    first: int
-    """The number of the first page if the pages are adjacent, else -1."""
-
-
-def _choose_pages(free: npt.NDArray[np.int64], needed: int) -> _Pages:
+def _choose_pages(free: Ints, needed: int) -> Ints:
     """Returns free pages: from the shortest adjacent stretch that is long enough, else the first free pages."""
     firsts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
     lengths = np.diff(firsts, append=len(free))
     fitting = np.flatnonzero(lengths >= needed)
-    if not len(fitting):
-        return _Pages(free[:needed], first=-1)
-    first = firsts[fitting[lengths[fitting].argmin()]]
-    return _Pages(free[first : first + needed], first=int(free[first]))
+    first = firsts[fitting[lengths[fitting].argmin()]] if len(fitting) else 0
+    return free[first : first + needed]
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps import RampStyle
-from earlyexit.sequences.kv import KvStore, Run
+from earlyexit.sequences.kv import KvStore
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.codecs.prompts import byte_tokenizer
@@ -150,5 +150,5 @@ class Handfuls:
 
 def held(kv: KvStore, block: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a sequence's first tokens in a block, each (tokens, K, d)."""
-    places = torch.from_numpy(kv.place_of(Run(sequence=sequence, start=0, length=tokens), 0))
+    places = torch.from_numpy(kv.place_of(sequence, 0, tokens))
     return kv._keys[block][places], kv._values[block][places]

@@ -115,7 +115,7 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
 
 
 def _end(model: EarlyExitModel) -> None:
-    for number in list(backbone_of(model).memory.kv._pages):
+    for number in list(backbone_of(model).memory.kv._places):
         backbone_of(model).memory.end(number)
 
 

@@ -270,7 +270,7 @@ def test_two_thousand_sequences_leave_every_page_free() -> None:
         there[number] = -(-tokens // 4)
         assert kv.free_pages == 32 - sum(there.values())
         peak = max(peak, 32 - kv.free_pages)
-        places = kv.place_of(Run(sequence=number, start=0, length=tokens), 0)
+        places = kv.place_of(number, 0, tokens)
         assert len(set(places.tolist())) == tokens
     assert peak == 32
     for number in there:
