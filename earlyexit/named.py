@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from inspect import signature
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from earlyexit.errors import ModelFolderError
 
@@ -16,6 +16,7 @@ HopDtype = Literal["same", "float16"]
 """The dtype of `float` tensors that travel between processes: the model's dtype, or float16."""
 Fill = Literal["compute", "copy"]
 """How the keys and values of a token are made for blocks that it skipped: see `earlyexit.sequences.kv`."""
+Made = TypeVar("Made")
 NamedSpec = Mapping[str, Any]
 """`{"name": NAME, ...}`. The other keys are keyword arguments for the object of that name."""
 
@@ -26,21 +27,25 @@ def is_own(name: str) -> bool:
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any:
+def make_named(spec: NamedSpec, table: Mapping[str, str], kind: type[Made]) -> Made:
     """Imports the factory that `spec` names and calls it with the other settings of `spec`.
 
-    `table`: import paths by name. `called`: the kind of object, for error messages. Raises ModelFolderError for unknown
-    names, for functions that cannot be imported, and for settings that the factory does not accept.
+    `table`: import paths by name. Raises ModelFolderError for unknown names, for functions that cannot be imported, for
+    settings that the factory does not accept, and for objects that are no `kind`.
     """
+    called = kind.__name__.lower()
     name = spec.get("name")
     if not isinstance(name, str):
         raise ModelFolderError(f"a {called} needs a name, which {dict(spec)} does not have")
     settings = {key: value for key, value in spec.items() if key != "name"}
     make = import_own(name if is_own(name) else look_up(name, table, called), called=called)
     try:
-        return make(**settings)
+        made = make(**settings)
     except (TypeError, ValueError) as error:
         raise ModelFolderError(f"{called} {name!r} does not take {settings}: {error}") from error
+    if not isinstance(made, kind):
+        raise ModelFolderError(f"{name!r} returned {type(made).__name__}; a {kind.__name__} is needed")
+    return made
 
 
 class Named:

@@ -14,8 +14,12 @@ HERE = __name__
 TABLE = {"circle": f"{HERE}:Circle", "lost": "no_such_module:Circle", "gone": f"{HERE}:Square"}
 
 
+class Shape:
+    """The kind of the named objects."""
+
+
 @dataclass
-class Circle:
+class Circle(Shape):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
@@ -55,7 +59,7 @@ def test_module_function_names_are_recognized(name: str, expected: bool) -> None
     ],
 )
 def test_a_named_factory_is_called_with_its_settings(spec: NamedSpec, made: Circle) -> None:
-    assert make_named(spec, TABLE, called="shape") == made
+    assert make_named(spec, TABLE, Shape) == made
 
 
 KINDS = [

@@ -99,6 +99,10 @@ UNFIT = [
 CLINC = '{"train": [["pay", "bills"]], "test": []}'
 
 
+class Shape:
+    """The kind of the named objects."""
+
+
 def circle(radius: float = 1.0) -> float:
     if radius <= 0:
         raise ValueError(f"the radius must be positive, not {radius}")
@@ -119,7 +123,7 @@ def of_images(width: int = 24, task: Task | None = None, side: tuple[int, int] =
 
 
 def named(spec: Mapping[str, Any]) -> object:
-    return make_named(spec, TABLE, called="shape")
+    return make_named(spec, TABLE, Shape)
 
 
 def text_codec(name: str, max_length: int = 3) -> Any:
