@@ -6,14 +6,9 @@ Tensor legend: B inputs, C outputs.
 from __future__ import annotations
 
 import copy
-import hashlib
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +16,7 @@ from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Encoded, takes_images
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.tasks.base import Task, ValueArray
+from earlyexit.tasks.base import ValueArray
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.ramps import Descent, TrainOptions, derived_seed, pack
 
@@ -44,8 +39,6 @@ class JointOptions(TrainOptions):
     None: training runs all epochs, on all rows."""
     kept_apart: float = 0.1
     """Share of the rows that are held out to decide when to stop. Used only with `patience`."""
-    saved: Path | None = None
-    """Checkpoint file that is written after each epoch. An interrupted run continues from it."""
 
 
 # Fine-tuning of the whole model needs smaller steps than training heads on a frozen backbone (PAME section 5.2).
@@ -58,44 +51,6 @@ JOINT_FINE = JointOptions(
 """For image classification with a trained network, whose backbone keeps more accuracy with a lower learning rate."""
 JOINT_MAPS = JointOptions(epochs=40, batch=16, learning_rate=2e-3, weight_decay=1e-2)
 """For pose estimation and segmentation, whose losses differ too much in size for SGD with one learning rate."""
-
-
-log = logging.getLogger(__name__)
-WITHOUT_INFLUENCE = ("progress", "saved")
-"""Options that do not influence the weights."""
-
-
-def fingerprint(
-    weights: Mapping[str, Tensor], task: Task, encoded: Iterable[Encoded], targets: ValueArray, options: JointOptions
-) -> str:
-    """Returns a digest of everything that determines a run: initial weights, task, inputs, right answers, options."""
-    digest = hashlib.sha256()
-    names = [option.name for option in fields(options) if option.name not in WITHOUT_INFLUENCE]
-    digest.update(repr(sorted((name, getattr(options, name)) for name in names)).encode())
-    digest.update(repr(task.spec()).encode())
-    for name, tensor in weights.items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    for one_input in encoded:
-        for values in one_input.tensors:
-            digest.update(np.ascontiguousarray(values).data)
-    digest.update(np.ascontiguousarray(targets).data)
-    return digest.hexdigest()
-
-
-def saved_state(path: Path, run: str) -> dict[str, Any] | None:
-    """Returns the checkpoint of the run with this fingerprint; None if the file has no such checkpoint."""
-    if not path.is_file():
-        return None
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise many kinds of errors for broken files
-        log.warning("%s cannot be read; training starts from the beginning: %s", path, error)
-        return None
-    if not isinstance(state, dict) or state.get("run") != run:
-        log.warning("%s belongs to another training run; training starts from the beginning", path)
-        return None
-    return state
 
 
 def train_jointly(
@@ -116,11 +71,11 @@ def train_jointly(
     if options.imitate and "head" not in model.info.provenance:
         raise ModelFolderError("there is nothing to imitate, because the checkpoint has no head: omit --imitate")
     run = _Run(model, encoded, targets, options)
-    run.begin()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        while run.epochs_done < options.epochs and not run.stopped:
-            run.epoch()
+        for epoch in range(options.epochs):
+            if not run.stopped:
+                run.epoch(epoch)
     run.finish()
 
 
@@ -134,13 +89,12 @@ class _Run:
         self.encoded = encoded
         self.targets_N = torch.from_numpy(targets)
         self.options = options
-        self.name = fingerprint(model.state_dict(), model.task, encoded, targets, options) if options.saved else ""
         order, num_held_out = torch.arange(len(encoded)), 0
         if options.patience is not None:
             order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(options.seed))
             num_held_out = min(len(encoded) - 1, max(1, round(len(encoded) * options.kept_apart)))
         self.train_K, self.held_out_K = order[num_held_out:].sort().values, order[:num_held_out].sort().values
-        self.teacher = copy.deepcopy(model).eval() if options.imitate else None
+        self.teacher = copy.deepcopy(model).eval().requires_grad_(False) if options.imitate else None
         self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
         pretrained, new = list(model.backbone.parameters()), list(model.ramps.parameters())
         (pretrained if "head" in model.info.provenance else new).extend(model.head.parameters())
@@ -153,7 +107,6 @@ class _Run:
             slower=pretrained,
             pace=options.backbone_pace,
         )
-        self.epochs_done = 0
         self.lowest_loss: float | None = None
         self.epochs_since_best = 0
         self.best: dict[str, Tensor] | None = None
@@ -164,43 +117,14 @@ class _Run:
         """Whether `patience` is exhausted."""
         return self.options.patience is not None and self.epochs_since_best >= self.options.patience
 
-    def begin(self) -> None:
-        """Restore the checkpoint of an interrupted run, if there is one."""
-        if self.teacher is not None:
-            self.teacher.requires_grad_(False)
-        if self.options.saved is None:
-            return
-        state = saved_state(self.options.saved, self.name)
-        if state is not None:
-            self.model.load_state_dict(state["model"])
-            self.descent.restore(state["descent"])
-            self.epochs_done, self.best = state["epochs_done"], state["best"]
-            self.lowest_loss, self.epochs_since_best = state["least"], state["worse"]
-
-    def epoch(self) -> None:
+    def epoch(self, number: int) -> None:
         """Train one epoch. Its random numbers depend only on the seed and the number of the epoch."""
-        torch.manual_seed(derived_seed(self.options.seed, self.epochs_done))
+        torch.manual_seed(derived_seed(self.options.seed, number))
         self.model.train()
         self.descent.epoch(lambda positions: self._loss(self.train_K[positions], training=True))
-        self.epochs_done += 1
         if len(self.held_out_K):
             self._validate()
-        if self.options.saved is not None:
-            self._save(self.options.saved)
-        self.options.progress("epochs", self.epochs_done, self.options.epochs)
-
-    def _save(self, path: Path) -> None:
-        state = {
-            "run": self.name,
-            "model": self.model.state_dict(),
-            "descent": self.descent.state(),
-            "epochs_done": self.epochs_done,
-            "least": self.lowest_loss,
-            "worse": self.epochs_since_best,
-            "best": self.best,
-        }
-        torch.save(state, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)  # atomic, so that an interruption leaves the previous checkpoint
+        self.options.progress("epochs", number + 1, self.options.epochs)
 
     def finish(self) -> None:
         """Load the best weights, and switch the model to inference."""

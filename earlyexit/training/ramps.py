@@ -62,7 +62,7 @@ OPTIMIZERS: Mapping[str, Callable[[Groups, TrainOptions], Optimizer]] = {
 
 
 class Descent:
-    """Optimizer and learning rate schedule of a training run. The state can be saved and restored."""
+    """Optimizer and learning rate schedule of a training run."""
 
     def __init__(
         self,
@@ -120,20 +120,6 @@ class Descent:
         """Disable gradients of the parameters."""
         for parameter in self.parameters:
             parameter.requires_grad_(False)
-
-    def state(self) -> dict[str, Any]:
-        """Returns the state on which the next epoch depends, except the parameters."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "generator": self.generator.get_state(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the `state` of a run with the same parameters and options."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.generator.set_state(state["generator"])
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]

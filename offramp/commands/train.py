@@ -42,8 +42,6 @@ from offramp.commands.thresholds import constant_accuracy, likely_thresholds, wa
 
 HELD_OUT = "held_out"
 """Name, without ending, of the file with the rows that are held out of training."""
-SAVED = "training.pt"
-"""File in the model folder with the state of an unfinished joint training."""
 DECODER_STYLES = ("adapted", "normed")
 NUM_DECODER_RAMPS = 4
 """Default number of a decoder's ramps, each of which takes memory in training and time for every token."""
@@ -68,19 +66,16 @@ def train(
     with replacing_model(out) as folder:
         if job.task == TOKEN:
             return train_tokens(job, data, folder, progress)
-        model, features, targets = _train(job, data, folder, progress, saved=out / SAVED)
+        model, features, targets = _train(job, data, folder, progress)
     for each in _warnings(model, features, targets, held_out, out, progress):
         on_warning(each)
     return model
 
 
 def _train(
-    job: TrainJob, data: LabelledRows, folder: Path, progress: Progress, *, saved: Path
+    job: TrainJob, data: LabelledRows, folder: Path, progress: Progress
 ) -> tuple[EarlyExitModel, dict[int, Tensor] | None, ValueArray]:
-    """Trains and saves a model; returns it, the exits' features if the backbone was frozen, and the targets.
-
-    `saved`: file for the state of an unfinished joint training.
-    """
+    """Trains and saves a model; returns it, the exits' features if the backbone was frozen, and the targets."""
     model, options = _build_model(job, data, progress)
     codec = load_codec(model.info.codec, job, folder)
     targets = data.targets(model.task, codec) if data.are_labelled else None
@@ -91,7 +86,7 @@ def _train(
     features = None
     if isinstance(options, JointOptions):
         assert targets is not None, "joint training needs labels"
-        train_jointly(model, encoded, targets, replace(options, saved=saved))
+        train_jointly(model, encoded, targets, options)
     else:
         features = exit_features(_in_dtype(model, job), encoded, progress=progress)
         if targets is None:
@@ -99,7 +94,6 @@ def _train(
             targets = outputs_of_features(model, {last: features[last]})[last].argmax(1).numpy()
         train_ramps(model, encoded, targets, options, features=features)
     save_model(model, folder)
-    saved.unlink(missing_ok=True)
     return model, features, targets
 
 

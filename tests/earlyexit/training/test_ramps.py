@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -374,49 +373,6 @@ def joint_resnet(side: int = 8) -> EarlyExitModel:
 
 
 JOINT = JointOptions(epochs=4, batch=16, learning_rate=0.02, optimizer="sgd", augmentation=Augmentation(mirror=False))
-
-
-class InterruptedTrainingError(Exception):
-    """As if the process had ended."""
-
-
-def interrupted_after(epochs: int, options: JointOptions) -> JointOptions:
-    def stop(_: str, done: int, __: int) -> None:
-        if done == epochs:
-            raise InterruptedTrainingError
-
-    return replace(options, progress=stop)
-
-
-@pytest.mark.parametrize("options", [JOINT, replace(JOINT, patience=2, optimizer="adamw")], ids=["all", "patience"])
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path: Path, options: JointOptions) -> None:
-    whole, broken = joint_resnet(), joint_resnet()
-    train_jointly(whole, *pictures(ROWS), options)
-    saved = replace(options, saved=tmp_path / "training.pt")
-    with pytest.raises(InterruptedTrainingError):
-        train_jointly(broken, *pictures(ROWS), interrupted_after(2, saved))
-    again, told = joint_resnet(), list[int]()
-    train_jointly(again, *pictures(ROWS), replace(saved, progress=lambda _, done, __: told.append(done)))
-    assert told[0] == 3, "the first two epochs are not trained again"
-    assert changed(again, copy_of(whole)) == set()
-
-
-@pytest.mark.parametrize("change", ["seed", "rows", "task", "nothing left"])
-def test_foreign_checkpoints_are_ignored(tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
-    options = replace(JOINT, epochs=2, saved=tmp_path / "training.pt")
-    with pytest.raises(InterruptedTrainingError):
-        train_jointly(joint_resnet(), *pictures(ROWS), interrupted_after(1, options))
-    if change == "nothing left":
-        (tmp_path / "training.pt").write_bytes(b"half")
-    model, told = joint_resnet(), list[int]()
-    if change == "task":
-        model.info = replace(model.info, task=LabelTask(["one", "other"]))
-    seed = 1 if change == "seed" else 0
-    rows = pictures(ROWS, seed=5 if change == "rows" else 0)
-    with caplog.at_level(logging.WARNING):
-        train_jointly(model, *rows, replace(options, seed=seed, progress=lambda _, done, __: told.append(done)))
-    assert told == [1, 2]
-    assert "training.pt" in caplog.text
 
 
 def test_equal_seeds_train_equal_models_and_others_do_not() -> None:

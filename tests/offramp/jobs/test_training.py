@@ -107,7 +107,6 @@ def test_a_pose_network_is_trained_and_calibrated(tmp_path: Path, capsys: pytest
     table = write_poses(tmp_path / "set", count=12)
     command = arguments(tmp_path, network(tmp_path, 32, 32), "pose", "--joints", str(table))
     assert run(*command, "--augment", "--patience", "1", "--epochs", "2", "--batch", "4") == 0
-    assert not (tmp_path / "m/training.pt").exists(), "a training that is done is not gone on with"
     card = read_card(tmp_path / "m")
     assert card.task["joint_names"] == list(JOINTS)
     assert card.task["mirror_pairs"] == [["left knee", "right knee"]]
