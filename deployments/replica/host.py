@@ -700,7 +700,7 @@ def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
     torch_device = find_device(device).torch_device
     dtype = getattr(torch, settings.dtype)
     network = load_network(folder, device=torch_device, dtype=dtype, attention=settings.attention)
-    segments = open_network(settings.backend, network, folder, settings.threads_per_replica)
+    segments = open_network(settings.backend, network, folder)
     free_bytes = torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
     memory = open_memory(network, settings.kv_tokens, settings.kv_fill, free_bytes)
     return TorchRunner(network, build_policy(settings.starting_policy), segments, memory)

@@ -10,7 +10,7 @@ from earlyexit.named import import_attribute
 if TYPE_CHECKING:
     from earlyexit.network.model import EarlyExitModel, SegmentRunner
 
-# The classes and functions that open a backend, by its name. They take the last three arguments of `open_segments`.
+# The classes and functions that open a backend, by its name. They take the last two arguments of `open_segments`.
 BACKENDS = {
     "torch": "earlyexit.network.layers:torch_segments",
     "onnx": "earlyexit.backends.onnx:OnnxSegments",
@@ -22,14 +22,14 @@ else:  # pydantic refuses other names, and lists these
     BackendName = Literal[tuple(BACKENDS)]
 
 
-def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path) -> SegmentRunner:
     """Opens a backend for a model whose weights are final. Modules of the model may be replaced by equivalent ones.
 
-    `folder` keeps exports, which take long. A backbone that has its own runtime ignores `backend`. Raises PlanError for
-    a model that the backend cannot run.
+    `folder` keeps exports, which take long. A backbone that has its own runtime ignores `backend`. On a CPU, all
+    backends use as many threads as torch does. Raises PlanError for a model that the backend cannot run.
     """
-    opener = model.backbone.own_segments or BACKENDS[backend]
-    segments: SegmentRunner = import_attribute(opener)(model, folder, num_threads)
+    opener = BACKENDS["torch" if model.backbone.own_runtime else backend]
+    segments: SegmentRunner = import_attribute(opener)(model, folder)
     return segments
 
 

@@ -317,7 +317,7 @@ class CapturedSegments(SegmentRunner):
     of the smallest shape that holds it, and the results of unused rows are ignored.
 
     The model itself runs all other pieces: larger ones, pieces with `importance`, pieces of mixed lengths if
-    attention is not padded, and segments that could not be captured. So every segment is always ready.
+    attention is not padded, and segments that could not be captured.
     """
 
     def __init__(self, model: EarlyExitModel, recorder: Record) -> None:

@@ -40,20 +40,16 @@ AFTER_S = 0.003
 """The pause after a run, in seconds. The threads of the run stop spinning within it."""
 MUCH_FASTER = 0.8
 """On processors, torch is chosen below this share of ONNX Runtime's time."""
-Open = Callable[[EarlyExitModel, Path, int], SegmentRunner]
+Open = Callable[[EarlyExitModel, Path], SegmentRunner]
 
 
 class FastestSegments(SegmentRunner):
-    """Runs segments with torch or ONNX Runtime. The choice is made once, when the first segments are prepared.
-
-    Before the choice, no segment is ready.
-    """
+    """Runs segments with torch or ONNX Runtime. The choice is made once, when the first segments are prepared."""
 
     def __init__(
         self,
         model: EarlyExitModel,
         folder: Path,
-        num_threads: int,
         *,
         by_torch: Open = torch_segments,
         by_onnx: Open = OnnxSegments,
@@ -62,7 +58,7 @@ class FastestSegments(SegmentRunner):
         """`took_s`: calls a function and returns its seconds; None: `_measure_s`."""
         self._model = model
         self._open_torch, self._open_onnx = by_torch, by_onnx
-        self._open_arguments = folder, num_threads
+        self._folder = folder
         self._took_s = took_s or self._measure_s
         self._chosen: SegmentRunner | None = None
         self.backend: str | None = None
@@ -70,9 +66,6 @@ class FastestSegments(SegmentRunner):
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, torch.Tensor | None]:
         return (self._chosen or self._model).run(segment, piece)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return self._chosen is not None and self._chosen.is_ready(segment)
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         if self._chosen is None and segments:
@@ -84,12 +77,12 @@ class FastestSegments(SegmentRunner):
         # Torch replaces modules of its model, but an export needs the original ones. So ONNX Runtime is opened first,
         # and torch is measured on a copy.
         try:
-            onnx = self._open_onnx(self._model, *self._open_arguments)
+            onnx = self._open_onnx(self._model, self._folder)
             onnx.prepare(segments)
         except PlanError as error:  # not installed, not float32, or attention `apart`
             logger.info("torch computes %s: %s", self._model.info.name, error)
             return self._use_torch()
-        measured_torch = self._open_torch(deepcopy(self._model), *self._open_arguments)
+        measured_torch = self._open_torch(deepcopy(self._model), self._folder)
         torch_s, onnx_s = self._seconds_per_input([measured_torch, onnx], segments)
         share = MUCH_FASTER if self._model.device.type == "cpu" else 1.0
         self.backend = "torch" if torch_s < share * onnx_s else "onnx"
@@ -99,7 +92,7 @@ class FastestSegments(SegmentRunner):
 
     def _use_torch(self) -> SegmentRunner:
         self.backend = "torch"
-        return self._open_torch(self._model, *self._open_arguments)
+        return self._open_torch(self._model, self._folder)
 
     @torch.inference_mode()
     def _seconds_per_input(self, runners: Sequence[SegmentRunner], segments: Mapping[Segment, Budget]) -> list[float]:

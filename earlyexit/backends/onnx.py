@@ -45,7 +45,7 @@ FATAL = 4
 
 
 class Sessions(Generic[Key]):
-    """A cache of sessions. Each session is opened when it is first prepared or used.
+    """A cache of sessions, which are opened when they are first prepared or got.
 
     Every session holds weights. So preparing a new set of sessions closes all others, except the previous set, whose
     plan may still be in force, and the `spare` most recently used ones.
@@ -60,22 +60,22 @@ class Sessions(Generic[Key]):
         """Guards `_sessions`: one thread runs sessions while another prepares some."""
         self._prepared: frozenset[Key] = frozenset()
 
-    def get(self, key: Key) -> Any:
-        """Returns the session of a key, and opens it if necessary."""
+    def find(self, key: Key) -> Any | None:
+        """Returns the session of a key; None if it is not open."""
         with self._lock:
             session = self._sessions.pop(key, None)
             if session is not None:
                 self._sessions[key] = session
+        return session
+
+    def get(self, key: Key) -> Any:
+        """Returns the session of a key, and opens it if necessary."""
+        session = self.find(key)
         if session is None:
             session = self._open_one(key)
             with self._lock:
                 self._sessions[key] = session
         return session
-
-    def is_ready(self, key: Key) -> bool:
-        """Whether the session of a key is open."""
-        with self._lock:
-            return key in self._sessions
 
     def prepare(self, keys: Collection[Key]) -> None:
         """Opens sessions. Others may be used at the same time."""
@@ -106,18 +106,16 @@ def load_runtime(device_type: str = "cpu", *, needs: Sequence[str] = ("onnx", "o
     return runtime
 
 
-def open_session(
-    model: Any, weights: Path, *, device_type: str = "cpu", num_threads: int | None = None, quiet: bool = False
-) -> Any:
-    """Opens a session of a ModelProto, whose weights are in the folder `weights`.
+def open_session(model: Any, weights: Path, *, device_type: str = "cpu", quiet: bool = False) -> Any:
+    """Opens a session of a ModelProto, whose weights are in the folder `weights`. It uses as many threads as torch.
 
-    `num_threads`: None: ONNX Runtime chooses. `quiet`: errors are raised but not logged. Raises PlanError if the device
-    cannot be used, and ONNX Runtime's errors for an invalid graph.
+    `quiet`: errors are raised but not logged. Raises PlanError if the device cannot be used, and ONNX Runtime's errors
+    for an invalid graph.
     """
     runtime = load_runtime(device_type)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.intra_op_num_threads = num_threads or 0  # 0: ONNX Runtime chooses
+    options.intra_op_num_threads = torch.get_num_threads()
     if quiet:
         options.log_severity_level = FATAL
     options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
@@ -139,12 +137,11 @@ class OnnxSegments(SegmentRunner):
     Each open segment holds a copy of its weights, beside the model's own. On a GPU, tensors stay there.
     """
 
-    def __init__(self, model: EarlyExitModel, folder: Path, num_threads: int | None = None) -> None:
+    def __init__(self, model: EarlyExitModel, folder: Path) -> None:
         """`folder`: the folder `onnx` in it keeps exports. Others may share it, and it may be deleted at any time.
 
-        `num_threads`: the threads of each segment's session; None: ONNX Runtime chooses. Raises PlanError if ONNX
-        Runtime is missing or does not support the model's device, for models that are not float32, that keep memory of
-        sequences, or whose attention is `apart`.
+        Raises PlanError if ONNX Runtime is missing or does not support the model's device, for models that are not
+        float32, that keep memory of sequences, or whose attention is `apart`.
         """
         if model.backbone.kept_bytes:
             raise PlanError(f"{model.info.name} keeps keys and values, which ONNX Runtime does not do here")
@@ -153,7 +150,6 @@ class OnnxSegments(SegmentRunner):
         load_runtime(model.device.type, needs=("onnx", "onnxscript", "onnxruntime"))
         self._model = model
         self._cache = folder / "onnx"
-        self._num_threads = num_threads
         if model.attention == "apart":
             raise PlanError(
                 "ONNX Runtime runs one graph for any number of inputs, which cannot attend one after the other "
@@ -161,13 +157,13 @@ class OnnxSegments(SegmentRunner):
             )
         # A graph computes attention over rows, and slots need no more rows than padded inputs.
         self._attention: Attention = "slotted" if model.attention == "auto" else model.attention
-        self._sessions: Sessions[Segment] = Sessions(self._open)
+        self.sessions: Sessions[Segment] = Sessions(self._open)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        before = names_before(self._model, segment.first)
-        if len(piece.tensors) > len(before):  # the piece has `importance`, which graphs do not compute
+        before, found = names_before(self._model, segment.first), self.sessions.find(segment)
+        if found is None or len(piece.tensors) > len(before):  # graphs do not compute `importance`
             return self._model.run(segment, piece)
-        session, names = self._sessions.get(segment)
+        session, names = found
         values = dict(zip(before, piece.tensors, strict=True))
         layout = Layout(piece.lengths_B, self._model.device, self._attention)
         feeds = {name: values[name] if name in values else getattr(layout, name) for name in names}
@@ -180,9 +176,6 @@ class OnnxSegments(SegmentRunner):
             tensors = tuple(map(torch.from_numpy, arrays))
         return (tensors[:-1], tensors[-1]) if self._model.has_exit(segment) else (tensors, None)
 
-    def is_ready(self, segment: Segment) -> bool:
-        return self._sessions.is_ready(segment)
-
     def prepare(self, segments: Collection[Segment]) -> None:
         """Opens a session for each segment, while others may run. The first call exports the model, for seconds."""
         if segments and not self.file.is_file():
@@ -192,7 +185,7 @@ class OnnxSegments(SegmentRunner):
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if not self.file.is_file():
                     export_elsewhere(self._model, self.file)
-        self._sessions.prepare(segments)
+        self.sessions.prepare(segments)
 
     @cached_property
     def file(self) -> Path:
@@ -223,12 +216,9 @@ class OnnxSegments(SegmentRunner):
 
     def _open(self, segment: Segment) -> tuple[Any, list[str]]:
         """Returns the session of a segment, and the names of its inputs."""
-        if not self.file.is_file():
-            export(self._model, self.file)
         given = [*names_before(self._model, segment.first), *index_tensors(self._model)]
         part = part_of(self._graph, given, self._names_after(segment))
-        device_type = self._model.device.type
-        session = open_session(part, self._cache, device_type=device_type, num_threads=self._num_threads)
+        session = open_session(part, self._cache, device_type=self._model.device.type)
         return session, [each.name for each in part.graph.input]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,8 +38,8 @@ class Backbone(nn.Module, ABC):
     the tokens receive, and which it returns."""
     vocabulary: str | None = None
     """Name of the embedding's weights, if a decoder's head shares them; None if the head has its own weights."""
-    own_segments: ClassVar[str | None] = None
-    """Import path of the backend that must run this network, as in `BACKENDS`; None if any backend can."""
+    own_runtime: ClassVar[bool] = False
+    """Whether the blocks need a runtime of their own, so that they cannot be exported or captured."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -84,6 +84,9 @@ class Backbone(nn.Module, ABC):
         for index in range(first, end):
             hidden = self.run_block(index, hidden, layout)
         return hidden
+
+    def prepare(self, spans: Collection[tuple[int, int]], device: torch.device) -> None:
+        """Prepares runs of `run_blocks` from the first to the second number of each span. By default, does nothing."""
 
     def bridge(self, block: int) -> nn.Module | None:
         """Returns a new module from the first tensor after `block`, (B, ...), to the shape after the last block.

@@ -29,10 +29,8 @@ from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
 from earlyexit.foreign.onnx_file import dataflow_of, locations
-from earlyexit.network.boundary import Boundary, DType, Segment, TensorSpec
-from earlyexit.network.layers import reorder_linears
-from earlyexit.network.model import EarlyExitModel, SegmentRunner
-from earlyexit.network.piece import Layout, Piece, Tensors
+from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.piece import Layout, Tensors
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
 """The first axes of a graph's tensor: inputs; n rows per input in one axis; inputs and tokens, in either order; the
@@ -277,7 +275,7 @@ class OnnxBackbone(Backbone):
 
     reorders_linears: ClassVar[bool] = False
     float32_only: ClassVar[bool] = True
-    own_segments: ClassVar[str | None] = "earlyexit.foreign.onnx_backbone:GraphSegments"
+    own_runtime: ClassVar[bool] = True
 
     def __init__(self, config: GraphConfig, folder: Path, state: FileState | None = None) -> None:
         """`state`: the state of the files in `folder` when they were checked; None: now. Raises ModelFolderError."""
@@ -286,8 +284,6 @@ class OnnxBackbone(Backbone):
         self.num_blocks = len(config.cuts)
         self.inputs = config.entry
         self.max_length = config.max_length
-        self.num_threads = torch.get_num_threads()
-        """The number of threads for new sessions."""
         self._folder = folder
         self._state = state or state_of(folder, config.file)
         self.sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
@@ -314,6 +310,9 @@ class OnnxBackbone(Backbone):
             for each in self.config.cuts[end - 1]
         ]
         return tuple(map(self._logits, after)) if end == self.num_blocks else tuple(after)
+
+    def prepare(self, spans: Collection[tuple[int, int]], device: torch.device) -> None:
+        self.sessions.prepare({(*span, device.type) for span in spans})
 
     def answer_of(self, result: Array, layout: Layout) -> Tensor:
         """Returns the logits for the answer of the uncut graph."""
@@ -362,7 +361,7 @@ class OnnxBackbone(Backbone):
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
         model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
-        session = open_graph(model, self._folder, device_type=device_type, num_threads=self.num_threads)
+        session = open_graph(model, self._folder, device_type=device_type)
         self._check_files()
         return part, session
 
@@ -430,16 +429,14 @@ FORMS: Mapping[Axes, _Form] = {
 }
 
 
-def open_graph(
-    model: Any, folder: Path, *, device_type: str = "cpu", num_threads: int | None = None, quiet: bool = False
-) -> Any:
+def open_graph(model: Any, folder: Path, *, device_type: str = "cpu", quiet: bool = False) -> Any:
     """Opens a session of a ModelProto whose weights are in a folder. Raises GraphError if it cannot be run.
 
     `quiet`: ONNX Runtime does not log errors.
     """
     refusals = load_runtime(device_type).capi.onnxruntime_pybind11_state
     try:
-        return open_session(model, folder, device_type=device_type, num_threads=num_threads, quiet=quiet)
+        return open_session(model, folder, device_type=device_type, quiet=quiet)
     except (refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented, refusals.InvalidArgument) as error:
         raise GraphError(f"the graph in {folder}: {describe_error(error)}") from error
 
@@ -487,23 +484,3 @@ def _size_info(name: str, sizes: Size | tuple[Size, ...]) -> Any:
     from onnx import TensorProto, helper
 
     return helper.make_tensor_value_info(name, TensorProto.INT64, [] if isinstance(sizes, Size) else [len(sizes)])
-
-
-class GraphSegments(SegmentRunner):
-    """Runs a model whose backbone runs sessions. The linear layers of its ramps are reordered."""
-
-    def __init__(self, model: EarlyExitModel, _: Path, num_threads: int) -> None:
-        assert isinstance(model.backbone, OnnxBackbone)
-        model.backbone.num_threads = num_threads
-        reorder_linears(model)
-        self._model = model
-        self._sessions = model.backbone.sessions
-
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        return self._model.run(segment, piece)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return self._sessions.is_ready((segment.first, segment.end, self._model.device.type))
-
-    def prepare(self, segments: Collection[Segment]) -> None:
-        self._sessions.prepare({(each.first, each.end, self._model.device.type) for each in segments})

@@ -188,14 +188,14 @@ def reorder_linears(model: nn.Module) -> None:
         tensor.data = tensor.data.clone()  # a view would keep the weights' whole file in memory
 
 
-def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
+def torch_segments(model: EarlyExitModel, _: object = None) -> SegmentRunner:
     """Opens the backend `torch`.
 
     On a CPU this is the model itself, with reordered layers; on a GPU, its captured segments. Models with memory of
     sequences are never captured, because each run reads keys and values of another length.
     """
     if model.device.type == "cuda":
-        if model.backbone.kept_bytes:
+        if model.backbone.kept_bytes or model.backbone.own_runtime:
             return model
         return CapturedSegments(model, recorder_of(model.device))
     reorder_convolutions(model)

@@ -12,7 +12,6 @@ delays no sequence: the device could not run its next token before the end of th
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,13 +69,10 @@ class SegmentRunner(Protocol):
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         """Returns the hidden state after the segment, and the outputs (B, *output_shape) of the exit at its end.
 
+        Segments that are not prepared are computed by the network's own modules, so that no batch waits for seconds.
         If the last tensor of the piece is `importance`, the result has it too, with the segment's attention added.
         """
         ...
-
-    def is_ready(self, segment: Segment) -> bool:
-        """Whether `run` computes the segment without seconds of preparation. By default it does."""
-        return True
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         """Prepares segments for batches within their budgets, while other segments run. By default does nothing.
@@ -211,6 +207,9 @@ class EarlyExitModel(nn.Module, SegmentRunner):
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         return self.compute(segment, piece.tensors, self.layout(piece.lengths_B))
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        self.backbone.prepare({(each.first, each.end) for each in segments}, self.device)
 
     def layout(self, lengths_B: Lengths) -> Layout:
         """Returns the layout of packed inputs of these lengths."""
@@ -354,10 +353,6 @@ class ChainNetwork(SegmentRunner):
         if own.end == member.num_blocks and network < len(self.members) - 1:
             tensors = tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :]))
         return tensors, outputs_BC
-
-    def is_ready(self, segment: Segment) -> bool:
-        network, own = locate(self.chain, segment)
-        return self.runners[network].is_ready(own)
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         located = [(*locate(self.chain, segment), budget) for segment, budget in segments.items()]
@@ -680,9 +675,6 @@ def _are_finite(value_B: Tensor) -> Tensor:
     return value_B.reshape(len(value_B), -1).isfinite().all(1)
 
 
-logger = logging.getLogger(__name__)
-
-
 class TorchRunner:
     """A `Runner` of pieces. It runs any split of the model, with one exit policy at a time.
 
@@ -697,14 +689,13 @@ class TorchRunner:
         segments: SegmentRunner | None = None,
         memory: Memory[Piece] | None = None,
     ) -> None:
-        """`segments`: the backend for all inputs but probes, as soon as it is ready; None: the network itself.
+        """`segments`: the backend for all inputs but probes; None: the network itself.
 
         `memory`: the network's memory of sequences, if it has any.
         """
         self.memory = memory
         self._network = network
-        self._segments = None if segments is None or segments is network else _OnceReady(network, segments)
-        self._prepared: SegmentRunner = segments or network
+        self._segments: SegmentRunner = segments or network
         self._cuts = _PolicyCuts(policy)
 
     def from_wire(self, wire: WirePiece) -> Piece:
@@ -720,7 +711,7 @@ class TorchRunner:
         self._cuts = _PolicyCuts(policy)
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        self._prepared.prepare({segment: split.budget for split in splits for segment in split.segments()})
+        self._segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         network, policy = self._network, self._cuts.policy
@@ -760,17 +751,3 @@ class _PolicyCuts:
     policy: ExitPolicy
     by_split: dict[tuple[Split, bool], Cut] = field(default_factory=dict)
     """Cuts by split, and by whether they are for probes."""
-
-
-class _OnceReady(SegmentRunner):
-    """Computes segments with `segments` as soon as it is ready for them, and with the network until then."""
-
-    def __init__(self, network: Network, segments: SegmentRunner) -> None:
-        self._network = network
-        self._segments = segments
-
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        if self._segments.is_ready(segment):
-            return self._segments.run(segment, piece)
-        logger.debug("blocks %d to %d are not prepared yet: torch runs them", segment.first, segment.end - 1)
-        return self._network.run(segment, piece)

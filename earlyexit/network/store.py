@@ -290,12 +290,12 @@ def load_network(
     return network
 
 
-def open_network(backend: BackendName, network: Network, folder: Path, num_threads: int) -> SegmentRunner:
+def open_network(backend: BackendName, network: Network, folder: Path) -> SegmentRunner:
     """Opens a backend for a network or chain whose weights are final: see `open_segments`."""
     from earlyexit.network.model import ChainNetwork
 
     pairs = list(zip(network.members, read_card(folder).members(folder), strict=True))
-    runners = [open_segments(backend, member, path, num_threads) for member, path in pairs]
+    runners = [open_segments(backend, member, path) for member, path in pairs]
     if len(runners) == 1:
         return runners[0]
     run_themselves = all(runner is member for runner, (member, _) in zip(runners, pairs, strict=True))

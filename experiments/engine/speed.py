@@ -119,7 +119,7 @@ def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
     named: dict[str, partial[Side]] = {}
     for dtype in options.dtypes:
         model = load_model(options.model, dtype=getattr(torch, dtype))
-        open_segments("torch", model, options.model, options.threads)
+        open_segments("torch", model, options.model)
         of_dtype = sides(model, card, options.batch)
         named |= {name if len(options.dtypes) == 1 else f"{name}, {dtype}": side for name, side in of_dtype.items()}
     for backend, name in product(options.backends, BY_ALL_BACKENDS):
@@ -130,7 +130,7 @@ def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
 def _by_backend(options: Namespace, card: CalibrationCard, backend: str, name: str) -> Side:
     """Returns a variant on its own model, because backends may replace modules of the model."""
     model = load_model(options.model)
-    segments = open_segments(backend, model, options.model, options.threads)
+    segments = open_segments(backend, model, options.model)
     side = sides(model, card, options.batch)[name](segments=segments)
     if (chosen := computed_by(segments)) is not None:
         print(f"{name}: {backend} took {chosen}", file=sys.stderr)

@@ -122,7 +122,7 @@ class StockModel:
             reorder_linears(model)
             logits = packed_logits(model)
         else:
-            logits = onnx_logits(model, options.model, options.threads)
+            logits = onnx_logits(model, options.model)
         codec = find_codec(model.info.codec, options.model)
         return cls(codec, logits, label_task(model).label_names, model.num_blocks - 1)
 
@@ -162,9 +162,9 @@ def packed_logits(model: EarlyExitModel) -> Logits:
     return logits
 
 
-def onnx_logits(model: EarlyExitModel, folder: Path, num_threads: int) -> Logits:
+def onnx_logits(model: EarlyExitModel, folder: Path) -> Logits:
     """Returns a function that runs the modules as one graph on ONNX Runtime, which pads only in attention."""
-    segments = OnnxSegments(model, folder, num_threads)
+    segments = OnnxSegments(model, folder)
     whole = Segment(first=0, end=model.num_blocks, ramp=None)
     segments.prepare({whole: Budget(inputs=1)})
 

@@ -81,7 +81,7 @@ def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatAr
     torch.set_num_threads(1)
     try:
         rng = np.random.default_rng(0)
-        runner = LiveSplits(model, rng, open_segments("torch", model, folder, 1))
+        runner = LiveSplits(model, rng, open_segments("torch", model, folder))
         splits = profile_splits(model.num_blocks, model.ramp_indices, (1,), (length,))
         points = time_splits(splits, runner.prepare, clock=MonotonicClock(), rng=rng, repeats=REPEATS)
     finally:

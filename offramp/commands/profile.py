@@ -134,7 +134,7 @@ def profile_model(
     try:
         model = load_network(folder, device=torch_device, dtype=getattr(torch, job.dtype))
         rng = np.random.default_rng(job.seed)
-        segments = open_network(job.backend, model, folder, job.threads)
+        segments = open_network(job.backend, model, folder)
         live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
         stand_ins = same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
         measured = tuple(dict.fromkeys(stand_ins.values()))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.backends.onnx import OnnxSegments, export
 from earlyexit.errors import ModelFolderError
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.named import NamedSpec
@@ -186,10 +186,12 @@ def test_onnx_runtime_and_torch_agree_in_all_batch_sizes(name: str, made: Made, 
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     model = made(name)
-    segments = OnnxSegments(model, tmp_path, 1)
+    segments = OnnxSegments(model, tmp_path)
+    export(model, segments.file)
     last, middle = model.num_blocks, model.num_blocks // 2
     halves = (Segment(first=0, end=middle, ramp=middle - 1), Segment(first=middle, end=last, ramp=None))
     blocks = [Segment(first=block, end=block + 1, ramp=None) for block in range(last)]
+    segments.prepare([*halves, *blocks])
     for number, parts in ((1, halves), (2, halves), (7, halves), (7, blocks)):
         piece = piece_of(model, ConfidencePolicy(2.0), inputs_of(model, number))
         for segment in parts:

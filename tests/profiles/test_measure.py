@@ -208,9 +208,6 @@ class LoggedSegments:
         self.values.append(piece.tensors)
         return self._model.run(segment, piece)
 
-    def is_ready(self, segment: Segment) -> bool:
-        return True
-
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         self.prepared = dict(segments)
 

@@ -56,9 +56,6 @@ class Timed(SegmentRunner):
 
 
 class Prepared(Timed):
-    def is_ready(self, segment: Segment) -> bool:
-        return any(segment in each for each in self.prepared)
-
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         self.prepared.append(set(segments))
 
@@ -81,13 +78,13 @@ class Machine:
 
     def segments(self) -> FastestSegments:
         openers = {"by_torch": self.open_torch, "by_onnx": self._open_onnx}
-        return FastestSegments(self.model, Path(), 1, took_s=self._took_s, **openers)
+        return FastestSegments(self.model, Path(), took_s=self._took_s, **openers)
 
-    def open_torch(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+    def open_torch(self, model: EarlyExitModel, folder: Path) -> SegmentRunner:
         self.by_torch.append(Timed(model, self.torch_s, lambda seconds: self._advance(seconds, self.after_s)))
         return self.by_torch[-1]
 
-    def _open_onnx(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+    def _open_onnx(self, model: EarlyExitModel, folder: Path) -> SegmentRunner:
         self.by_onnx.append(Prepared(model, self.onnx_s, lambda seconds: self._advance(seconds, 0.0)))
         return self.by_onnx[-1]
 
@@ -114,8 +111,6 @@ def test_onnx_is_chosen_if_it_is_faster_and_prepares_later_segments() -> None:
     [onnx] = machine.by_onnx
     assert segments.backend == "onnx"
     assert onnx.prepared == [set(FULL), {WHOLE}]
-    assert segments.is_ready(WHOLE)
-    assert not segments.is_ready(Segment(first=1, end=2, ramp=0))
     before = len(onnx.sizes)
     segments.run(WHOLE, some_piece(machine.model))
     assert len(onnx.sizes) == before + 1
@@ -132,7 +127,6 @@ def test_torch_is_chosen_if_it_is_a_fifth_faster() -> None:
     # Tried on a copy: what torch puts in the places of modules could not be exported any more.
     assert machine.by_torch[0].model is not machine.model
     assert machine.by_torch[-1].model is machine.model
-    assert segments.is_ready(WHOLE)
     tried = set(machine.by_torch[0].sizes), set(machine.by_onnx[0].sizes)
     assert tried == ({(4, 64), (1, 16)},) * 2, "full batches within their tokens, and a quarter of one"
 
@@ -161,13 +155,12 @@ def test_torch_computes_models_that_onnx_runtime_cannot() -> None:
         raise PlanError("ONNX Runtime is not installed")
 
     machine = Machine(always(0.001), always(0.0))
-    segments = FastestSegments(machine.model, Path(), 1, by_torch=machine.open_torch, by_onnx=refuse)
+    segments = FastestSegments(machine.model, Path(), by_torch=machine.open_torch, by_onnx=refuse)
     segments.prepare(FULL)
     assert segments.backend == "torch"
     assert machine.by_torch[-1].model is machine.model
     machine = Machine(always(0.001), always(0.002))
     segments = machine.segments()
-    assert not segments.is_ready(WHOLE)
     assert segments.backend is None
     found, expected = (each.run(WHOLE, some_piece(machine.model)) for each in (segments, machine.model))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)

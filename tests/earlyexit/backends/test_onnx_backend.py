@@ -23,7 +23,7 @@ from earlyexit.engine.queue import Attention, Member
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, TorchRunner
+from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, TorchRunner, locate
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
@@ -63,7 +63,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
-    return OnnxSegments(model, cache, 1)
+    return opened(model, cache, *EXPORTED)
+
+
+def opened(model: EarlyExitModel, cache: Path, *wanted: Segment) -> OnnxSegments:
+    """A backend that prepared some segments. The export is made in this process, which takes less time."""
+    segments = OnnxSegments(model, cache)
+    if not segments.file.is_file():
+        export(model, segments.file)
+    segments.prepare(wanted)
+    return segments
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> Piece:
@@ -94,7 +103,7 @@ EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=
 
 def test_sessions_are_opened_while_the_device_runs(model: EarlyExitModel, cache: Path, encoded: list[Encoded]) -> None:
     """First in the file, because later tests find the exported file in the cache."""
-    segments = OnnxSegments(model, cache, 1)
+    segments = OnnxSegments(model, cache)
     split = Split(first=0, end=1, batch=8)
     runner, by_torch = TorchRunner(model, POLICY, segments), TorchRunner(model, POLICY)
     piece = runner.from_wire(wire_of(encoded[:4]))
@@ -103,12 +112,12 @@ def test_sessions_are_opened_while_the_device_runs(model: EarlyExitModel, cache:
     preparing = threading.Thread(target=runner.prepare, args=([split],))
     preparing.start()
     runs_by_torch = 0
-    while not segments.is_ready(segment) and preparing.is_alive():
+    while segments.sessions.find(segment) is None and preparing.is_alive():
         assert torch.allclose(hidden_after(runner, split, piece), expected, atol=1e-5)
         runs_by_torch += 1
         preparing.join(0.02)  # nothing is won by keeping the exporter from its core
     preparing.join()
-    assert segments.is_ready(segment)
+    assert segments.sessions.find(segment) is not None
     assert runs_by_torch > 10
     assert segment.ramp is None
     assert_runners_agree(model, segments, segment)
@@ -127,7 +136,7 @@ def test_onnx_runtime_and_torch_agree_on_a_gpu(cache: Path) -> None:
     if CUDA not in runtime.get_available_providers():
         pytest.skip("this ONNX Runtime has no CUDA: it is not that of offramp[gpu]")
     model = fresh_model().to("cuda")
-    segments = OnnxSegments(model, cache, 1)
+    segments = opened(model, cache, *EXPORTED)
     for segment in EXPORTED:
         assert_runners_agree(model, segments, segment)
 
@@ -137,7 +146,7 @@ def test_a_session_with_bound_tensors_returns_the_same(model: EarlyExitModel, se
         piece = piece_before(model, segment.first, lengths)
         with torch.inference_mode():
             hidden, logits_BC = segments.run(segment, piece)
-        session, names = segments._sessions.get(segment)
+        session, names = segments.sessions.get(segment)
         values = dict(zip(names_before(model, segment.first), piece.tensors, strict=True))
         layout = Layout(piece.lengths_B, attention="slotted")
         room = segments.room_for(segment, len(lengths), sum(lengths))
@@ -152,17 +161,16 @@ def test_one_graph_serves_all_schemes_of_attention(attention: Attention, cache: 
     inputs = random_inputs(np.random.default_rng(3), MIXED)
     alone = answers_alone(model, POLICY, inputs)
     model.attention = attention
-    segments = OnnxSegments(model, cache, 1)
+    segments = opened(model, cache, *EXPORTED)
     for bounds in ((0, 2), (0, 1, 2)):
         assert_same(answers_in_cuts(model, POLICY, inputs, bounds, segments=segments), alone, within=1e-4)
 
 
 def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: OnnxSegments) -> None:
     piece = piece_before(model, 1, [4, 2])
-    segments.run(LAST, piece)
     path = segments.file
     os.utime(path, (1, 1))
-    OnnxSegments(model, path.parents[1]).run(LAST, piece)
+    opened(model, path.parents[1], LAST).run(LAST, piece)
     assert path.stat().st_mtime == 1
 
 
@@ -195,15 +203,15 @@ def test_a_part_reads_a_tensor_that_earlier_blocks_passed_on() -> None:
 
 
 def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, cache: Path) -> None:
-    segments = OnnxSegments(model, cache, 1)
     one, two, _ = EXPORTED
-    for segment in (one, two):
-        segments.run(segment, piece_before(model, segment.first, [3]))
+    segments = opened(model, cache, one, two)
     for wanted in ({one}, {two}, {two}):
         segments.prepare(wanted)
-    assert [segments.is_ready(each) for each in (one, two)] == [True, True]
+    assert None not in map(segments.sessions.find, (one, two))
     segments.prepare(set())
-    assert [segments.is_ready(each) for each in (one, two)] == [False, True]
+    assert [segments.sessions.find(each) is None for each in (one, two)] == [True, False]
+    piece = piece_before(model, one.first, [3])
+    torch.testing.assert_close(segments.run(one, piece), model.run(one, piece), rtol=0, atol=0)
 
 
 def test_bfloat16_is_refused(tmp_path: Path) -> None:
@@ -237,7 +245,7 @@ def test_replicas_share_one_export(model: EarlyExitModel, tmp_path: Path, monkey
         export(model, path)
 
     monkeypatch.setattr(onnx_backend, "export_elsewhere", export_slowly)
-    first, second = (OnnxSegments(model, tmp_path, 1) for _ in range(2))
+    first, second = (OnnxSegments(model, tmp_path) for _ in range(2))
     other = threading.Thread(target=second.prepare, args=([LAST],))
     lock = fcntl.flock
 
@@ -251,25 +259,30 @@ def test_replicas_share_one_export(model: EarlyExitModel, tmp_path: Path, monkey
     first.prepare([LAST])
     other.join()
     assert exported == [first.file]
-    assert all(segments.is_ready(LAST) for segments in (first, second))
+    assert None not in [segments.sessions.find(LAST) for segments in (first, second)]
 
 
 def test_the_answers_of_a_chain_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_backend, "export_elsewhere", export)  # another process would load modules for seconds
     network, policy = chained(1, 1, at=((), ())), ConfidencePolicy(0.5)
     inputs = inputs_for(network, count=8)
-    members = [OnnxSegments(member, tmp_path, 1) for member in network.members]
+    members = [OnnxSegments(member, tmp_path) for member in network.members]
     segments = ChainNetwork(network.members, members)
+
+    def is_open(segment: Segment) -> bool:
+        index, own = locate(network.chain, segment)
+        return members[index].sessions.find(own) is not None
+
     large = Split(first=1, end=2, batch=8)
     for ramps in ((0,), ()):
         small = Split(first=0, end=1, batch=8, ramps=ramps)
         wanted = {each: split.budget for split in (small, large) for each in split.segments()}
         segments.prepare(wanted)
-        assert all(map(segments.is_ready, wanted))
+        assert all(map(is_open, wanted))
         answers, _ = follow(network, policy, inputs, (small, large), segments=segments)
         expected, _ = offline(network, policy, inputs, ramps, (0, 1))
         assert_same(answers, expected, within=1e-4)
     assert sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("onnx/*.onnx")) == ["m0", "m1"]
     segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
     segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
-    assert not segments.is_ready(Segment(first=0, end=1, ramp=0))
+    assert not is_open(Segment(first=0, end=1, ramp=0))

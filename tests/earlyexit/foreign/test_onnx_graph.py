@@ -284,14 +284,15 @@ def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> No
 def test_sessions_are_prepared_by_all_backends_and_old_ones_closed(case: Case, tmp_path: Path, backend: str) -> None:
     save_model(case.model, tmp_path)
     model = load_model(tmp_path)
-    segments = open_segments(backend, model, tmp_path, 1)
+    backbone, segments = model.backbone, open_segments(backend, model, tmp_path)
+    assert isinstance(backbone, OnnxBackbone)
     whole = [Segment(first=0, end=3, ramp=None)]
     parts = [Segment(first=0, end=1, ramp=0), Segment(first=1, end=3, ramp=None)]
     segments.prepare(dict.fromkeys(whole, Budget(inputs=4)))
-    assert segments.is_ready(whole[0])
-    assert not segments.is_ready(parts[0])
+    assert backbone.sessions.find((0, 3, "cpu")) is not None
+    assert backbone.sessions.find((0, 1, "cpu")) is None
     segments.prepare(dict.fromkeys(parts, Budget(inputs=4)))
-    assert all(map(segments.is_ready, [*whole, *parts]))
+    assert None not in map(backbone.sessions.find, [(0, 3, "cpu"), (0, 1, "cpu"), (1, 3, "cpu")])
     policy = halves(case.model, case.encoded)
     expected = answers_alone(case.model, policy, case.encoded)
     assert_same(answers_in_cuts(model, policy, case.encoded, (0, 1, 3), segments=segments), expected, within=1e-4)
@@ -300,10 +301,8 @@ def test_sessions_are_prepared_by_all_backends_and_old_ones_closed(case: Case, t
     segments.prepare(dict.fromkeys(parts, Budget(inputs=4)))
     segments.prepare({Segment(first=2, end=3, ramp=None): Budget(inputs=4)})
     segments.prepare({})
-    backbone = model.backbone
-    assert isinstance(backbone, OnnxBackbone)
-    spans = [(first, end) for first in range(3) for end in range(first + 1, 4)]
-    assert sum(backbone.sessions.is_ready((first, end, "cpu")) for first, end in spans) <= 1 + model.num_blocks
+    spans = [(first, end, "cpu") for first in range(3) for end in range(first + 1, 4)]
+    assert sum(backbone.sessions.find(span) is not None for span in spans) <= 1 + model.num_blocks
 
 
 def test_probabilities_become_their_logarithm(tmp_path: Path) -> None:

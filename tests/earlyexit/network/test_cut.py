@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, pairwise
 
@@ -17,7 +16,7 @@ from earlyexit.engine.device import Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Answer, Encoded, ExitResult, Segment, Split
-from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, TorchRunner, from_wire
+from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, SegmentRunner, TorchRunner, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy
@@ -324,41 +323,15 @@ def test_warm_up_inputs_run(split: Split, dtype: torch.dtype, small_model: Early
 
 
 @dataclass
-class SlowSegments:
-    """Records the segments that it runs; ready for those that it prepared."""
+class SlowSegments(SegmentRunner):
+    """Records the segments that it runs."""
 
     inner: EarlyExitModel
-    ready: set[Segment] = field(default_factory=set)
     ran: list[Segment] = field(default_factory=list)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         self.ran.append(segment)
         return self.inner.run(segment, piece)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return segment in self.ready
-
-    def prepare(self, segments: Collection[Segment]) -> None:
-        self.ready |= set(segments)
-
-
-def test_torch_runs_segments_that_are_not_prepared_and_logs_it(
-    small_model: EarlyExitModel, encoded: list[Encoded], caplog: pytest.LogCaptureFixture
-) -> None:
-    slow = SlowSegments(small_model)
-    runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
-    piece = runner.from_wire(wire_of(encoded[:2]))
-    with caplog.at_level(logging.DEBUG, logger="earlyexit.network.model"):
-        unprepared = run(runner, HALVES[0], piece)
-    assert caplog.messages == [
-        "blocks 0 to 0 are not prepared yet: torch runs them",
-        "blocks 1 to 1 are not prepared yet: torch runs them",
-    ]
-    assert slow.ran == []
-    runner.prepare(HALVES)
-    prepared = run(runner, HALVES[0], piece)
-    assert slow.ran == [Segment(first=0, end=1, ramp=0), Segment(first=1, end=2, ramp=None)]
-    assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
 def test_inputs_that_stay_use_prepared_segments_and_probes_use_torch(

@@ -117,7 +117,7 @@ def test_its_network_and_its_profile_are_those_of_its_models(pair: list[Path], t
         alone = load_model(folder).state_dict()
         assert all(torch.equal(value, alone[name]) for name, value in member.state_dict().items())
     assert load_network(tmp_path / "both", dtype=torch.bfloat16).dtype == torch.bfloat16
-    assert open_network("torch", network, tmp_path / "both", 1) is network
+    assert open_network("torch", network, tmp_path / "both") is network
     model = load_network(pair[0], attention="apart")
     assert (model.chain, getattr(model, "attention")) == (read_card(pair[0]).chain, "apart")  # noqa: B009
     chain_models(pair, tmp_path / "both")

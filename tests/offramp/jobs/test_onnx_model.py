@@ -67,7 +67,7 @@ def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:
     model = load_model(folder)
     encoded = random_pictures(6, seed=2)
     expected = exit_outputs(model, encoded)[2].argmax(1).tolist()
-    runner = TorchRunner(model, ConfidencePolicy(2.0), open_segments("torch", model, folder, 1))
+    runner = TorchRunner(model, ConfidencePolicy(2.0), open_segments("torch", model, folder))
     split = Split(first=0, end=3, batch=6, ramps=(0,))
     runner.prepare([split])
     pieces = runner.from_wire(wire_of(encoded)).singles()

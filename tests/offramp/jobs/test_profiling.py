@@ -105,7 +105,7 @@ def test_a_gpu_is_waited_for_and_named(model: Path) -> None:
 def test_a_gpu_profile_measures_the_served_configuration(model: Path) -> None:
     job = ProfileJob(device="cuda", batches=(1, 4), lengths=(5, 8), repeats=3)
     network, rng = load_network(model, device="cuda"), np.random.default_rng(0)
-    segments, splits = open_network("torch", network, model, 1), splits_of(job, network)
+    segments, splits = open_network("torch", network, model), splits_of(job, network)
     assert isinstance(segments, CapturedSegments)
     live = LiveSplits(network, rng, segments)
     live.make_ready(splits)
