@@ -53,17 +53,15 @@ def highest_rate(
         most_probes=MOST_TRIALS,
         growth=GROWTH,
     )
-    sustained: dict[float, Figures] = {}
+    best: Figures | None = None
     while (rate_per_s := search.next_rate()) is not None:
         figures = _figures(scenario_at(rate_per_s), share)
-        if figures is not None:
-            sustained[rate_per_s] = figures
-            search = search.with_probe(rate_per_s, "passed")
-        else:  # a search wants two failures, and a simulation fails again
-            search = search.with_probe(rate_per_s, "failed").with_probe(rate_per_s, "failed")
+        best = figures or best
+        for _ in range(1 if figures else 2):  # a search wants two failures, and a simulation fails again
+            search.add(rate_per_s, "passed" if figures else "failed")
     if search.ending == "highest":
         raise DataError(f"{search.best_per_s:g} inputs/s are answered in time; does the scenario have an SLO?")
-    return Capacity(rate_per_s=search.best_per_s, figures=sustained.get(search.best_per_s))
+    return Capacity(rate_per_s=search.best_per_s, figures=best)
 
 
 class _TooLateError(Exception):

@@ -20,8 +20,7 @@ from earlyexit.backends import BACKENDS
 from experiments.peers.compare import OURS, ComparisonOptions, compare
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
-from experiments.peers.workloads import WORKLOADS
-from offramp.demo.run import Processors
+from experiments.peers.workloads import WORKLOADS, Processors
 
 
 def main() -> None:
@@ -40,12 +39,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every started server is ended
-    machine = Processors(workers=arguments.workers, threads=arguments.threads, batch_limit=arguments.batch)
     options = ComparisonOptions(
         workload=arguments.workload,
         dtype=arguments.dtype,
         inputs_per_request=arguments.inputs,
-        machine=machine,
+        machine=Processors(arguments.workers, arguments.threads, arguments.batch),
         seconds=arguments.seconds,
         sides=tuple(arguments.sides),
         backend=arguments.backend,

@@ -36,9 +36,8 @@ from experiments.peers.sides import (
     take_turn,
 )
 from experiments.peers.stock import Dtype
-from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
+from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Processors, Workload
 from offramp.commands.progress import provenance
-from offramp.demo.run import Processors
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 

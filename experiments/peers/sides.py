@@ -26,10 +26,9 @@ from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
-from experiments.peers.workloads import FOLDER, Workload
+from experiments.peers.workloads import FOLDER, Processors, Workload
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem
-from offramp.demo.run import Processors
 from offramp.demo.turns import manual_control
 from offramp.load.sustained import Search
 from optimizer.decision import Strategy
@@ -270,7 +269,7 @@ def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[
         verdict = result.verdict(turn.slo_s)
         print(probe_line(side.name, rate_per_s, result, turn), flush=True)
         probes.append(probe | {"result": asdict(result), "verdict": verdict, "error": None})
-        search = search.with_probe(rate_per_s, verdict)
+        search.add(rate_per_s, verdict)
     return search, probes
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from profiles.records import ExitRecords
 Name = Literal["clinc150", "mpnet"]
 FOLDER = RUNS / "peers"
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
+Processors = namedtuple("Processors", ("workers", "threads", "batch_limit"))
+"""The batches that the processors compute at once, and the threads and the largest size of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ COMMANDS = {
     "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
     "chain": Command("commands.jobs:ChainJob", "commands.chain:run"),
     "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
-    "doctor": Command("commands.options:DoctorJob", "doctor.inspection:run"),
+    "doctor": Command("commands.options:DoctorJob", "commands.doctor:run"),
     "predict": Command("commands.options:PredictJob", "commands.predict:run"),
     "generate": Command("commands.options:GenerateJob", "commands.generate:run"),
     "profile": Command("commands.jobs:ProfileOptions", "commands.profile:run"),

@@ -1,7 +1,7 @@
 """Clients for a running Offramp server, asynchronous and blocking.
 
-Every call is written once, as a coroutine of `Calls`. It awaits only httpx and `sleep`. With httpx's blocking client
-and a blocking sleep, these return their results directly, so that the coroutine runs to its end without suspending.
+Every call is written once, as a coroutine of `AsyncClient`, which awaits only httpx and `sleep`. With httpx's blocking
+client and a blocking sleep, these return their results directly, so that the coroutine ends without suspending.
 """
 
 from __future__ import annotations
@@ -143,23 +143,32 @@ class _Request:
         return arguments | {"json": body}
 
 
-class Calls:
-    """The calls of both clients.
+class AsyncClient:
+    """A client for asyncio, and an asynchronous context manager.
 
     Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` limits a whole call,
     retries included; a server that stalls during an attempt can exceed it. A retry may compute a prediction twice.
+
+    `api_key` is sent with every request; over plain http, every machine on the way can read it. `compressed` asks for
+    compressed answers, which only pays on slow networks.
     """
 
     def __init__(
         self,
-        http: httpx.AsyncClient | httpx.Client,
-        sleep: Callable[[float], object],
-        timeout_s: float,
-        max_attempts: int,
-        clock: Clock | None,
-        rng: random.Random | None,
+        url: str = DEFAULT_URL,
+        timeout_s: float = 30.0,
+        max_attempts: int = 4,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        api_key: str | None = None,
+        compressed: bool = False,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], object] = asyncio.sleep,
+        http: type[httpx.AsyncClient] | type[httpx.Client] = httpx.AsyncClient,
     ) -> None:
-        self._http = http
+        headers = {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
+        self._http = http(base_url=url, transport=cast(Any, transport), headers=headers)
         self._sleep = sleep
         self._timeout_s = timeout_s
         self._max_attempts = max_attempts
@@ -169,6 +178,19 @@ class Calls:
         """The model's metadata, after the first request for it."""
         self._model_name: str | None = None
         """The model's name, after the first request for it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if isinstance(self._http, httpx.AsyncClient):
+            await self._http.aclose()
+        else:
+            self._http.close()
 
     async def predict(
         self,
@@ -221,7 +243,12 @@ class Calls:
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Waits until the server is ready; raises DeadlineError after `timeout_s`."""
-        if not await self._poll(_is_ok, "ready", self._clock.now_s() + timeout_s, READY_POLL_S):
+        until_s = self._clock.now_s() + timeout_s
+
+        async def is_ready() -> bool:
+            return _is_ok(await self._attempt(_request("ready"), until_s - self._clock.now_s()))
+
+        if not await self._poll(is_ready, until_s, READY_POLL_S):
             raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     async def generates(self) -> dict[str, Any]:
@@ -264,14 +291,20 @@ class Calls:
         parameters = {"version": version} if settings is None else {"version": version, "config": settings}
         await self._call("load", {"parameters": parameters}, model=model)
 
-        def is_ready(row: Row | None) -> bool:
+        def runs(row: Row | None) -> bool:
             if row is not None and row["state"] == "UNAVAILABLE":
                 raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
             return row is not None and row["state"] == "READY"
 
+        async def is_served() -> bool:
+            """Serve may report an application as running a little earlier; another route prefix answers 404."""
+            request = _request("model_ready", model=model, version=version)
+            outcome = await self._attempt(request, until_s - self._clock.now_s())
+            return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
+
         until_s = self._clock.now_s() + timeout_s
-        await self._await_version(model, version, is_ready, timeout_s)
-        if not await self._poll(_is_served, "model_ready", until_s, POLL_S, model=model, version=version):
+        await self._await_version(model, version, runs, timeout_s)
+        if not await self._poll(is_served, until_s, POLL_S):
             raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
 
     async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
@@ -283,16 +316,17 @@ class Calls:
         self, model: str, version: str, condition: Callable[[Row | None], bool], timeout_s: float
     ) -> None:
         """Waits until the version's row in the index fulfils the condition; raises DeadlineError."""
-        until_s = self._clock.now_s() + timeout_s
-        while True:
+        row: Row | None = None
+
+        async def is_fulfilled() -> bool:
+            nonlocal row
             rows = await self.versions()
             row = next((each for each in rows if (each["name"], each["version"]) == (model, version)), None)
-            if condition(row):
-                return
-            if self._clock.now_s() + POLL_S >= until_s:
-                state = "not there" if row is None else row["state"]
-                raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
-            await _resolve(self._sleep(POLL_S))
+            return condition(row)
+
+        if not await self._poll(is_fulfilled, self._clock.now_s() + timeout_s, POLL_S):
+            state = "not there" if row is None else row["state"]
+            raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
 
     async def _body(
         self, rows: Sequence[Input], as_json: object, *, truncate: bool, in_words: bool
@@ -362,18 +396,13 @@ class Calls:
         error.add_note(f"request id {request.request_id}")
         raise error
 
-    async def _poll(
-        self, condition: Callable[[Outcome], bool], operation: str, until_s: float, poll_s: float, **named: str
-    ) -> bool:
-        """Repeats a request until the outcome fulfils the condition; returns False after the time limit."""
-        left_s = until_s - self._clock.now_s()
-        while left_s > 0:
-            if condition(await self._attempt(_request(operation, None, **named), left_s)):
-                return True
-            left_s = until_s - self._clock.now_s() - poll_s
-            if left_s > 0:
-                await _resolve(self._sleep(poll_s))
-        return False
+    async def _poll(self, is_done: Callable[[], Awaitable[bool]], until_s: float, poll_s: float) -> bool:
+        """Repeats a check until it is fulfilled; returns False after the time limit."""
+        while not await is_done():
+            if self._clock.now_s() + poll_s >= until_s:
+                return False
+            await _resolve(self._sleep(poll_s))
+        return True
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
         http = self._http
@@ -395,38 +424,9 @@ class Calls:
         return read_reply(response.status_code, response.content, retry_after, json_length)
 
 
-class AsyncClient(Calls):
-    """The client for asyncio, with the methods of `Client` as coroutines."""
-
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        timeout_s: float = 30.0,
-        max_attempts: int = 4,
-        transport: httpx.AsyncBaseTransport | None = None,
-        *,
-        api_key: str | None = None,
-        compressed: bool = False,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        sleep: Callable[[float], Coroutine[Any, Any, object]] = asyncio.sleep,
-    ) -> None:
-        http = httpx.AsyncClient(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
-        super().__init__(http, sleep, timeout_s, max_attempts, clock, rng)
-        self._client = http
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.aclose()
-
-
-def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Client, P], T]:
+def _blocking(
+    call: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
     """Returns the call, which never suspends, as a method of `Client`."""
 
     @wraps(call)
@@ -441,11 +441,7 @@ def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]) -> 
 
 
 class Client:
-    """A blocking client. It is a context manager, and threads may share it.
-
-    See `Calls` for errors and timeouts. `api_key` is sent with every request; over plain http, every machine on the way
-    can read it. `compressed` asks for compressed answers, which only pays on slow networks.
-    """
+    """A blocking client with the methods of `AsyncClient`. It is a context manager, and threads may share it."""
 
     def __init__(
         self,
@@ -454,14 +450,11 @@ class Client:
         max_attempts: int = 4,
         transport: httpx.BaseTransport | None = None,
         *,
-        api_key: str | None = None,
-        compressed: bool = False,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        **options: Any,
     ) -> None:
-        self._http = httpx.Client(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
-        self._calls = Calls(self._http, sleep, timeout_s, max_attempts, clock, rng)
+        given = cast(Any, transport)
+        self._calls = AsyncClient(url, timeout_s, max_attempts, given, sleep=sleep, http=httpx.Client, **options)
 
     def __enter__(self) -> Self:
         return self
@@ -469,26 +462,23 @@ class Client:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Closes the connections."""
-        self._http.close()
-
-    predict = _blocking(Calls.predict)
-    predict_many = _blocking(Calls.predict_many)
-    generate = _blocking(Calls.generate)
-    stream = _blocking(Calls.stream)
-    generates = _blocking(Calls.generates)
-    live = _blocking(Calls.live)
-    ready = _blocking(Calls.ready)
-    metadata = _blocking(Calls.metadata)
-    versions = _blocking(Calls.versions)
-    canary = _blocking(Calls.canary)
-    set_canary = _blocking(Calls.set_canary)
-    end_canary = _blocking(Calls.end_canary)
-    promote = _blocking(Calls.promote)
-    load = _blocking(Calls.load)
-    unload = _blocking(Calls.unload)
-    wait_until_ready = _blocking(Calls.wait_until_ready)
+    close = _blocking(AsyncClient.close)
+    predict = _blocking(AsyncClient.predict)
+    predict_many = _blocking(AsyncClient.predict_many)
+    generate = _blocking(AsyncClient.generate)
+    stream = _blocking(AsyncClient.stream)
+    generates = _blocking(AsyncClient.generates)
+    live = _blocking(AsyncClient.live)
+    ready = _blocking(AsyncClient.ready)
+    metadata = _blocking(AsyncClient.metadata)
+    versions = _blocking(AsyncClient.versions)
+    canary = _blocking(AsyncClient.canary)
+    set_canary = _blocking(AsyncClient.set_canary)
+    end_canary = _blocking(AsyncClient.end_canary)
+    promote = _blocking(AsyncClient.promote)
+    load = _blocking(AsyncClient.load)
+    unload = _blocking(AsyncClient.unload)
+    wait_until_ready = _blocking(AsyncClient.wait_until_ready)
 
 
 def _request(operation: str, body: dict[str, object] | None = None, **named: str) -> _Request:
@@ -500,17 +490,5 @@ def _is_ok(outcome: Outcome) -> bool:
     return isinstance(outcome, Reply) and outcome.status == HTTPStatus.OK
 
 
-def _is_served(outcome: Outcome) -> bool:
-    """Returns whether a version is reachable: Serve may report an application as running a little earlier.
-
-    A version with another route prefix answers 404, which counts as reachable.
-    """
-    return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
-
-
 def _new_id() -> str:
     return uuid.uuid4().hex
-
-
-def _headers(api_key: str | None, *, compressed: bool) -> dict[str, str]:
-    return {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}

@@ -123,7 +123,7 @@ def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
         verdict = result.verdict(slo_s)
         p99 = "-" if result.p99_s is None else f"{1000 * result.p99_s:.0f}"
         print(f"{rate_per_s:9.1f} requests/s  p99 {p99} ms  lost {result.lost_share:.1%}  {verdict}", file=sys.stderr)
-        search = search.with_probe(rate_per_s, verdict)
+        search.add(rate_per_s, verdict)
     if job.as_json:
         probes = [probe._asdict() for probe in search.probes]
         print(json.dumps({"sustained_per_s": search.best_per_s, "ending": search.ending, "probes": probes}))

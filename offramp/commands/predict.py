@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import concurrent.futures
 import csv
 import json
 import math
@@ -16,10 +15,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -60,7 +59,6 @@ BUSY_ERRORS = (OverloadedError, AdmissionError, StageUnavailableError, RateLimit
 """Errors of a busy service, for which a later request may succeed."""
 PAUSE_S = 0.25
 """Pause before a batch is sent again: about the time after which a busy service has room."""
-STREAMED = (*TABLES, ".txt")
 CLINC = ".json"
 ARRAYS = (".npy", ".npz")
 
@@ -123,51 +121,43 @@ async def predict_all(
 
 
 async def _answered(inputs: Iterator[InputRow], sender: Sender, job: PredictJob) -> AsyncIterator[list[Row]]:
-    """Yields the rows of each batch, in order, while later batches are running."""
-    batches: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
-    room, running = asyncio.Semaphore(WAITING * job.concurrency), asyncio.Semaphore(job.concurrency)
+    """Yields the rows of each batch, in order, while later batches are running.
+
+    Inputs are read in a daemon thread, so that answers are written while a pipe is silent, and Ctrl-C has an effect.
+    """
+    loop, running = asyncio.get_running_loop(), asyncio.Semaphore(job.concurrency)
+    room = threading.Semaphore(WAITING * job.concurrency)
+    tasks: asyncio.Queue[asyncio.Task[list[Row]] | BaseException | None] = asyncio.Queue()
 
     async def rows(batch: Sequence[InputRow]) -> list[Row]:
         async with running:
             return await sender.rows(batch)
 
-    async def read() -> None:
-        try:
-            while batch := await _in_daemon_thread(lambda: list(islice(inputs, job.batch))):
-                await room.acquire()
-                batches.put_nowait(asyncio.create_task(rows(batch)))
-        finally:
-            batches.put_nowait(None)
+    def start(batch: Sequence[InputRow]) -> None:
+        tasks.put_nowait(loop.create_task(rows(batch)))
 
-    reader = asyncio.create_task(read())
+    def read() -> None:
+        end: BaseException | None = None
+        with suppress(RuntimeError):  # the loop is closed, because the command has ended
+            try:
+                while room.acquire() and (batch := list(islice(inputs, job.batch))):
+                    loop.call_soon_threadsafe(start, batch)
+            except Exception as error:  # raised again in the event loop
+                end = error
+            loop.call_soon_threadsafe(tasks.put_nowait, end)
+
+    threading.Thread(target=read, daemon=True).start()
     try:
-        while (task := await batches.get()) is not None:
+        while isinstance(task := await tasks.get(), asyncio.Task):
             yield await task
             room.release()
-        await reader
+        if task is not None:
+            raise task
     finally:
-        unwritten = [each for _ in range(batches.qsize()) if (each := batches.get_nowait()) is not None]
-        for rest in (reader, *unwritten):
-            rest.cancel()
-        await asyncio.gather(reader, *unwritten, return_exceptions=True)  # only the first error is raised
-
-
-def _in_daemon_thread(read: Callable[[], list[InputRow]]) -> asyncio.Future[list[InputRow]]:
-    """Reads in a thread, so that answers are written while a pipe is silent.
-
-    The command ends without the thread: with `asyncio.to_thread`, Ctrl-C would have no effect until the pipe has data.
-    """
-    future = concurrent.futures.Future[list[InputRow]]()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(read())
-        except BaseException as error:  # raised again where the future is awaited
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return asyncio.wrap_future(future)
+        unwritten = [task for _ in range(tasks.qsize()) if isinstance(task := tasks.get_nowait(), asyncio.Task)]
+        for each in unwritten:
+            each.cancel()
+        await asyncio.gather(*unwritten, return_exceptions=True)  # only the first error is raised
 
 
 class Sender:
@@ -381,6 +371,7 @@ def _short_text(value: Any) -> str:
 
 
 def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str, ...], Iterator[InputRow]]:
+    """Returns the names of `InputRow.id_columns`, and the inputs of the file or of standard input."""
     names = tuple(model_inputs) if job.data is not None and job.data.suffix in ARRAYS else _text_names(model_inputs)
     if job.data is None:
         if len(names) > 1 or model_inputs == IMAGES:
@@ -389,7 +380,9 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str
     if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
     columns = (job.text_column, *(job.pair_column if job.pair_column is not None else name for name in names[1:]))
-    return stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
+    rows = stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
+    first = list(islice(rows, 1))  # refuses a file that cannot be read before any output is written
+    return ("row",) if job.data.suffix in ARRAYS else names, chain(first, rows)
 
 
 def _predict_many(job: PredictJob, form: Format) -> Tally:
@@ -413,40 +406,39 @@ def _predict_many(job: PredictJob, form: Format) -> Tally:
     return asyncio.run(predict())
 
 
-def stream_inputs(
-    path: Path, columns: Mapping[str, str], *, part: str | None = None
-) -> tuple[tuple[str, ...], Iterator[InputRow]]:
-    """Returns the names of `InputRow.id_columns`, and the inputs of a file or folder, in order.
+def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[InputRow]:
+    """Yields the inputs of a file or folder, in order. The ending gives the format, and labels are not needed.
 
-    The ending gives the format, and labels are not needed. `columns` maps the names of the model's inputs to columns of
-    the file. Arrays have the names of the inputs. Raises DataError at once for a file that cannot be read, and during
-    iteration for an invalid row.
+    `columns` maps the names of the model's inputs to columns of the file. Arrays have the names of the inputs. Raises
+    DataError for a file that cannot be read, and for an invalid row.
     """
     if is_images(path):
-        return ("image",), _images(path, part)
-    if path.suffix in ARRAYS:
-        return ("row",), _arrays(path, tuple(columns))
-    names, texts = tuple(columns), stream_texts(path, tuple(columns.values()), part=part)
-    return names, (
-        InputRow(dict(zip(names, row, strict=True)), row[0] if len(row) == 1 else (row[0], row[1])) for row in texts
-    )
+        with open_images(path, part=part) as images:
+            yield from (InputRow({"image": name}, content) for name, content in zip(images.names, images, strict=True))
+    elif path.suffix in ARRAYS:
+        yield from _arrays(path, tuple(columns))
+    else:
+        for row in stream_texts(path, tuple(columns.values()), part=part):
+            yield InputRow(dict(zip(columns, row, strict=True)), row[0] if len(row) == 1 else (row[0], row[1]))
 
 
 def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None) -> Iterator[tuple[str, ...]]:
     """Yields a tuple of texts per row of a file, one text per column."""
-    if path.suffix not in (*STREAMED, CLINC):
+    if path.suffix not in (*TABLES, ".txt", CLINC):
         raise DataError(
-            f"{path}: unknown ending {path.suffix!r}; allowed: {', '.join((*STREAMED, *ARRAYS))}, .json (of CLINC150), "
-            "and images in a folder or .zip"
+            f"{path}: unknown ending {path.suffix!r}; allowed: {', '.join((*TABLES, '.txt', *ARRAYS))}, .json (of "
+            "CLINC150), and images in a folder or .zip"
         )
     check_file(path)
     if len(columns) > 1 and path.suffix in (".txt", CLINC):
         raise DataError(f"{path}: rows of {' and '.join(columns)} must be .csv, .tsv or .jsonl")
     if path.suffix == CLINC:
-        return ((text,) for text in read_labelled(path, part=part).texts)
-    if path.suffix == ".txt":
-        return _lines_of(path)
-    return (texts for _, texts, _ in stream_table(path, columns))
+        yield from ((text,) for text in read_labelled(path, part=part).texts)
+    elif path.suffix == ".txt":
+        with path.open(encoding="utf-8") as file:
+            yield from ((line,) for line in stream_lines(file, str(path)))
+    else:
+        yield from (texts for _, texts, _ in stream_table(path, columns))
 
 
 def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
@@ -457,17 +449,6 @@ def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
         raise DataError(f"{name}: not UTF-8: {error.reason}") from error
 
 
-def _images(path: Path, part: str | None) -> Iterator[InputRow]:
-    opened = ExitStack()
-    images = opened.enter_context(open_images(path, part=part))  # lists the files before any output is written
-
-    def rows() -> Iterator[InputRow]:
-        with opened:
-            yield from (InputRow({"image": name}, content) for name, content in zip(images.names, images, strict=True))
-
-    return rows()
-
-
 def _arrays(path: Path, names: Sequence[str]) -> Iterator[InputRow]:
     arrays = read_arrays(path)
     if LABELS not in names:
@@ -476,16 +457,8 @@ def _arrays(path: Path, names: Sequence[str]) -> Iterator[InputRow]:
         raise DataError(f"{path}: all arrays must have the same number of rows")
     if "" not in arrays and set(arrays) != set(names):
         raise DataError(f"{path}: the model takes {', '.join(names)}; the file holds {', '.join(arrays)}")
-    rows = zip(*arrays.values(), strict=True)
-    return (
-        InputRow({"row": k}, row[0] if len(row) == 1 else dict(zip(arrays, row, strict=True)))
-        for k, row in enumerate(rows)
-    )
-
-
-def _lines_of(path: Path) -> Iterator[tuple[str]]:
-    with path.open(encoding="utf-8") as file:
-        yield from ((line,) for line in stream_lines(file, str(path)))
+    for number, row in enumerate(zip(*arrays.values(), strict=True)):
+        yield InputRow({"row": number}, row[0] if len(row) == 1 else dict(zip(arrays, row, strict=True)))
 
 
 def _input_datatypes(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,17 +84,6 @@ V100_SLO_S = 0.05
 LENGTH = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processors:
-    """The resources of this machine that a service may use."""
-
-    workers: int = 2
-    """Number of batches that are computed at once."""
-    threads: int = 1
-    """Threads of each batch."""
-    batch_limit: int = 32
-
-
 def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:
     """Returns the latencies of a model with `num_blocks` of BERT-base's blocks on a V100, in emulated seconds."""
     table = published_profile("bert-base", "V100").at(LENGTH)
@@ -126,7 +115,8 @@ def emulated_problem(records: ExitRecords, thresholds: Mapping[int, float]) -> P
 
 SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
 """The planner's search space of each plan. `serial` has one stage, so a new plan moves no replicas."""
-MACHINE = Processors(workers=2, threads=1, batch_limit=16)
+WORKERS, LARGEST_BATCH = 2, 16
+"""Number of batches that the processors compute at once, and their largest size."""
 PROCESSORS_SHARE = 0.38
 """Share of the predicted rate at which the search for a load starts on processors, which the load generator shares."""
 
@@ -178,9 +168,9 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     calibration, texts, expected = prepared.calibration, prepared.test.texts, prepared.expected
     profile = kept_profile(prepared.folder, ProfileJob(backend="auto"), console.print)
     ramps = tuple(sorted(calibration.thresholds))
-    problem = processor_problem(profile, expected.nested_survival(calibration.thresholds), ramps, MACHINE.workers)
+    problem = processor_problem(profile, expected.nested_survival(calibration.thresholds), ramps, WORKERS)
     plans = _plans(problem, calibration.policy_spec(), prepared)
-    plans = {name: on_cores(plan, problem, MACHINE.workers, profile.backend) for name, plan in plans.items()}
+    plans = {name: on_cores(plan, problem, WORKERS, profile.backend) for name, plan in plans.items()}
     write_plan(plans["planned"], runs / "plan.yaml")
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
@@ -188,7 +178,6 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
         control=manual_control(problem, calibration.policy_spec(), runs / "processors.sqlite"),
         slo_s=problem.slo.latency_s,
         backend=profile.backend,
-        threads_per_replica=MACHINE.threads,
     )
     load = Load(
         texts=texts,
@@ -203,10 +192,10 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
         rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
     console.print(results_table(f"{rate_per_s:.0f} texts/s for each plan, within {1e3 * load.slo_s:.0f} ms", ran))
     spent = ran["planned"].cpu_per_answer_s / ran["stock"].cpu_per_answer_s
-    slower = stock_s(problem, MACHINE.batch_limit) / stock_s(problem)
+    slower = stock_s(problem, LARGEST_BATCH) / stock_s(problem)
     console.print(
         f"Exits save processor time: an answer takes {spent:.2f} x stock's. Fusing hardly matters on processors, "
-        f"where a batch of {MACHINE.batch_limit} takes {slower:.1f} times as long as one text."
+        f"where a batch of {LARGEST_BATCH} takes {slower:.1f} times as long as one text."
     )
     return ran
 

@@ -6,10 +6,9 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -77,8 +76,6 @@ KEPT = 0.99
 """Share of the requests that `planned` must answer in time at the chosen load."""
 STEP, MAX_STEPS = 0.88, 5
 """Factor from a tried load to the next, and the maximum number of tries."""
-LATE = 0.5
-"""Lateness of the client, as a share of the SLO, above which a run is repeated once."""
 Counts = Mapping[int, tuple[int, int]]
 """Numbers of batches and of their inputs, by the first block of a split."""
 
@@ -119,43 +116,43 @@ class PlanRun:
     mean_blocks: float
     agreement: float
     """Share of the answers that equal the full model's."""
-    load_late_s: float
-    """Largest lateness of the client, which the service does not cause."""
+
+
+class Turn(NamedTuple):
+    """The outcome of one load."""
+
+    records: Sequence[RequestRecord]
+    counts: Counts
+    cpu_s: float
+    """Processor time of all processes of the service."""
 
 
 def compare_plans(
     service: RunningService, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
 ) -> tuple[float, dict[str, PlanRun]]:
-    """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the mean results."""
+    """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the results."""
     current: str | None = None
 
-    def measure(name: str, load: Load, seed: int, tries: int = 2) -> PlanRun:
+    def measure(name: str, load: Load, seed: int) -> Turn:
         nonlocal current
         is_new, current = name != current, name
-        result = asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
-        if result.load_late_s <= LATE * load.slo_s or tries == 1:
-            return result
-        late_ms = 1e3 * result.load_late_s
-        console.print(f"{name}: the machine was busy, and requests were sent {late_ms:.0f} ms late; repeating")
-        return measure(name, load, seed, tries - 1)
+        return asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
 
-    rate_per_s = start_per_s
+    rate_per_s, half = start_per_s, replace(load, seconds=load.seconds / 2)
     for _ in range(MAX_STEPS):
-        trial = measure("planned", replace(load, seconds=load.seconds / 2), 0)
+        trial = summarize(plans["planned"], half, [measure("planned", half, 0)])
         console.print(f"planned at {rate_per_s:.0f} inputs/s: {trial.in_time:.1%} in time")
         if trial.in_time >= KEPT:
             break
         rate_per_s *= STEP
-    results: dict[str, list[PlanRun]] = {name: [] for name in plans}
-    for turn in range(ROUNDS):
-        for name in list(plans)[:: -1 if turn % 2 else 1]:  # every second turn in reverse order
-            results[name].append(measure(name, load, turn + 1))
-    return rate_per_s, {name: mean(runs) for name, runs in results.items()}
+    turns: dict[str, list[Turn]] = {name: [] for name in plans}
+    for number in range(ROUNDS):
+        for name in list(plans)[:: -1 if number % 2 else 1]:  # every second round in reverse order
+            turns[name].append(measure(name, load, number + 1))
+    return rate_per_s, {name: summarize(plans[name], load, each) for name, each in turns.items()}
 
 
-async def run(
-    service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool
-) -> PlanRun:
+async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool) -> Turn:
     """Switches to the plan and sends the load at this rate, in inputs per second.
 
     `is_new`: another plan ran before. Replicas reset their counts with the first call of a new plan.
@@ -178,46 +175,38 @@ async def run(
     cpu_s = children_cpu_s() - cpu_s
     after = batch_counts(service.url)
     counts = {first: tuple(np.subtract(after[first], before.get(first, (0, 0))).tolist()) for first in after}
-    return summarize_run(plan, load, records, defaultdict(lambda: (0, 0), counts), cpu_s)
+    return Turn(records, counts, cpu_s)
 
 
-def summarize_run(plan: Plan, load: Load, records: Sequence[RequestRecord], counts: Counts, spent_s: float) -> PlanRun:
-    """Returns the results of one run. Latencies are those of requests that were scheduled after the warm-up."""
+def summarize(plan: Plan, load: Load, turns: Sequence[Turn]) -> PlanRun:
+    """Returns the results of a plan's turns. Latencies are those of requests that were scheduled after the warm-up."""
+    records = [record for turn in turns for record in turn.records]
     counted = [record for record in records if record.scheduled_s >= load.warm_s]
     latencies_s = [record.latency_s for record in counted if record.error is None] or [float("nan")]
     in_time = sum(each_s <= load.slo_s for each_s in latencies_s)
     answers = [pair for record in records for pair in zip(record.input_indices, record.predictions, strict=False)]
-    exits = Counter[int](answer.exit for _, answer in answers)
+    exits, num_answers = Counter[int](answer.exit for _, answer in answers), max(1, len(answers))
     p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist()
     return PlanRun(
         plan=plan,
         in_time=in_time / max(1, len(counted)),
-        in_time_per_s=in_time * load.inputs_per_request / load.seconds,
+        in_time_per_s=in_time * load.inputs_per_request / (load.seconds * len(turns)),
         p50_s=p50_s,
         p99_s=p99_s,
-        cpu_per_answer_s=spent_s / max(1, len(answers)),
-        batch_at_block=batch_at_block(plan, counts, exits),
-        mean_blocks=sum((block + 1) * count for block, count in exits.items()) / max(1, len(answers)),
-        agreement=sum(answer.label == load.full_model[index] for index, answer in answers) / max(1, len(answers)),
-        load_late_s=max((record.lateness_s for record in records), default=0.0),
+        cpu_per_answer_s=sum(turn.cpu_s for turn in turns) / num_answers,
+        batch_at_block=batch_at_block(plan, [turn.counts for turn in turns], exits),
+        mean_blocks=sum((block + 1) * count for block, count in exits.items()) / num_answers,
+        agreement=sum(answer.label == load.full_model[index] for index, answer in answers) / num_answers,
     )
 
 
-def mean(ran: Sequence[PlanRun]) -> PlanRun:
-    """Returns the means over several runs of one plan."""
-    names = {each.name for each in fields(PlanRun)} - {"plan", "batch_at_block"}
-    figures = {name: fmean(getattr(each, name) for each in ran) for name in names}
-    batches = tuple(map(fmean, zip(*(each.batch_at_block for each in ran), strict=True)))
-    return PlanRun(plan=ran[0].plan, batch_at_block=batches, **figures)
-
-
-def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tuple[float, ...]:
+def batch_at_block(plan: Plan, turns: Sequence[Counts], exits: Mapping[int, int]) -> tuple[float, ...]:
     """Returns the mean batch at every block: the batch of its split, times the share of inputs that reach the block."""
     reach = [sum(count for exit_block, count in exits.items() if exit_block >= at) for at in range(plan.num_blocks)]
     return tuple(
         inputs / max(1, batches) * reach[block] / max(1, reach[split.first])
         for split in plan.splits
-        for batches, inputs in [counts[split.first]]
+        for batches, inputs in [np.sum([turn.get(split.first, (0, 0)) for turn in turns], axis=0).tolist()]
         for block in range(split.first, split.end)
     )
 

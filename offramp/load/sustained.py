@@ -1,16 +1,13 @@
-"""Searches by bisection for the highest Poisson rate that a server sustains. A search is a pure value without I/O."""
+"""Searches by bisection for the highest Poisson rate that a server sustains. A search does no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from earlyexit.errors import InputError
 
 if TYPE_CHECKING:
     from offramp.load.generator import RequestRecord  # needs HTTP libraries
@@ -85,9 +82,9 @@ class Probe(NamedTuple):
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Search:
-    """A search for the sustained rate: chooses the next rate from the results of the probes so far.
+    """A search for the sustained rate, which chooses the next rate after each probe.
 
     From `start_per_s`, the rate rises or falls by the factor `growth`, then by its square and so on, until a rate has
     passed and a higher one has not. Then the search bisects geometrically until the two are within `resolution`. The
@@ -110,84 +107,58 @@ class Search:
     """Maximum number of probes, repeated ones included."""
     growth: float = 1.6
     """Factor of the first step; near 1 if `start_per_s` is a good estimate."""
-    probes: tuple[Probe, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low_per_s < self.high_per_s < float("inf"):
-            raise InputError(f"rates must be above 0, low before high, not {self.low_per_s} and {self.high_per_s}")
-        if not (self.resolution > 0 and self.most_probes >= 1):
-            raise InputError(f"a resolution above 0 and a probe are needed, not {self.resolution}, {self.most_probes}")
-        if self.start_per_s <= 0 or self.growth <= 1:
-            raise InputError(f"a search starts above 0 and grows by more than 1, not {self.start_per_s}, {self.growth}")
-
-    def with_probe(self, rate_per_s: float, verdict: Verdict) -> Search:
-        """Returns the search with one more probe."""
-        return replace(self, probes=(*self.probes, Probe(rate_per_s, verdict)))
+    probes: list[Probe] = field(default_factory=list)
+    best_per_s: float = 0.0
+    """The highest rate that passed; 0 if none did."""
+    ending: Ending | None = None
+    """Why the search is over; None while it continues."""
+    _next_per_s: float = 0.0
+    _factor: float = 1.0
+    """Factor of the next step, while there is no bracket."""
+    _last: Probe | None = None
+    """The last probe that counted; the first of two probes with a late client does not."""
 
     def next_rate(self) -> float | None:
         """Returns the next rate to try; None if the search is over."""
-        return None if self.ending is not None else min(max(self._next(), self.low_per_s), self.high_per_s)
+        if self.ending is not None:
+            return None
+        return min(max(self._next_per_s if self.probes else self.start_per_s, self.low_per_s), self.high_per_s)
 
-    @property
-    def best_per_s(self) -> float:
-        """The highest rate that passed; 0 if none did."""
-        return max((probe.rate_per_s for probe in self.probes if probe.verdict == "passed"), default=0.0)
+    def add(self, rate_per_s: float, verdict: Verdict) -> None:
+        """Adds the verdict on a rate."""
+        self.probes.append(Probe(rate_per_s, verdict))
+        misses: dict[float, list[Verdict]] = {}
+        for probe in self.probes:
+            if probe.verdict == "passed":
+                self.best_per_s = max(self.best_per_s, probe.rate_per_s)
+            else:
+                misses.setdefault(probe.rate_per_s, []).append(probe.verdict)
+        if verdict == "client late" and len(misses[rate_per_s]) == 1:
+            self._next_per_s = rate_per_s
+        else:
+            bounds = (rate for rate, each in misses.items() if rate > self.best_per_s and each != ["client late"])
+            self._go_on(Probe(rate_per_s, verdict), min(bounds, default=None), misses)
+        if self.ending is None and len(self.probes) >= self.most_probes:
+            self.ending = "most probes"
 
-    @property
-    def ending(self) -> Ending | None:
-        """Why the search is over; None while it continues."""
-        best_per_s, bound_per_s = self.best_per_s, self._bound_per_s
+    def _go_on(self, probe: Probe, bound_per_s: float | None, misses: Mapping[float, Sequence[Verdict]]) -> None:
+        """Chooses the next rate or the ending; `bound_per_s`: the lowest rate that did not pass, above all that did."""
+        best_per_s, last = self.best_per_s, self._last
+        if last is None or (last.verdict == "passed") != (probe.verdict == "passed"):
+            self._factor = self.growth if last is None else 1 + self.resolution
+        elif last.rate_per_s != probe.rate_per_s:
+            self._factor **= 2
+        self._last = probe
         if best_per_s >= self.high_per_s:
-            return "highest"
-        if bound_per_s is not None and self._is_confirmed(bound_per_s):
-            is_failure = self._count(bound_per_s, "failed") > 0
-            if not best_per_s and bound_per_s <= self.low_per_s:
-                return "none passed" if is_failure else "client late"
-            if best_per_s and self._is_close(best_per_s, bound_per_s):
-                return "bracketed" if is_failure else "client late"
-        return "most probes" if len(self.probes) >= self.most_probes else None
-
-    def _next(self) -> float:
-        best_per_s, bound_per_s = self.best_per_s, self._bound_per_s
-        if not self.probes:
-            return self.start_per_s
-        last = self.probes[-1]
-        if last.verdict == "client late" and not self._is_confirmed(last.rate_per_s):
-            return last.rate_per_s
-        if bound_per_s is None:
-            return best_per_s * self._step()
-        if not best_per_s:
-            return bound_per_s / self._step()
-        if not self._is_close(best_per_s, bound_per_s):
-            return float((best_per_s * bound_per_s) ** 0.5)
-        return bound_per_s
-
-    @property
-    def _bound_per_s(self) -> float | None:
-        """The lowest rate, above all rates that passed, that did not pass."""
-        above = [probe for probe in self.probes if probe.rate_per_s > self.best_per_s]
-        return min(
-            (probe.rate_per_s for probe in above if probe.verdict == "failed" or self._is_confirmed(probe.rate_per_s)),
-            default=None,
-        )
-
-    def _step(self) -> float:
-        """Returns the factor to the next rate, which is squared with each further rate of the same outcome.
-
-        The first factor is small after a bracket was found, and `growth` before.
-        """
-        best_per_s = self.best_per_s
-        counted = [probe for probe in self.probes if probe.verdict != "client late" or probe.rate_per_s > best_per_s]
-        has_passed = counted[-1].verdict == "passed"
-        agreeing = list(takewhile(lambda probe: (probe.verdict == "passed") == has_passed, reversed(counted)))
-        first = self.growth if len(agreeing) == len(counted) else 1 + self.resolution
-        return float(first ** (2 ** (len({probe.rate_per_s for probe in agreeing}) - 1)))
-
-    def _is_close(self, low_per_s: float, high_per_s: float) -> bool:
-        return high_per_s / low_per_s <= 1 + self.resolution
-
-    def _is_confirmed(self, rate_per_s: float) -> bool:
-        return self._count(rate_per_s, "failed") + self._count(rate_per_s, "client late") > 1
-
-    def _count(self, rate_per_s: float, verdict: Verdict) -> int:
-        return sum(probe.rate_per_s == rate_per_s and probe.verdict == verdict for probe in self.probes)
+            self.ending = "highest"
+        elif bound_per_s is None:
+            self._next_per_s = best_per_s * self._factor
+        elif best_per_s and bound_per_s / best_per_s > 1 + self.resolution:
+            self._next_per_s = (best_per_s * bound_per_s) ** 0.5
+        elif best_per_s or bound_per_s <= self.low_per_s:
+            self._next_per_s = bound_per_s
+            if len(misses[bound_per_s]) > 1:
+                failed: Ending = "bracketed" if best_per_s else "none passed"
+                self.ending = failed if "failed" in misses[bound_per_s] else "client late"
+        else:
+            self._next_per_s = bound_per_s / self._factor

@@ -23,9 +23,19 @@ from tokenizers import Tokenizer, models
 
 from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
-from offramp.doctor import checks
-from offramp.doctor.checks import Finding, Port
-from offramp.doctor.inspection import check_target, examine
+from offramp.commands.doctor import (
+    Finding,
+    Port,
+    check_target,
+    examine,
+    libraries,
+    memory,
+    ports,
+    processors,
+    ray,
+    storage,
+    tools,
+)
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
@@ -132,7 +142,7 @@ def test_the_exit_status_is_1_if_a_check_failed_and_neither_torch_nor_ray_is_imp
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8"))
 GIB = 2**30
 SOUND: dict[str, Any] = {
-    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file", "folder")),
+    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file")),
     **dict.fromkeys(("gpus", "haproxies", "rays"), ()),
     **dict.fromkeys(("sessions", "session_bytes"), 0),
     "python": "3.11.7",
@@ -153,7 +163,7 @@ SOUND: dict[str, Any] = {
     "auth_mode": "disabled",
     "object_store_bytes": GIB // 2,
 }
-CHECKS = (checks.libraries, checks.tools, checks.processors, checks.memory, checks.storage, checks.ports, checks.ray)
+CHECKS = (libraries, tools, processors, memory, storage, ports, ray)
 
 
 def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +183,7 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def examined(machine: Mapping[str, Any]) -> list[Finding]:
     """Returns the findings of all checks."""
-    every = ((check, inspect.signature(check).parameters) for check in (*CHECKS, checks.data))
+    every = ((check, inspect.signature(check).parameters) for check in CHECKS)
     return list(chain(*(check(**{name: machine[name] for name in names}) for check, names in every)))
 
 

@@ -32,11 +32,11 @@ from offramp.cli.app import main
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.chain import chain_models
+from offramp.commands.doctor import check_target
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import parameters_by_block, profile_model
 from offramp.commands.recording import record_exits, run_pruned
 from offramp.commands.train import train
-from offramp.doctor.inspection import check_target
 from optimizer.calibration_file import (
     AMONG,
     CALIBRATION_FILE,

@@ -23,8 +23,8 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import calibrate
+from offramp.commands.doctor import check_target
 from offramp.commands.jobs import CalibrateJob
-from offramp.doctor.inspection import check_target
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.model import _parameter_bytes

@@ -208,7 +208,7 @@ def searched(server: Server, *, growth: float = 2.0, resolution: float = 0.1, mo
     bounds: Any = {"low_per_s": 10.0, "high_per_s": 1000.0, "resolution": resolution, "most_probes": most_probes}
     search = Search(start_per_s=100.0, growth=growth, **bounds)
     while (rate_per_s := search.next_rate()) is not None:
-        search = search.with_probe(rate_per_s, server(rate_per_s, len(search.probes)))
+        search.add(rate_per_s, server(rate_per_s, len(search.probes)))
     return search
 
 

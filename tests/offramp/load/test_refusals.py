@@ -15,14 +15,12 @@ import yaml
 from offramp.commands.predict import stream_inputs, stream_texts
 from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from offramp.load.processes import CountReplay, StampReplay
-from offramp.load.sustained import Search
 from tests.offramp.load.scripted_server import draw
 from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_replay import FUNCTIONS, LLM
 from tests.refusals import Case, FileCase, Refusals
 
 NAN, INF = float("nan"), float("inf")
-search = partial(Search, start_per_s=1.0, low_per_s=1.0, high_per_s=2.0)
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 CASES: dict[str, Case] = {
     **{f"arrivals: {name}": partial(parse_arrivals, spec) for name, spec in GOLDEN["arrivals"].items()},
@@ -33,11 +31,6 @@ CASES: dict[str, Case] = {
     "load: two loops": lambda: config_of(send_times_s=[1.0], concurrency=1),
     "load: no inputs": lambda: config_of(inputs=[]),
     "load: few keys": lambda: config_of(keys=["k"]),
-    "search: low above high": lambda: search(low_per_s=2.0, high_per_s=1.0),
-    "search: no resolution": lambda: search(resolution=0.0),
-    "search: no probes": lambda: search(most_probes=0),
-    "search: no growth": lambda: search(growth=1.0),
-    "search: starts at 0": lambda: search(start_per_s=0.0),
 }
 
 
@@ -74,9 +67,9 @@ FILES: dict[str, FileCase] = {
     **{name: (texts, *given) for name, given in GOLDEN["texts"].items()},
     "texts: csv, not UTF-8": (texts, "t.csv", b"text\na\n\xff\n"),
     "texts: txt, not UTF-8": (texts, "t.txt", b"a\n\xff\n"),
-    "arrays: of unequal lengths": (lambda path: stream_inputs(path, {"a": "a"}), "x.npz", npz(a=[1], b=[1, 2])),
-    "arrays: of other names": (lambda path: stream_inputs(path, {"a": "a"}), "x.npz", npz(b=[1])),
-    "texts: pairs in lines": (lambda path: stream_texts(path, ["a", "b"]), "t.txt", ""),
+    "arrays: of unequal lengths": (lambda path: list(stream_inputs(path, {"a": "a"})), "x.npz", npz(a=[1], b=[1, 2])),
+    "arrays: of other names": (lambda path: list(stream_inputs(path, {"a": "a"})), "x.npz", npz(b=[1])),
+    "texts: pairs in lines": (lambda path: list(stream_texts(path, ["a", "b"])), "t.txt", ""),
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()

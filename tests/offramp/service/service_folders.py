@@ -15,7 +15,7 @@ import yaml
 from deployments.settings import ControlSettings
 from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
-from offramp.doctor.inspection import check_target
+from offramp.commands.doctor import check_target
 from offramp.spec.file import Service, read_service
 from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
 from optimizer.plan import PolicySpec

