@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -131,7 +131,7 @@ def _document(options: ComparisonOptions, prepared: Prepared) -> dict[str, Any]:
         "dtype": options.dtype,
         "backend": prepared.backend,
         "inputs_per_request": options.inputs_per_request,
-        "machine": asdict(options.machine),
+        "machine": options.machine._asdict(),
         "provenance": provenance(seed=options.seed, seconds=options.seconds),
         "stock_s": prepared.stock_s,
         "slo_s": prepared.slo_s,

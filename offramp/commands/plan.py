@@ -1,26 +1,36 @@
-"""`offramp plan` and `offramp what-if`: runs the planner, and returns its result as JSON data or as a plan."""
+"""`offramp plan` and `offramp what-if`: runs the planner, and prints plans as JSON or as tables, in milliseconds."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import typer
+from rich.table import Column, Table
+
 from cluster.devices import find_device
 from earlyexit.errors import InputError
+from earlyexit.network.boundary import AfterAnswer
+from offramp.commands.options import PlanJob, WhatIfJob, parse_order
+from offramp.commands.output import make_table, milliseconds, print_result, show
+from offramp.commands.plan_picture import check_picture, draw_plan
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
-from optimizer.evaluate import TOLERANCE, predictions, step_figures
+from optimizer.evaluate import TOLERANCE, Evaluation, predictions, step_figures
 from optimizer.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
 from optimizer.generation.figures import sequence_figures
-from optimizer.plan import Plan, PolicySpec
-from optimizer.plan_file import batches_document, chains_document, stages_document
-from optimizer.planner import more_devices
+from optimizer.generation.steps import generation_of
+from optimizer.plan import Plan, PolicySpec, Stage, chains_of
+from optimizer.plan_file import batches_document, chains_document, stages_document, write_plan
+from optimizer.planner import more_devices, solve
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
-from optimizer.problem_file import ProblemFile
+from optimizer.problem_file import ProblemFile, read_problem, read_problems
 from optimizer.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
-from optimizer.what_if import Axis, variants
+from optimizer.what_if import Axis, AxisName, variants, with_batch_limit
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
 NO_PLAN = 3
@@ -266,3 +276,252 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
         "candidates": len(rescoring.candidates),
         "chosen": rescoring.chosen_index,
     }
+
+
+def run(job: PlanJob) -> None:
+    """Plans, writes the requested files, and prints the plan."""
+    order = parse_order(job.order)
+    if job.plot is not None:
+        check_picture(job.plot)
+    files = read_problems(job.problem)
+    if job.batch_limit is not None:
+        files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
+    if order is not None:
+        files = tuple(replace(file, order=order) for file in files)
+    file, result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
+    if isinstance(result, NoPlanAnswer):
+        if not job.as_json:
+            print(result.message, file=sys.stderr)
+        print_result(answer_document(result), lambda: no_plan_tables(result), as_json=job.as_json)
+        raise typer.Exit(NO_PLAN)
+    if job.out is not None:
+        write_plan(serving_plan(file, result.planned, job.threshold), job.out)
+    if job.plot is not None:
+        draw_plan(result.planned, job.plot)
+    print_result(answer_document(result), lambda: plan_tables(result), as_json=job.as_json)
+
+
+def run_what_if(job: WhatIfJob) -> None:
+    """Plans for each value, and prints the results."""
+    options: dict[AxisName, str | None] = {name: WhatIfJob.model_fields[name].alias for name in AXIS_TITLES}
+    axes = {name: values for name in options if (values := getattr(job, name)) is not None}
+    if len(axes) != 1:
+        names = ", ".join(f"--{(options[name] or name).replace('_', '-')}" for name in axes or options)
+        raise InputError(f"give exactly one of the options with values, not {len(axes)}: {names}")
+    [(name, values)] = axes.items()
+    if name == "count":
+        device, _, counts = values.partition("=")
+        try:
+            axis = Axis(name="count", values=tuple(sorted({int(each) for each in counts.split(",")})), device=device)
+        except ValueError as error:
+            expected = "it must be an accelerator type and counts, such as V100=4,8,16"
+            raise InputError(f"--count {values!r}: {expected}") from error
+    else:
+        axis = Axis(name=name, values=values)
+    problem = read_problem(job.problem).problem
+    rows = what_if(problem, axis, solve)
+    if job.as_json:
+        for value, decisions in rows:
+            print(json.dumps(what_if_document(problem, axis, value, decisions)), flush=True)
+        return
+    show(what_if_table(problem, axis, list(rows)))
+
+
+def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
+    """Returns a table of the figures of a model that generates."""
+    predicted, generation = sequence_figures(problem, stages, **step_figures(figures)), generation_of(problem)
+    mean_ms, most_ms = milliseconds(predicted.token_s), milliseconds(predicted.most_token_s)
+    table = make_table("", "value", title="Generation")
+    table.add_row("tokens", f"{predicted.tokens_per_s:.1f}/s, of {predicted.sequences_per_s:.2f} sequences/s")
+    table.add_row("time per token", f"{mean_ms} ms on average, {most_ms} at worst")
+    limit_s = None if generation.ttft_s is None else generation.ttft_s * (1 - problem.slo.slack)
+    allowed = "" if limit_s is None else f" of {milliseconds(limit_s)} ms allowed"
+    table.add_row("first token", f"{milliseconds(predicted.ttft_s)} ms at worst{allowed}")
+    at_most = "" if generation.most_running is None else f", {generation.most_running} run at a time"
+    table.add_row("sequences", f"{predicted.running} keep all batches full{at_most}")
+    table.add_row("prompts", f"{predicted.prompt_share:.1%} of the accelerators' time")
+    table.add_row("skipped tokens", f"{predicted.filled:.2f} per survivor are filled in by {generation.fill}")
+    for index, each in enumerate(predicted.pages or ()):
+        table.add_row(f"pages, stage {index}", f"{each.needed} needed of {each.pages} per replica")
+    return table
+
+
+AXIS_TITLES: Mapping[AxisName, str] = {
+    "slo_s": "SLO ms",
+    "batch_limit": "batch limit",
+    "usd_per_hour": "budget USD/h",
+    "count": "count",
+    "rate_per_s": "rate /s",
+}
+"""Titles of the axes, which are the fields of the options."""
+OBJECTIVE_CELLS: dict[type[Objective], tuple[str, int]] = {
+    MaximizeRate: ("/s", 0),
+    MinimizeCost: ("USD/h", 2),
+    MinimizeLatency: ("mean ms", 3),
+}
+"""Unit of each objective, and the index of its cell in `_decision_cells`."""
+AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
+    "stop": "stop: they make room",
+    "stay": "run on to the end: every answer is checked",
+}
+
+
+def plan_tables(answer: PlanAnswer) -> list[Table]:
+    """Returns tables of stages, figures, and the other strategies."""
+    tables = [_stages(answer), _figures(answer)]
+    if answer.problem.generation is not None:
+        tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
+    if answer.rescoring is not None:
+        tables.append(_joint(answer.problem, answer.rescoring))
+    if answer.comparisons:
+        table = comparison_table(answer.problem, answer.comparisons)
+        if answer.rescoring is not None:
+            table.caption = "All figures are for nested survival, without the exit records"
+        tables.append(table)
+    return tables
+
+
+def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) -> Table:
+    """Returns a table of the other strategies, and how many times better the best plan is."""
+    names = ("strategy", *_decision_names(problem), "best is better by")
+    table = make_table(*names, title="Other strategies")
+    for each in comparisons:
+        times = "-" if each.times_better is None else f"{each.times_better:.2f} x"
+        table.add_row(each.strategy, *_decision_cells(problem, each.decision), times)
+    return table
+
+
+def no_plan_tables(answer: NoPlanAnswer) -> list[Table]:
+    """Returns a table of the other strategies if one of them has a plan."""
+    if not any(isinstance(each.decision, Planned) for each in answer.comparisons):
+        return []
+    return [comparison_table(answer.problem, answer.comparisons)]
+
+
+def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:
+    """Returns a table with a row per value: figures of the best plan, and the objective of every other strategy."""
+    if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
+        problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
+    title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
+    unit, cell = OBJECTIVE_CELLS[type(problem.objective)]
+    others = [strategy for strategy in strategies_for(problem) if strategy != "best"]
+    first, *further = _decision_names(problem)
+    names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
+    table = make_table(*names, title="What if", narrow=True)
+    for value, decisions in rows:
+        shown = value * 1e3 if axis.name == "slo_s" else value
+        best = _decision_cells(problem, decisions["best"])
+        objectives = (
+            "-" if isinstance(decisions[each], NoPlan) else _decision_cells(problem, decisions[each])[cell]
+            for each in others
+        )
+        table.add_row(f"{shown:g}", *best, *objectives)
+    return table
+
+
+def _stages(answer: PlanAnswer) -> Table:
+    table = make_table(
+        Column("stage", no_wrap=True),
+        *("blocks", "batch", "ramps\nafter", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
+        title=f"Plan ({answer.planned.strategy})",
+        narrow=True,
+    )
+    planned = answer.planned
+    shown: set[int] = set()
+    for each in planned.figures.splits:
+        stage, bounds = planned.stages[each.stage_index], planned.figures.stages[each.stage_index]
+        split = each.split
+        is_first = each.stage_index not in shown  # cells of the stage are only in the row of its first split
+        shown.add(each.stage_index)
+        table.add_row(
+            f"{each.stage_index}: {stage.replicas} x {stage.device}" if is_first else "",
+            f"{split.first}-{split.end - 1}",
+            str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
+            _ranges(split.ramps) or "-",
+            milliseconds(each.seconds),
+            milliseconds(each.wait_s),
+            f"{each.fill:.0%}",
+            *(
+                (_rate(bounds.rate_per_s), milliseconds(bounds.hop_s) if bounds.hop_s else "-")
+                if is_first
+                else ("", "")
+            ),
+        )
+    return table
+
+
+def _figures(answer: PlanAnswer) -> Table:
+    problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
+    table = make_table("", "value", title="Predicted")
+    table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
+    if problem.required_per_s is not None:
+        table.add_row("requested rate", f"{_rate(figures.served_per_s)}/s")
+    if isinstance(problem.objective, MinimizeLatency):
+        allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
+        table.add_row("mean answer time", f"{milliseconds(figures.mean_latency_s)} ms")
+        table.add_row("ramps", f"{figures.ramp_overhead:.2%} of the blocks' time{allowed}")
+        table.add_row("answered inputs", AFTER_ANSWER_TEXTS[planned.stages[0].splits[0].after_answer])
+    limit = milliseconds(problem.slo.limit_s)
+    table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed")
+    table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
+    if len(figures.shares) > 1:
+        first = 0
+        for chain, stages in enumerate(chains_of(planned.stages, problem.num_blocks)):
+            named = f"stage {first}" if len(stages) == 1 else f"stages {first} to {first + len(stages) - 1}"
+            table.add_row("" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs")
+            first += len(stages)
+    for index, (network, share) in enumerate(answered_by(problem, planned.stages).items()):
+        table.add_row("" if index else "answers", f"{share:.1%} by model {network} of the chain")
+    for index, bind in enumerate(answer.binds):
+        table.add_row("" if index else "binds", bind.text)
+    proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"
+    table.add_row("proof", proof)
+    if planned.note:
+        table.add_row("note", planned.note)
+    if answer.calibration is not None:
+        table.add_row("calibration", str(answer.calibration))
+    return table
+
+
+def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
+    """Returns a table of the plan's figures with nested survival and with the exit records."""
+    shown = rescoring.chosen or rescoring.candidates[0]
+    nested, joint = shown.nested, shown.joint
+    table = make_table("", "nested", "joint", title="By the exit records")
+    table.add_row("rate /s", _rate(nested.rate_per_s), _rate(joint.rate_per_s))
+    table.add_row("latency ms", milliseconds(nested.latency_s), milliseconds(joint.latency_s))
+    if isinstance(problem.objective, MinimizeLatency):
+        table.add_row("mean ms", milliseconds(nested.mean_latency_s), milliseconds(joint.mean_latency_s))
+    number = len(rescoring.candidates)
+    if rescoring.chosen is None:
+        table.caption = f"By the records none of {number} candidates keeps every promise: {'; '.join(shown.broken)}"
+    else:
+        table.caption = f"candidate {rescoring.candidates.index(shown) + 1} of {number}"
+    return table
+
+
+def _decision_names(problem: PlanProblem) -> tuple[str, ...]:
+    """Returns the titles of `_decision_cells`."""
+    names = ("rate /s", "latency ms", "USD/h")
+    return (*names, "mean ms", "answered") if isinstance(problem.objective, MinimizeLatency) else names
+
+
+def _decision_cells(problem: PlanProblem, decision: Decision) -> tuple[str, ...]:
+    if isinstance(decision, NoPlan):
+        return ("no plan", f"{decision.binding} binds", *("-",) * (len(_decision_names(problem)) - 2))
+    figures = decision.figures
+    cells = (_rate(figures.rate_per_s), milliseconds(figures.latency_s), f"{figures.usd_per_hour:.2f}")
+    if not isinstance(problem.objective, MinimizeLatency):
+        return cells
+    return (*cells, milliseconds(figures.mean_latency_s), decision.stages[0].splits[0].after_answer)
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.1f}" if per_s < 1000 else f"{per_s:.0f}"
+
+
+def _ranges(ramps: Sequence[int]) -> str:
+    """Returns ramps as ranges, such as 0-2, 5, 7."""
+    starts = [ramp for ramp in ramps if ramp - 1 not in ramps]
+    ends = [ramp for ramp in ramps if ramp + 1 not in ramps]
+    return ", ".join(f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))

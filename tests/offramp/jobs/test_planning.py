@@ -24,11 +24,13 @@ from offramp.commands.plan import (
     PlanAnswer,
     answer,
     answer_document,
+    no_plan_tables,
+    plan_tables,
     serving_plan,
     what_if,
     what_if_document,
+    what_if_table,
 )
-from offramp.commands.plan_command import no_plan_tables, plan_tables, what_if_table
 from offramp.commands.recording import find_ensemble, mixed_outputs
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.ensemble import mix_networks
