@@ -10,8 +10,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
@@ -23,7 +22,7 @@ import httpx
 from deployments.api.operations import OPERATION_BY_NAME, path_of
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from offramp.client.generation import Generation, Options, Piece, Prompt, StreamReader, generate_body, read_generation
+from offramp.client.generation import Generation, Options, Piece, PieceStream, Prompt, generate_body, read_generation
 from offramp.client.inputs import Input, TensorBody, answers_are_large, are_texts, encode_files, tensor_body
 from offramp.client.protocol import (
     JSON_LENGTH_HEADER,
@@ -57,65 +56,6 @@ Row: TypeAlias = dict[str, str]
 async def _resolve(result: Awaitable[T] | T) -> T:
     """Returns a result of httpx or of `sleep`, after awaiting it if the client is asynchronous."""
     return await result if isinstance(result, Awaitable) else result
-
-
-class PieceStream(StreamReader):
-    """An iterator over the pieces of a generated text, from either client, and a context manager that closes it."""
-
-    def __init__(self, response: httpx.Response, request_id: str) -> None:
-        super().__init__(request_id)
-        self._response = response
-        self._pieces, self._async_pieces = self._read(), self._read_async()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
-        await self.aclose()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
-
-    def __next__(self) -> Piece:
-        return next(self._pieces)
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._async_pieces
-
-    def close(self) -> None:
-        """Closes the stream, which ends the sequence on the server."""
-        self._response.close()
-
-    async def aclose(self) -> None:
-        """Closes the stream of the asynchronous client."""
-        await self._response.aclose()
-
-    def _read(self) -> Iterator[Piece]:
-        with self, self._check_end():
-            for text in self._response.iter_text():
-                yield from self.feed(text)
-
-    async def _read_async(self) -> AsyncIterator[Piece]:
-        async with self:
-            with self._check_end():
-                async for text in self._response.aiter_text():
-                    for piece in self.feed(text):
-                        yield piece
-
-    @contextmanager
-    def _check_end(self) -> Iterator[None]:
-        """Raises OfframpError if the stream breaks, or ends before the text does."""
-        try:
-            yield
-        except httpx.RequestError as error:
-            raise OfframpError(f"the server's stream broke off: {error or type(error).__name__}") from error
-        self.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,14 @@
-"""Requests to generating models, and a reader of their streams. It uses no HTTP library."""
+"""Requests to generating models, and their streams."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypedDict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeAlias, TypedDict
+
+import httpx
 
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.protocol import Reply, error_of
@@ -89,65 +92,107 @@ def read_generation(payload: Any, request_id: str) -> Generation:
         raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
 
 
-class StreamReader:
-    """Parses a stream into pieces, and into the whole answer at the end."""
+class PieceStream:
+    """An iterator over the pieces of a generated text, from either client, and a context manager that closes it."""
 
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-        self._texts: list[str] = []
-        self._exits: list[int] = []
-        self._ended: str | None = None
-        self._cut_short: str | None = None
-        self._num_prompt = 0
+    def __init__(self, response: httpx.Response, request_id: str) -> None:
+        self._response = response
+        self._answer = Generation(text="", ended="", exits=(), num_prompt=0, request_id=request_id)
+        """The answer so far."""
         self._is_done = False
         self._unfinished = ""
+        self._pieces, self._async_pieces = self._read(), self._read_async()
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Parses a part of the stream and yields its pieces of text; raises an error that the server reports in it."""
-        # Python's and httpx's functions for lines would also divide a text at its U+2028 or U+0085.
-        *lines, self._unfinished = (self._unfinished + text).split("\n")
-        events = (line.removeprefix(DATA) for line in lines if line.startswith(DATA))
-        yield from filter(None, map(self._event, events))
+    def __enter__(self) -> Self:
+        return self
 
-    def _event(self, data: str) -> Piece | None:
-        if data == DONE:
-            self._is_done = True
-            return None
-        try:
-            return self._piece(json.loads(data))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
-    def _piece(self, event: Any) -> Piece | None:
-        if "error" in event:
-            raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
-        if event.get("usage"):
-            self._num_prompt = event["usage"]["prompt_tokens"]
-        ours = event.get("offramp", {})
-        exits = tuple(ours.get("token_exits", ()))
-        self._cut_short = ours.get("cut_short", self._cut_short)
-        self._exits += exits
-        for choice in event["choices"]:
-            self._ended = choice["finish_reason"] or self._ended
-            text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            if text:
-                self._texts.append(text)
-                return Piece(text=text, exits=exits)
-        return None
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.aclose()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._async_pieces
+
+    def close(self) -> None:
+        """Closes the stream, which ends the sequence on the server."""
+        self._response.close()
+
+    async def aclose(self) -> None:
+        """Closes the stream of the asynchronous client."""
+        await self._response.aclose()
 
     def result(self) -> Generation:
         """Returns the whole answer; raises OfframpError if the stream has not ended."""
-        if not self._is_done or self._ended is None:
+        if not self._is_done or not self._answer.ended:
             raise self._noted(OfframpError("the server's stream broke off before its end"))
-        return Generation(
-            text="".join(self._texts),
-            ended=self._ended,
-            exits=tuple(self._exits),
-            num_prompt=self._num_prompt,
-            cut_short=self._cut_short,
-            request_id=self._request_id,
+        return self._answer
+
+    def _read(self) -> Iterator[Piece]:
+        with self, self._check_end():
+            for text in self._response.iter_text():
+                yield from self._feed(text)
+
+    async def _read_async(self) -> AsyncIterator[Piece]:
+        async with self:
+            with self._check_end():
+                async for text in self._response.aiter_text():
+                    for piece in self._feed(text):
+                        yield piece
+
+    @contextmanager
+    def _check_end(self) -> Iterator[None]:
+        """Raises OfframpError if the stream breaks, or ends before the text does."""
+        try:
+            yield
+        except httpx.RequestError as error:
+            raise OfframpError(f"the server's stream broke off: {error or type(error).__name__}") from error
+        self.result()
+
+    def _feed(self, text: str) -> Iterator[Piece]:
+        """Parses a part of the stream and yields its pieces of text; raises an error that the server reports in it."""
+        # Python's and httpx's functions for lines would also divide a text at its U+2028 or U+0085.
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for data in (line.removeprefix(DATA) for line in lines if line.startswith(DATA)):
+            if data == DONE:
+                self._is_done = True
+                continue
+            try:
+                piece = self._add(json.loads(data))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
+            if piece.text:
+                yield piece
+
+    def _add(self, event: Any) -> Piece:
+        """Adds an event to the answer, and returns its text and exits."""
+        if "error" in event:
+            raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
+        ours, usage, answer = event.get("offramp", {}), event.get("usage"), self._answer
+        text, ended, exits = "", answer.ended, tuple(ours.get("token_exits", ()))
+        for choice in event["choices"]:
+            ended = choice["finish_reason"] or ended
+            text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        self._answer = replace(
+            answer,
+            text=answer.text + text,
+            ended=ended,
+            exits=answer.exits + exits,
+            num_prompt=usage["prompt_tokens"] if usage else answer.num_prompt,
+            cut_short=ours.get("cut_short", answer.cut_short),
         )
+        return Piece(text=text, exits=exits)
 
     def _noted(self, error: OfframpError) -> OfframpError:
-        error.add_note(f"request id {self._request_id}")
+        error.add_note(f"request id {self._answer.request_id}")
         return error

@@ -18,7 +18,7 @@ from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.processes import MAX_ARRIVALS
 from optimizer.calibration_file import check_policy, read_calibration_file
-from optimizer.decision import Strategy, strategies_for
+from optimizer.decision import strategies_for
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.lengths_file import tokens_of
 from optimizer.plan import Plan, PolicySpec, policy_of_score
@@ -43,17 +43,6 @@ ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
 """Keys at the top of the output of `offramp plan --json`, which a plan file has below `predicted`."""
 NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
 """Policy of plans with active ramps and no policy. The simulator does not read it: inputs leave by their decisions."""
-
-
-def planner_plan(file: ProblemFile, strategy: Strategy) -> Plan | NoPlanAnswer:
-    """Returns the planner's plan for the problem."""
-    # Exit records may prefer the plan of another strategy.
-    compared = () if file.recorded is None else strategies_for(file.problem)
-    result = answer(file, strategy, solve, compared=compared)
-    if isinstance(result, NoPlanAnswer):
-        return result
-    plan = plan_of(file, result.planned, NO_POLICY)
-    return replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
 
 
 def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
@@ -106,26 +95,13 @@ NUM_ROWS = 100_000
 Thresholds = float | Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inputs:
-    """The inputs of a simulation, in the order of their arrival."""
-
-    decisions: Decisions
-    rows_N: IntArray
-    description: str
-    document: Mapping[str, Any]
-    """The description as JSON data."""
-    lengths_R: IntArray | None = None
-    """Number of tokens of each row of the decisions; None if all inputs cost the same."""
-
-
 def draw_inputs(
     job: SimulateJob, file: ProblemFile, plan: Plan, thresholds: Thresholds | None, lengths: ParsedLengths | None
-) -> Inputs:
-    """Returns inputs drawn from exit records (those of the job, the plan or the problem), or by survival.
+) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Returns inputs as fields of the scenario, with a description of them as text and as JSON data.
 
-    `lengths`: those of the job. Raises DataError for records of another model, and InputError if there are no
-    thresholds, or unknown ones.
+    They are drawn from exit records (those of the job, the plan or the problem), or by survival. `lengths`: those of
+    the job. Raises DataError for records of another model, and InputError if there are no thresholds, or unknown ones.
     """
     rng, named_records = np.random.default_rng([job.seed, 1]), _find_records(job.records, file, plan)
     if named_records is None:
@@ -141,11 +117,11 @@ def draw_inputs(
         rows_N, tokens_R = rng.integers(len(records), size=NUM_ROWS), records.tokens_N
         description = f"{len(records)} recorded ones of {name}, drawn at random; {rule}"
         document = {"from": "records", "records": name, "recorded": len(records), "policy": rule}
-    lengths_R = None
+    fields: dict[str, Any] = {"decisions": decisions, "rows_N": rows_N}
     if file.problem.lengths is not None:
-        lengths_R, text = _row_lengths(file.problem.lengths, decisions.num_rows, lengths, tokens_R, job.seed)
+        fields["lengths_R"], text = _row_lengths(file.problem.lengths, decisions.num_rows, lengths, tokens_R, job.seed)
         description, document = f"{description}; lengths: {text}", document | {"lengths": text}
-    return Inputs(decisions=decisions, rows_N=rows_N, description=description, document=document, lengths_R=lengths_R)
+    return fields, description, document
 
 
 def _find_records(path: Path | None, file: ProblemFile, plan: Plan) -> tuple[str, ExitRecords] | None:
@@ -345,22 +321,26 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     check_sequences(job, read.problem)
     file = with_lengths(read, lengths)
     arrivals = parse_arrivals(job.arrivals)
-    plan = planner_plan(file, job.strategy or "best") if job.plan is None else plan_of_file(job.plan, file.problem)
-    if isinstance(plan, NoPlanAnswer):
-        return plan
+    if job.plan is not None:
+        plan = plan_of_file(job.plan, file.problem)
+    else:  # exit records may prefer the plan of another strategy
+        compared = () if file.recorded is None else strategies_for(file.problem)
+        result = answer(file, job.strategy or "best", solve, compared=compared)
+        if isinstance(result, NoPlanAnswer):
+            return result
+        plan = plan_of(file, result.planned, NO_POLICY)
+        plan = replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
     if job.overlap_below is not None:
         plan = plan.with_splits(overlap_below=job.overlap_below)
     if order is not None:
         plan = replace(plan, order=order)
-    inputs = draw_inputs(job, file, plan, thresholds, lengths)
+    fields, description, document = draw_inputs(job, file, plan, thresholds, lengths)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
         predicted = evaluate(file.problem, plan.stages)
         scenario = Scenario(
             problem=file.problem,
             plan=plan,
-            decisions=inputs.decisions,
-            rows_N=inputs.rows_N,
-            lengths_R=inputs.lengths_R,
+            **fields,
             arrivals_s=np.empty(0),
             duration_s=job.duration_s,
             warm_up_s=job.warm_up_s,
@@ -378,8 +358,8 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
         job=job,
         scenario=replace(scenario, arrivals_s=arrivals_s),
         predicted=predicted,
-        inputs=inputs.document,
-        notes=(f"inputs: {inputs.description}", *arrivals.notes, *_plan_notes(file.problem, plan, predicted)),
+        inputs=document,
+        notes=(f"inputs: {description}", *arrivals.notes, *_plan_notes(file.problem, plan, predicted)),
     )
 
 

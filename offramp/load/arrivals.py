@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -184,7 +184,7 @@ def read_trace(path: Path, interpretation: Interpretation | None = None) -> Coun
         raise DataError(f"{path}: empty; a trace is needed")
     columns = [name.strip(' "') for name in header.split(",")]
     if "TIMESTAMP" in columns:
-        trace: CountReplay | StampReplay = _stamp_replay(_timestamps(path, lines, columns))
+        trace: CountReplay | StampReplay = _timestamps(path, lines, columns)
     elif len(columns) > 1:
         trace = _per_minute(path, lines, columns)
     else:
@@ -224,59 +224,51 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: {error.strerror}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Numbers:
-    """Numbers of a file, with their texts and lines for error messages."""
+class _Numbers(NamedTuple):
+    """Texts of a file, with their lines for error messages."""
 
     path: Path
     texts: Sequence[str]
     lines_N: IntArray
-    values_N: FloatArray
 
-    @classmethod
-    def of(cls, path: Path, texts: Sequence[str], lines_N: IntArray) -> _Numbers:
-        """Parses texts; raises DataError for a text that is not a number."""
-        try:
-            return cls(path=path, texts=texts, lines_N=lines_N, values_N=np.array(texts, dtype=np.float64))
-        except ValueError:
-            pass
-        for index, text in enumerate(texts):
+    def parse(self) -> FloatArray:
+        """Returns the numbers; raises DataError for a text that is not one."""
+        values_N = np.empty(len(self.texts))
+        for index, text in enumerate(self.texts):
             try:
-                float(text)
+                values_N[index] = float(text)
             except ValueError:
-                raise _error(path, texts, lines_N, index, f"is not a number; allowed are {FORMS}") from None
-        raise AssertionError("unreachable")
+                raise self._error(index, f"is not a number; allowed are {FORMS}") from None
+        return values_N
 
     def check(self, is_wrong_N: BoolArray, reason: str) -> None:
         """Raises DataError for the first wrong number."""
         if is_wrong_N.any():
-            raise _error(self.path, self.texts, self.lines_N, int(is_wrong_N.argmax()), reason)
+            raise self._error(int(is_wrong_N.argmax()), reason)
 
-
-def _error(path: Path, texts: Sequence[str], lines_N: IntArray, index: int, reason: str) -> DataError:
-    place = "" if len(texts) <= lines_N[-1] else f" (value {index + 1} of the file)"  # a line may have several values
-    return DataError(f"{path}:{lines_N[index]}: {texts[index]!r} {reason}{place}")
+    def _error(self, index: int, reason: str) -> DataError:
+        several = len(self.texts) > self.lines_N[-1]  # on a line
+        place = f" (value {index + 1} of the file)" if several else ""
+        return DataError(f"{self.path}:{self.lines_N[index]}: {self.texts[index]!r} {reason}{place}")
 
 
 def _numbers(path: Path, lines: Sequence[str], interpretation: Interpretation | None) -> CountReplay | StampReplay:
     rows = [line.split() for line in lines]
     texts = [text for row in rows for text in row]
-    lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
-    numbers = _Numbers.of(path, texts, lines_N)
+    numbers = _Numbers(path, texts, np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows]))
+    values_N = numbers.parse()
     if interpretation is None:
         one_per_line = len(texts) == sum(map(bool, rows))
         are_whole = set().union(*texts) <= set("+-0123456789")
         interpretation = "times" if one_per_line and not are_whole else "counts"
     if interpretation == "times":
-        return _stamp_replay(numbers)
-    counts_S = numbers.values_N
-    numbers.check(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is not a whole number of requests")
-    numbers.check(counts_S < 0, "is negative; a second has 0 requests or more")
-    return _count_replay(path, counts_S, bin_s=1.0)
+        return _stamp_replay(numbers, values_N)
+    numbers.check(~(np.isfinite(values_N) & (values_N == np.floor(values_N))), "is not a whole number of requests")
+    numbers.check(values_N < 0, "is negative; a second has 0 requests or more")
+    return _count_replay(path, values_N, bin_s=1.0)
 
 
-def _stamp_replay(times: _Numbers) -> StampReplay:
-    seconds_N = times.values_N
+def _stamp_replay(times: _Numbers, seconds_N: FloatArray) -> StampReplay:
     times.check(~(np.isfinite(seconds_N) & (seconds_N >= 0)), "is not a time; it must be finite, and 0 or above")
     times.check(np.diff(seconds_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend")
     if seconds_N[0] == seconds_N[-1]:
@@ -299,25 +291,22 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Cou
         raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
     for line, row in islice(csv_cells(path, lines), 1, None):
-        counts = _Numbers.of(path, [row[index] for index in minutes], np.full(len(minutes), line))
-        counts.check(~(np.isfinite(counts.values_N) & (counts.values_N >= 0)), "is not a count, which is 0 or more")
-        sums_M += counts.values_N
+        counts = _Numbers(path, [row[index] for index in minutes], np.full(len(minutes), line))
+        counts_M = counts.parse()
+        counts.check(~(np.isfinite(counts_M) & (counts_M >= 0)), "is not a count, which is 0 or more")
+        sums_M += counts_M
     return _count_replay(path, sums_M, bin_s=60.0)
 
 
-def _timestamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> _Numbers:
-    """Returns the times of a table's requests, in seconds since the first."""
+def _timestamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> StampReplay:
+    """Returns the requests of a table, with times in seconds since the first."""
     column = columns.index("TIMESTAMP")
     cells = [(line, row[column].strip()) for line, row in islice(csv_cells(path, lines), 1, None)]
     if not cells:
         raise DataError(f"{path}: no requests below the columns")
     times = [_parse_time(path, line, text) for line, text in cells]
-    return _Numbers(
-        path=path,
-        texts=[text for _, text in cells],
-        lines_N=np.array([line for line, _ in cells]),
-        values_N=np.array([(time - times[0]).total_seconds() for time in times]),
-    )
+    stamps = _Numbers(path, [text for _, text in cells], np.array([line for line, _ in cells]))
+    return _stamp_replay(stamps, np.array([(time - times[0]).total_seconds() for time in times]))
 
 
 def _parse_time(path: Path, line: int, text: str) -> datetime:
