@@ -1,6 +1,6 @@
 """Plans of several parallel chains, by column generation: a label search finds chains, a master problem combines them.
 
-The label search (`optimizer.label_search`) uses the dual prices of the relaxation (`optimizer.scale.bound`). The master
+The label search (`optimizer.label_search`) uses the dual prices of the relaxation (`optimizer.relaxation`). The master
 problem (`optimizer.master`) combines the chains that it finds, and further rounds add chains near the incumbent. If the
 search was complete and the master problem was solved to optimality, the plan is proven optimal. Otherwise its gap is
 the distance to the relaxation's bound.
@@ -23,7 +23,7 @@ from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replica
 from optimizer.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, PlanProblem
-from optimizer.scale.bound import DualBound, Relaxation, solve_relaxation
+from optimizer.relaxation import DualBound, Relaxation, solve_relaxation
 from optimizer.space import Space, payable_names
 from optimizer.step import FloatArray, Labels
 from optimizer.walks import Prices

@@ -22,7 +22,7 @@ from optimizer.label_search import ABORTED, UNLIMITED, search_labels, trace
 from optimizer.moves import Graph, build_graph, end_nodes
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.scale.bound import CuttingPlanes
+from optimizer.relaxation import CuttingPlanes
 from optimizer.scale.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.space import Space, parts_of, payable_names
 from optimizer.step import FloatArray

@@ -1,8 +1,8 @@
 """The master problem: the rate of each chain, and the integer numbers of replicas of its stages.
 
 A *column* is one chain for one model: the device seconds per input of each stage, and the latency. The master problem
-assigns each column a rate and its stages integer numbers of replicas. `scipy.optimize.milp` (HiGHS) solves it. Its
-objective is linear in the rates and replicas. Its constraints are:
+assigns each column a rate and its stages integer numbers of replicas. HiGHS solves it. Its objective is linear in the
+rates and replicas. Its constraints are:
 
 - Capacity: rate x work <= replicas, for each stage.
 - Supply and budget: the replicas of each accelerator type, and their total cost, are limited.
@@ -12,24 +12,18 @@ objective is linear in the rates and replicas. Its constraints are:
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimizer.highs import Solution, minimize
 from optimizer.step import FloatArray
 
 TOLERANCE = 1e-9
 MARGIN = 1e-6
 """Relative margin by which limits are tightened in the program, because HiGHS may violate them by its tolerance."""
-MIP_GAP = 1e-4
-INFEASIBLE = 2
-"""The status of `scipy.optimize.milp` if there is no solution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,28 +200,19 @@ class _Program:
         units = zip(self.unit_Q, self.columns, strict=True)
         return float(max(unit / self.demands[column.model].weight for unit, column in units))
 
-    def solve(self, seconds: float) -> tuple[FloatArray, float] | None:
-        """Returns the variables and the dual bound of the scaled objective, or None if there is no solution.
-
-        Raises TimeoutError if no solution was found in time.
-        """
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
-
+    def solve(self, seconds: float) -> Solution | None:
+        """Returns the solution of the scaled program, or None if there is none; raises TimeoutError as `minimize`."""
         rows, variables, values = zip(*self.terms, strict=True)
-        matrix = coo_array((values, (rows, variables)), shape=(len(self.limits), len(self.cost))).tocsr()
         lower, upper = zip(*self.limits, strict=True)
-        with suppressed_stdout():
-            answer = milp(
-                np.array(self.cost),
-                integrality=np.array(self.is_integer, dtype=int),
-                bounds=Bounds(np.zeros(len(self.cost)), np.array(self.upper)),
-                constraints=LinearConstraint(matrix, np.array(lower), np.array(upper)),
-                options={"time_limit": seconds, "mip_rel_gap": MIP_GAP},
-            )
-        if answer.x is None and answer.status != INFEASIBLE:
-            raise TimeoutError(f"HiGHS found no mixture of {len(self.columns)} chains in {seconds:g} s")
-        return None if answer.x is None else (answer.x, float(answer.mip_dual_bound))
+        return minimize(
+            np.array(self.cost),
+            (np.array(rows), np.array(variables), np.array(values)),
+            np.array(lower),
+            np.array(upper),
+            most=np.array(self.upper),
+            integers=np.flatnonzero(self.is_integer),
+            seconds=seconds,
+        )
 
 
 def solve_master(
@@ -248,7 +233,7 @@ def solve_master(
     solution = program.solve(seconds)
     if solution is None:
         return None
-    values, bound = solution
+    values, bound = solution.values, solution.bound
     replicas: dict[int, tuple[int, ...]] = {}
     for q, variables in enumerate(program.replicas_Q):
         counts = tuple(round(values[y]) for y in variables)
@@ -257,24 +242,6 @@ def solve_master(
     rates = {q: float(values[q] * unit_Q[q]) for q in replicas}
     is_share = any(demand.rate_per_s is None for demand in demands)
     return Mixture(rates=rates, replicas=replicas, bound=-bound * program.share_unit if is_share else bound)
-
-
-@contextmanager
-def suppressed_stdout() -> Iterator[None]:
-    """Redirects the process's stdout: HiGHS prints some messages despite its options, and would break JSON output."""
-    flush = ctypes.CDLL(None).fflush
-    sys.stdout.flush()
-    flush(None)
-    saved_stdout = os.dup(1)
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 1)
-        yield
-        flush(None)
-    finally:
-        os.dup2(saved_stdout, 1)
-        os.close(saved_stdout)
-        os.close(null)
 
 
 def max_rate(column: Column, cluster: Cluster) -> float:

@@ -16,7 +16,7 @@ from optimizer.generation.solve import solve_generation
 from optimizer.in_time import solve_in_time
 from optimizer.pame import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.scale.bound import solve_relaxation
+from optimizer.relaxation import solve_relaxation
 from optimizer.scale.solve import bound_at_scale, solve_at_scale
 from optimizer.soonest.solve import bound_soonest, solve_soonest
 from optimizer.space import SPACES, Space, payable_names

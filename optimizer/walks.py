@@ -89,14 +89,21 @@ class Prices(NamedTuple):
     """Price of a second of ramps beyond their budget."""
 
     def between(self, other: Prices) -> Prices:
-        """Returns the mean of two prices, for problems that optimize the rate or the cost."""
+        """Returns the mean of two prices."""
         return Prices(
             (self.work_C + other.work_C) / 2,
             (self.hop_C + other.hop_C) / 2,
             (self.latency + other.latency) / 2,
             (self.usd + other.usd) / 2,
             (self.stage_C + other.stage_C) / 2,
+            (self.mean + other.mean) / 2,
+            (self.ramps + other.ramps) / 2,
         )
+
+
+def no_prices(num_devices: int) -> Prices:
+    """Returns prices of 0."""
+    return Prices(np.zeros(num_devices), np.zeros(num_devices), 0.0, 0.0, np.zeros(num_devices))
 
 
 class CostToGo(NamedTuple):

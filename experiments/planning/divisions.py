@@ -23,7 +23,7 @@ from optimizer.evaluate import evaluate, violations
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Supply, device_names
-from optimizer.scale.bound import CuttingPlanes
+from optimizer.relaxation import CuttingPlanes
 from optimizer.space import SPACES
 from optimizer.step import FloatArray
 from optimizer.tables import tables_of

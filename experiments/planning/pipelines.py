@@ -13,7 +13,8 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master, suppressed_stdout
+from optimizer.highs import minimize
+from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
 from optimizer.step import FloatArray, IntArray
 
 NEAR = (10, 40)
@@ -126,9 +127,6 @@ def _relaxed(
     Replicas may be fractional. For the bound and the rates, devices that stages share are whole. For the costs they may
     be fractional too.
     """
-    from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-    from scipy.sparse import coo_array
-
     weight_M, model_Q = np.array([each.weight for each in demands]), np.array([column.model for column in columns])
     pools: dict[tuple[int, object], int] = {}
     stages = [(q, stage) for q, column in enumerate(columns) for stage in column.stages]
@@ -153,22 +151,19 @@ def _relaxed(
         (first_model + np.arange(len(demands)), np.full(len(demands), share), np.ones(len(demands))),
     )
     row_V, place_V, value_V = (np.concatenate(values) for values in zip(*entries, strict=True))
-    matrix = coo_array((value_V, (row_V, place_V)), shape=(first_model + len(demands), share + 1)).tocsr()
     limits = np.concatenate([np.zeros(len(pools)), cluster.count_C, np.zeros(len(demands))])
-    objective = np.append(np.zeros(share), -1.0)
-    relaxed = linprog(objective, A_ub=matrix, b_ub=limits, method="highs")
-    with suppressed_stdout():
-        whole = milp(
-            objective,
-            integrality=np.concatenate([np.zeros(len(columns)), np.ones(len(pools)), [0]]),
-            bounds=Bounds(0, np.inf),
-            constraints=LinearConstraint(matrix, -np.inf, limits),
-            options={"time_limit": seconds, "mip_rel_gap": CLOSE},
-        )
-    bound, price_R = min(-relaxed.fun, -(whole.mip_dual_bound or -np.inf)), -relaxed.ineqlin.marginals
+    unlimited, objective = np.full(len(limits), -np.inf), np.append(np.zeros(share), -1.0)
+    terms = (row_V, place_V, value_V)
+    relaxed = minimize(objective, terms, unlimited, limits)
+    assert relaxed is not None, "using no device keeps all limits"
+    bound, found, price_R = -relaxed.objective, relaxed, -relaxed.duals
+    with suppress(TimeoutError):
+        whole = minimize(objective, terms, unlimited, limits, integers=own_P + first_pool, seconds=seconds)
+        if whole is not None:
+            bound, found = min(bound, -whole.bound), whole
     worth_M = price_R[first_model:] / (weight_M * unit)
     reduced_Q = work_QC @ price_R[first_type:first_model] - worth_M[model_Q]
-    return float(bound * unit), (relaxed if whole.x is None else whole).x[: len(columns)], reduced_Q
+    return float(bound * unit), found.values[: len(columns)], reduced_Q
 
 
 def _in_turns(columns: Sequence[Column], reduced_Q: FloatArray, model: int) -> list[int]:

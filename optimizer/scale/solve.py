@@ -1,6 +1,6 @@
 """Solves problems that are too big for an exact search: a good plan, a proven bound, and the gap between them.
 
-The bound comes from `optimizer.scale.bound`. The active ramps of its best walk show which ramps are worthwhile. On the
+The bound comes from `optimizer.relaxation`. The active ramps of its best walk show which ramps are worthwhile. On the
 graph of the splits between these ramps (`optimizer.moves.nodes_around`), prices are computed again, now with exact hops
 and stages. They guide a beam search (`optimizer.label_search`) for plans of a given rate, or within a given cost,
 ever closer to the bound. It first seeks plans of one split per stage, then plans of several splits near the best of
@@ -19,7 +19,7 @@ from optimizer.exact import search_space
 from optimizer.label_search import UNLIMITED, search_labels, trace
 from optimizer.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.scale.bound import CuttingPlanes, DualBound, Relaxation, solve_relaxation
+from optimizer.relaxation import CuttingPlanes, DualBound, Relaxation, solve_relaxation
 from optimizer.scale.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.space import Space, parts_of
 from optimizer.walks import Prices

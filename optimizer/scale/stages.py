@@ -15,7 +15,7 @@ from optimizer.label_search import CLOSED, Bounds, ChainLimits, completion_bound
 from optimizer.moves import Graph, MoveArrays
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
-from optimizer.scale.bound import CuttingPlanes
+from optimizer.relaxation import CuttingPlanes
 from optimizer.space import Space
 from optimizer.step import FloatArray
 from optimizer.walks import Oracle, Prices, Walk, no_walk
