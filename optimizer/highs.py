@@ -45,8 +45,8 @@ def minimize(
     """Returns the x of the least `cost @ x` with `lower <= A @ x <= upper` and `0 <= x <= most`.
 
     `terms` holds row, variable and value of each term of A; terms of the same place are summed. `integers` holds the
-    variables that are integers. Returns None if no x satisfies the rows. Raises TimeoutError if none was found in `seconds` or, rarely, because numbers of
-    too different magnitude defeat the solver.
+    variables that are integers. Returns None if no x satisfies the rows. Raises TimeoutError if none was found in
+    `seconds` or, rarely, because numbers of too different magnitude defeat the solver.
     """
     from highspy import Highs, HighsLp, HighsModelStatus, HighsVarType, MatrixFormat
 

@@ -163,7 +163,7 @@ class CuttingPlanes:
         return DualBound(value=highest, prices=best)
 
     def _dual_value(self, prices: Prices, least: float, rate_per_s: float | None) -> float:
-        """Returns a lower bound by weak duality: on the service's seconds per input, on USD per hour, or on the goal."""
+        """Returns a lower bound by weak duality: on seconds per input of the service, USD per hour, or the goal."""
         least += float(prices.stage_C.sum()) - self.price_of_latency(prices)
         devices = self.price_of_devices(prices, rate_per_s)
         if rate_per_s is None:

@@ -49,7 +49,10 @@ class RowArrays(NamedTuple):
     mean_V: FloatArray
     latency_V: FloatArray
     ramps_V: FloatArray
+    work_VC: FloatArray
+    """Price of a device that computes."""
     device_VC: FloatArray
+    """Price of a device, whose replicas compute and send."""
     limit_V: FloatArray
     """Price of everything that a plan may use."""
     has_objective_V: IntArray
@@ -221,7 +224,7 @@ def _can_complete(
     bound = 0.0
     for row in range(rows.mean_V.size):
         price = rows.mean_V[row] * mean_s + rows.latency_V[row] * latency_s + rows.ramps_V[row] * float_F[RAMPS]
-        price += rows.device_VC[row, device] * tables.rate_per_s * float_F[WORK]
+        price += rows.work_VC[row, device] * tables.rate_per_s * float_F[WORK]
         for used in range(tables.count_C.size):
             price += rows.device_VC[row, used] * int_I[USED + used]
         price += rows.bound_VNREQ[row, block, run, int_I[ENTRY], int_I[RANK]]

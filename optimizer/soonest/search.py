@@ -18,7 +18,7 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.decision import FeasiblePlan, if_feasible
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
-from optimizer.soonest.bound import PriceRow, ResourceLimits, best_price_row, price_rows
+from optimizer.soonest.bound import PriceRow, best_price_row, price_rows
 from optimizer.soonest.labels import (
     ACTION,
     BOUND,
@@ -66,25 +66,27 @@ class LatencySearch:
     problem: PlanProblem
     tables: RunTables
     after_answer: AfterAnswer
-    limits: ResourceLimits
+    worst_case: bool = False
+    """Whether the worst-case latency is minimized, without a limit, instead of the mean answer time."""
     widths: tuple[int, ...] = WIDTHS
     _layers: list[Labels] = field(default_factory=list)
 
     def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> LatencyResult:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
-        row = best_price_row(self.tables, self.limits)
+        row = best_price_row(self.problem, self.tables, worst_case=self.worst_case)
         plans: tuple[FeasiblePlan, ...] = ()
         least, value = row.bound, incumbent
-        if not self.limits.minimizes_worst_case:  # the mean answer time is at most the worst case
-            value = min(value, self.limits.latency_s)
+        if not self.worst_case:  # the mean answer time is at most the worst case
+            value = min(value, self.problem.slo.limit_s)
         if math.isinf(least) or least > value * (1 + TIE_TOLERANCE):
             return LatencyResult(plans=(), bound=math.inf)
         most_rows = max(1, MOST_ROW_STATES // num_states(self.tables))
-        rows = _row_arrays(self.tables, price_rows(self.tables, self.limits, row, most_rows))
+        all_rows = price_rows(self.problem, self.tables, row, most_rows, worst_case=self.worst_case)
+        rows = _row_arrays(self.tables, all_rows)
         for width in self.widths:
             dropped = self._search(rows, value, width)
             plans = self._feasible_plans(value) or plans
-            value = min(value, self.limits.value_of(plans[0])) if plans else value
+            value = min(value, time_of(plans[0], self.worst_case)) if plans else value
             bound = max(least, min(dropped, value))
             if dropped >= value * (1 - TIE_TOLERANCE):
                 return LatencyResult(plans=plans, bound=value if plans else math.inf)
@@ -95,8 +97,8 @@ class LatencySearch:
     def _search(self, rows: RowArrays, value: float, width: int) -> float:
         """Fills the layers. Returns the least bound of the labels that were dropped because of the width."""
         cutoffs = Cutoffs(
-            float(self.limits.latency_s), float(self.limits.usd_per_hour), _ramp_rounding_s(self.tables),
-            value * (1 + TIE_TOLERANCE), self.limits.minimizes_worst_case,
+            math.inf if self.worst_case else float(self.problem.slo.limit_s), float(self.problem.max_usd_per_hour),
+            _ramp_rounding_s(self.tables), value * (1 + TIE_TOLERANCE), self.worst_case,
         )  # fmt: skip
         self._layers, dropped = [_first_labels(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
@@ -112,11 +114,11 @@ class LatencySearch:
         plans: list[FeasiblePlan] = []
         for label in range(min(len(self._layers[-1].int_LI), MOST_TRIED)):
             plan = if_feasible(self.problem, self._chain(label))
-            if plan is not None and self.limits.value_of(plan) <= value * (1 + TIE_TOLERANCE):
+            if plan is not None and time_of(plan, self.worst_case) <= value * (1 + TIE_TOLERANCE):
                 plans.append(plan)
             if len(plans) == MOST_PLANS:
                 break
-        return ranked(plans, self.limits)
+        return ranked(plans, self.worst_case)
 
     def _chain(self, label: int) -> tuple[Stage, ...]:
         """Returns the stages of a plan of the last layer."""
@@ -155,12 +157,17 @@ def num_states(tables: RunTables) -> int:
     return len(tables.rank_N) * tables.cell_REQ.size
 
 
-def ranked(plans: Sequence[FeasiblePlan], limits: ResourceLimits) -> tuple[FeasiblePlan, ...]:
+def time_of(plan: FeasiblePlan, worst_case: bool) -> float:
+    """Returns the time that is minimized."""
+    return plan.figures.latency_s if worst_case else plan.figures.mean_latency_s
+
+
+def ranked(plans: Sequence[FeasiblePlan], worst_case: bool) -> tuple[FeasiblePlan, ...]:
     """Returns plans, best first. A tie goes to the cheaper, then to the lower worst case, then to inputs that stop."""
-    least = min(map(limits.value_of, plans), default=0.0)
+    least = min((time_of(plan, worst_case) for plan in plans), default=0.0)
 
     def order(plan: FeasiblePlan) -> tuple[float, float, float, bool]:
-        value = limits.value_of(plan)
+        value = time_of(plan, worst_case)
         excess = 0.0 if value <= least * (1 + TIE_TOLERANCE) else value
         # Plans whose inputs stop, and those whose inputs stay, sum the same seconds in different orders: round.
         worst_s = float(f"{plan.figures.latency_s:.10g}")
@@ -219,7 +226,8 @@ def _row_arrays(tables: RunTables, rows: list[PriceRow]) -> RowArrays:
         mean_V=np.array([row.prices.mean for row in rows]),
         latency_V=np.array([row.prices.latency for row in rows]),
         ramps_V=np.array([row.prices.ramps for row in rows]),
-        device_VC=np.array([row.prices.work_C / tables.rate_per_s for row in rows]),
+        work_VC=np.array([row.prices.work_C / tables.rate_per_s for row in rows]),
+        device_VC=np.array([(row.prices.work_C + row.prices.hop_C) / tables.rate_per_s for row in rows]),
         limit_V=np.array([row.limit for row in rows]),
         has_objective_V=np.array([int(row.has_objective) for row in rows], dtype=np.int64),
         bound_VNREQ=np.array([row.costs.inside_NFREQ[:, 0] for row in rows]),

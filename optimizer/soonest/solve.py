@@ -12,8 +12,8 @@ from optimizer.evaluate import TOLERANCE
 from optimizer.exact import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem
 from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.bound import ResourceLimits, best_price_row
-from optimizer.soonest.search import TIE_TOLERANCE, WIDTHS, LatencyResult, LatencySearch, num_states, ranked
+from optimizer.soonest.bound import best_price_row
+from optimizer.soonest.search import TIE_TOLERANCE, WIDTHS, LatencyResult, LatencySearch, num_states, ranked, time_of
 from optimizer.space import Space, parts_of, payable_names
 from optimizer.tables import tables_of
 
@@ -31,7 +31,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
     Raises PlanError if no plan was found although one may exist, and for problems that are too large.
     """
-    result = _best(problem, space, ResourceLimits.of(problem), widths)
+    result = _best(problem, space, widths)
     if not result.plans:
         if math.isfinite(result.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {result.bound:.6g} s")
@@ -41,29 +41,28 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
     """Returns a lower bound on the mean answer time of all plans of a space; None if no plan exists."""
-    limits = ResourceLimits.of(problem)
-    searches = _searches(problem, space, limits, ())
-    least_s = min((best_price_row(search.tables, limits).bound for search in searches), default=math.inf)
+    searches = _searches(problem, space, ())
+    least_s = min((best_price_row(search.problem, search.tables).bound for search in searches), default=math.inf)
     return None if math.isinf(least_s) else least_s
 
 
-def _best(problem: PlanProblem, space: Space, limits: ResourceLimits, widths: tuple[int, ...]) -> LatencyResult:
+def _best(problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False) -> LatencyResult:
     """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part."""
     plans: list[FeasiblePlan] = []
     bound = incumbent = math.inf
-    for search in _searches(problem, space, limits, widths):
+    for search in _searches(problem, space, widths, worst_case=worst_case):
         result = search.best(incumbent)
         plans, bound = [*plans, *result.plans], min(bound, result.bound)
-        incumbent = min([incumbent, *(limits.value_of(plan) for plan in result.plans)])
-    best_first = ranked(plans, limits)
+        incumbent = min([incumbent, *(time_of(plan, worst_case) for plan in result.plans)])
+    best_first = ranked(plans, worst_case)
     if best_first and incumbent <= bound * (1 + TIE_TOLERANCE):
-        bound = limits.value_of(best_first[0])
+        bound = time_of(best_first[0], worst_case)
     return LatencyResult(plans=best_first, bound=bound)
 
 
-def _any_plan(problem: PlanProblem, space: Space, limits: ResourceLimits) -> FeasiblePlan | None:
+def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     """Returns the first plan that narrow searches find; None if they find none."""
-    for search in _searches(problem, space, limits, NARROW):
+    for search in _searches(problem, space, NARROW):
         plans = search.best(any_plan=True).plans
         if plans:
             return plans[0]
@@ -71,7 +70,7 @@ def _any_plan(problem: PlanProblem, space: Space, limits: ResourceLimits) -> Fea
 
 
 def _searches(
-    problem: PlanProblem, space: Space, limits: ResourceLimits, widths: tuple[int, ...]
+    problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False
 ) -> Iterator[LatencySearch]:
     """Yields one search per mode and part of the space, or one per batch size if all splits must share it."""
     for after_answer in space.after_answer:
@@ -81,7 +80,7 @@ def _searches(
                 tables = tables_of(part, space, after_answer, batch)
                 _check_size(num_states(tables))
                 yield LatencySearch(
-                    problem=part, tables=tables, after_answer=after_answer, limits=limits, widths=widths
+                    problem=part, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
                 )
 
 
@@ -107,8 +106,7 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
 
 def _lowest_latency_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     """Returns the plan of the lowest worst-case latency, whatever the SLO."""
-    limits = replace(ResourceLimits.of(problem), latency_s=math.inf, minimizes_worst_case=True)
-    plans = _best(problem, space, limits, NARROW).plans
+    plans = _best(problem, space, NARROW, worst_case=True).plans
     return plans[0] if plans else None
 
 
@@ -131,14 +129,14 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     budget = math.inf if problem.ramp_budget is None else problem.ramp_budget * (1 + TOLERANCE)
     if fastest.figures.ramp_overhead <= budget:
         return high
-    limits, least = ResourceLimits.of(problem), high * LEAST_RATE
+    least = high * LEAST_RATE
     plain = _fastest(problem, no_ramps) if space.ramps in ("choose", "split-ends") else None
     low = plain.figures.rate_per_s if plain is not None else None
-    if low is None and _any_plan(problem.with_rate(least), space, limits) is None:
+    if low is None and _any_plan(problem.with_rate(least), space) is None:
         return None
     while low is None or high > low * (1 + RATE_RESOLUTION):
         middle = (low * high) ** 0.5 if low is not None else high / 2
-        if _any_plan(problem.with_rate(middle), space, limits) is not None:
+        if _any_plan(problem.with_rate(middle), space) is not None:
             low = middle
         else:
             high = middle

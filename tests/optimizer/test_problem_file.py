@@ -26,7 +26,7 @@ from optimizer.problem import (
 )
 from optimizer.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
 from optimizer.problem_shape import LEAST_RATE
-from optimizer.soonest.bound import ResourceLimits, best_price_row
+from optimizer.soonest.bound import best_price_row
 from optimizer.space import SPACES
 from optimizer.tables import tables_of
 from optimizer.what_if import Axis, variants, with_batch_limit
@@ -180,8 +180,8 @@ def test_the_most_extreme_allowed_latencies_have_plans(
 def test_a_bound_is_given_where_numbers_are_too_far_apart_for_the_linear_program(tmp_path: Path) -> None:
     problem = replace(read(tmp_path, GOOD), objective=MinimizeLatency(rate_per_s=50.0), slo=Slo(latency_s=1e-300))
     tables = tables_of(problem, SPACES["best"], "stop")
-    least = best_price_row(tables, ResourceLimits.of(problem)).bound
-    assert least >= best_price_row(tables, replace(ResourceLimits.of(problem), latency_s=np.inf)).bound
+    least = best_price_row(problem, tables).bound
+    assert least >= best_price_row(replace(problem, slo=Slo(latency_s=1e15)), tables).bound
 
 
 PROBLEM = """\
