@@ -185,61 +185,76 @@ class CuttingPlanes:
         """Returns the value of the best mixture of walks, whether it keeps the limits, and its dual prices.
 
         Columns: seconds per input of the service (unused if a rate is required), excess over the limits, share of each
-        device, share of the load of each walk. Rows: work, hops, stages and count per device; latency; ramps; budget;
-        load. Raises TimeoutError if the numbers are too far apart for the program.
+        device, share of the load of each walk. Rows: see `_uses`; then the count of each device and the budget. Raises
+        TimeoutError if the numbers are too far apart for the program.
         """
-        count, count_C, usd_C = len(self.names), self.count_C, self.usd_C * self.count_C
-        limit_s, budget = self.problem.slo.limit_s, max(self.problem.budget_usd_per_hour or 0.0, 1e-9)
-        work_CW = np.array([walk.work_C for walk in self.walks]).T / count_C[:, None]
-        latency_W = np.array([walk.latency_s + walk.fill / fill_rate for walk in self.walks])
-        ramps_unit = max(float(latency_W[0]), 1e-300)
-        unit = 1 / rate_per_s if rate_per_s is not None else float(work_CW.max())
-        rows = np.zeros((4 * count + 4, 2 + count + len(self.walks)))
-        work, hop, stages, shares = (slice(index * count, (index + 1) * count) for index in range(4))
-        latency, ramps, money, load = range(4 * count, 4 * count + 4)
-        rows[work, 2 + count :] = work_CW / unit
-        rows[hop, 2 + count :] = np.array([walk.hop_work_C for walk in self.walks]).T / count_C[:, None] / unit
-        rows[work, 2 : 2 + count] = rows[hop, 2 : 2 + count] = -np.eye(count)
-        rows[stages, 2 + count :] = -np.array([walk.stages_C for walk in self.walks]).T
-        rows[shares, 2 : 2 + count], rows[money, 2 : 2 + count] = np.eye(count), usd_C / budget
-        rows[latency, 2 + count :] = latency_W / limit_s
-        rows[ramps, 2 + count :] = np.array([walk.ramps_s for walk in self.walks]) / ramps_unit
-        rows[load, 2 + count :] = 1.0
-        limits, cost, value_unit = np.zeros(len(rows)), np.zeros(rows.shape[1]), unit
-        limits[latency] = limits[load] = 1.0
-        limits[stages] = [-1.0 if device in self.needed else math.inf for device in range(count)]
+        count, usd_C = len(self.names), self.usd_C * self.count_C
+        latency, ramps, load, money = 3 * count, 3 * count + 1, 3 * count + 2, 4 * count + 3
+        devices, walks, whole = slice(2, 2 + count), slice(2 + count, None), slice(load + 1, None)
+        budget = max(self.problem.budget_usd_per_hour or 0.0, 1e-9)
+        unit = (
+            1 / rate_per_s
+            if rate_per_s is not None
+            else max(float((walk.work_C / self.count_C).max()) for walk in self.walks)
+        )
+        uses_RW, time_W, units_R = self._uses(fill_rate, unit)
+        rows, limits = np.zeros((money + 1, 2 + count + len(self.walks))), np.zeros(money + 1)
+        rows[: load + 1, walks] = uses_RW
+        rows[:count, devices] = rows[count : 2 * count, devices] = -np.eye(count)
+        rows[load + 1 : money, devices], rows[money, devices] = np.eye(count), usd_C / budget
+        rows[2 * count : load, 1] = -1.0
+        rows[whole, 0 if rate_per_s is None else 1] = -1.0
+        limits[2 * count : latency] = [-1.0 if device in self.needed else math.inf for device in range(count)]
+        limits[latency] = math.inf if self.goal is not None and self.goal.latency else 1.0
         limits[ramps] = math.inf if self.problem.ramp_budget is None else 0.0
-        rows[[*range(2 * count, 3 * count), latency, ramps], 1] = -1.0
-        limited, cost[1] = [*range(3 * count, 4 * count), money], BROKEN_LIMIT_PRICE
-        if rate_per_s is None:
-            rows[limited, 0], cost[0] = -1.0, 1.0
-        else:
-            rows[limited, 1], limits[limited] = -1.0, 1.0
+        limits[load], limits[whole] = 1.0, 0.0 if rate_per_s is None else 1.0
         if self.problem.budget_usd_per_hour is None or (rate_per_s is not None and self.goal is None):
             limits[money] = math.inf
+        cost, value_unit = np.zeros(rows.shape[1]), unit
+        cost[0], cost[1] = float(rate_per_s is None), BROKEN_LIMIT_PRICE
         if self.goal is not None:
-            mean_W = np.array([walk.mean_s + walk.mean_fill / fill_rate for walk in self.walks])
-            time_W = self.goal.latency * latency_W + self.goal.mean * mean_W
             value_unit = max(float(time_W[0]), 1e-300)
-            cost[2 + count :] = time_W / value_unit
-            limits[latency] = math.inf if self.goal.latency else 1.0
+            cost[walks] = time_W / value_unit
         elif rate_per_s is not None:
             value_unit = max(float(usd_C.max()), 1e-9)
-            cost[2 : 2 + count] = usd_C / value_unit
+            cost[devices] = usd_C / value_unit
         lower = np.full(len(rows), -math.inf)
         lower[load] = 1.0
         row_T, column_T = np.nonzero(rows)
         solved = minimize(cost, (row_T, column_T, rows[row_T, column_T]), lower, limits)
         assert solved is not None, "any load may exceed the limits"
         dual = np.maximum(-solved.duals, 0.0) * value_unit
+        dual[: load + 1] /= units_R
         goal = no_prices(count) if self.goal is None else self.goal
         prices = Prices(
-            work_C=dual[work] / count_C / unit,
-            hop_C=dual[hop] / count_C / unit,
-            latency=goal.latency + float(dual[latency]) / limit_s,
+            work_C=dual[:count],
+            hop_C=dual[count : 2 * count],
+            latency=goal.latency + float(dual[latency]),
             usd=float(dual[money]) / budget / (unit if rate_per_s is None else 1.0),
-            stage_C=dual[stages],
+            stage_C=dual[2 * count : latency],
             mean=goal.mean,
-            ramps=float(dual[ramps]) / ramps_unit,
+            ramps=float(dual[ramps]),
         )
         return solved.objective * value_unit, bool(solved.values[1] <= 1e-9), prices
+
+    def _uses(self, fill_rate: float, unit: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns what each walk uses, by row, the time that is the goal, and the units of the rows.
+
+        Rows: work, hops and stages (negative) per device; latency; ramps; load.
+        """
+        walks, limit_s = self.walks, self.problem.slo.limit_s
+        latency_W = np.array([walk.latency_s + walk.fill / fill_rate for walk in walks])
+        works = [np.array([getattr(walk, name) for walk in walks]).T for name in ("work_C", "hop_work_C", "stages_C")]
+        ramps_W = np.array([walk.ramps_s for walk in walks])
+        units_R = np.concatenate(
+            [
+                self.count_C * unit,
+                self.count_C * unit,
+                np.ones(len(self.names)),
+                [limit_s, max(latency_W[0], 1e-300), 1.0],
+            ]
+        )
+        uses_RW = np.vstack([works[0], works[1], -works[2], latency_W, ramps_W, np.ones(len(walks))]) / units_R[:, None]
+        goal = no_prices(0) if self.goal is None else self.goal
+        mean_W = np.array([walk.mean_s + walk.mean_fill / fill_rate for walk in walks])
+        return uses_RW, goal.latency * latency_W + goal.mean * mean_W, units_R
