@@ -66,7 +66,7 @@ COMMANDS = {
     "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
     "doctor": Command("commands.options:DoctorJob", "commands.doctor:run"),
     "predict": Command("commands.options:PredictJob", "commands.predict:run"),
-    "generate": Command("commands.options:GenerateJob", "commands.generate:run"),
+    "generate": Command("commands.options:GenerateJob", "commands.predict:run_generate"),
     "profile": Command("commands.jobs:ProfileOptions", "commands.profile:run"),
     "forecast": Command("commands.options:ForecastJob", "commands.forecast:run"),
     "plan": Command("commands.options:PlanJob", "commands.plan:run"),

@@ -23,14 +23,18 @@ from deployments.api.operations import OPERATION_BY_NAME, path_of
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
 from offramp.client.generation import Generation, Options, Piece, PieceStream, Prompt, generate_body, read_generation
-from offramp.client.inputs import Input, TensorBody, answers_are_large, are_texts, encode_files, tensor_body
 from offramp.client.protocol import (
     JSON_LENGTH_HEADER,
     REQUEST_ID_HEADER,
+    Input,
     NoReply,
     Outcome,
     Prediction,
     Reply,
+    TensorBody,
+    answers_are_large,
+    are_texts,
+    encode_files,
     error_kind,
     error_of,
     key_header,
@@ -38,6 +42,7 @@ from offramp.client.protocol import (
     read_predictions,
     read_reply,
     retry_wait_s,
+    tensor_body,
 )
 
 __all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]

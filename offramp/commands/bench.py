@@ -17,7 +17,7 @@ from rich.table import Table
 
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
-from offramp.client.inputs import Input, inputs_of
+from offramp.client.protocol import Input, inputs_of
 from offramp.commands.options import BenchJob
 from offramp.commands.output import cell, counts_text, make_table, print_result
 from offramp.commands.progress import progress_bars

@@ -30,11 +30,18 @@ from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.commands.codec_and_task import codec_for, load_codec
 from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions
 from offramp.commands.output import command, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.train import HELD_OUT, outputs_of_features, replacing_model, unlabelled, warnings_on
+from offramp.commands.train import (
+    HELD_OUT,
+    codec_for,
+    load_codec,
+    outputs_of_features,
+    replacing_model,
+    unlabelled,
+    warnings_on,
+)
 from optimizer.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
 from profiles.table import FloatArray

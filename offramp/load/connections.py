@@ -19,8 +19,15 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from deployments.api.operations import path_of
 from earlyexit.errors import InputError
-from offramp.client.inputs import TensorBody
-from offramp.client.protocol import JSON_LENGTH_HEADER, REQUEST_ID_HEADER, NoReply, Outcome, key_header, read_reply
+from offramp.client.protocol import (
+    JSON_LENGTH_HEADER,
+    REQUEST_ID_HEADER,
+    NoReply,
+    Outcome,
+    TensorBody,
+    key_header,
+    read_reply,
+)
 
 Body: TypeAlias = dict[str, object] | TensorBody
 Post: TypeAlias = Callable[[str, Body, float], Awaitable[Outcome]]

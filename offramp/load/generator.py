@@ -25,16 +25,19 @@ import numpy as np
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.client import AsyncClient
-from offramp.client.inputs import Input, TensorBody, are_texts, tensor_body
 from offramp.client.protocol import (
+    Input,
     NoReply,
     Outcome,
     Prediction,
+    TensorBody,
+    are_texts,
     error_kind,
     error_of,
     predict_body,
     read_predictions,
     retry_wait_s,
+    tensor_body,
 )
 from offramp.load.connections import Body, Post, connected
 

@@ -25,8 +25,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from offramp.client.client import AsyncClient, Client, Prediction
-from offramp.client.inputs import tensor_body
-from offramp.client.protocol import ERRORS_BY_KIND, find_api_key
+from offramp.client.protocol import ERRORS_BY_KIND, find_api_key, tensor_body
 from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]

@@ -31,12 +31,11 @@ from earlyexit.training.ramps import exit_outputs
 from offramp.commands import machine, serve
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_for
-from offramp.commands.codec_and_task import codec_for
 from offramp.commands.doctor import check_target
 from offramp.commands.jobs import RampJob, TrainJob
 from offramp.commands.predict import IMAGES, is_png, map_folder, with_pictures
 from offramp.commands.ramp import read_log
-from offramp.commands.train import train
+from offramp.commands.train import codec_for, train
 from offramp.spec.documents import ServeJob
 from profiles.latency import LatencyProfile
 from tests.earlyexit.codecs.pictures import file_of

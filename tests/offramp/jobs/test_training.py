@@ -14,9 +14,8 @@ from earlyexit.network.store import load_model, read_card
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation, Moves
-from offramp.commands.codec_and_task import task_for
 from offramp.commands.jobs import TrainJob
-from offramp.commands.train import describe_head, train
+from offramp.commands.train import describe_head, task_for, train
 from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_poses, write_scenes
 from tests.offramp.cli.runs import run
 

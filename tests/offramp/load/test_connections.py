@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.client.inputs import TensorBody
-from offramp.client.protocol import NoReply, Reply
+from offramp.client.protocol import NoReply, Reply, TensorBody
 from offramp.load import connections
 from offramp.load.connections import Connection, connected
 from offramp.load.generator import exact_sleep
