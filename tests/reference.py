@@ -30,7 +30,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from offramp.cli.app import COMMANDS, build
 from offramp.spec import documents
-from offramp.spec import model as service
+from offramp.spec import file as service
 from optimizer.problem_shape import BudgetDocument, ObjectiveDocument, SloDocument
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))

@@ -32,8 +32,8 @@ from experiments.kit import print_table, write_json
 from experiments.live.model import FOLDER, LABELS, make_model
 from experiments.problems import ENTROPY, PROBLEMS, stretched
 from offramp.demo.turns import served
+from offramp.load.arrivals import Poisson
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
-from offramp.load.processes import Poisson
 from offramp.load.sustained import percentile
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import NoPlan, Strategy

@@ -30,9 +30,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import DataError, OfframpError
+from offramp.load.arrivals import Poisson
 from offramp.load.connections import connected
 from offramp.load.generator import Generator, LoadConfig, RequestRecord, exact_sleep
-from offramp.load.processes import Poisson
 from offramp.load.sustained import ProbeResult, percentile
 
 ROOT = Path(__file__).parents[2]

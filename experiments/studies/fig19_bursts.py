@@ -17,8 +17,7 @@ from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
 from experiments.studies.sides import SEED, SIDES, Workload, decide, equal_cluster, facing, scenario, serve, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios
-from offramp.load.arrivals import read_counts
-from offramp.load.processes import CountReplay
+from offramp.load.arrivals import CountReplay, read_counts
 from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

@@ -1,4 +1,4 @@
-"""The protocol between clients and server: bodies, answers, errors and retries. It uses no HTTP library."""
+"""The protocol between clients and server: bodies, tensors, answers, errors and retries. It uses no HTTP library."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ from offramp.client.protocol import Input, inputs_of
 from offramp.commands.options import BenchJob
 from offramp.commands.output import cell, counts_text, make_table, print_result
 from offramp.commands.progress import progress_bars
-from offramp.load.arrivals import parse_arrivals
+from offramp.load.arrivals import Poisson, Uniform, parse_arrivals
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
-from offramp.load.processes import Poisson, Uniform
 from offramp.load.sustained import LATE_SHARE, ProbeResult, Search, percentile
 
 ARRIVALS: Mapping[str, type[Poisson | Uniform]] = {"poisson": Poisson, "constant": Uniform}

@@ -47,8 +47,7 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
     user and the model's files are checked here, because errors in a replica appear only in Serve's log.
     """
     if job.model.is_file():
-        from offramp.spec.file import read_service
-        from offramp.spec.model import read_document
+        from offramp.spec.file import read_document, read_service
 
         cluster = _checked_cluster(job, read_document(job.model)[0], job.model.parent)
         settings = read_service(job.model).settings

@@ -1,4 +1,7 @@
-"""`offramp train`: trains ramps on a backbone with labelled rows, and writes a model folder."""
+"""`offramp train`: trains ramps on a backbone with labelled rows, and writes a model folder.
+
+The codec and the task of a new model are those of the options, or those that fit its network and data.
+"""
 
 from __future__ import annotations
 

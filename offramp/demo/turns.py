@@ -20,8 +20,8 @@ from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.controller_link import call_controller
 from offramp.client.client import Client
+from offramp.load.arrivals import Poisson
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
-from offramp.load.processes import Poisson
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
 from optimizer.problem import PlanProblem

@@ -10,39 +10,304 @@ format follows from its content, which may be compressed with gzip:
 
 With `trace:`, whole numbers are read as counts, and numbers one per line, at least one of them with a decimal point
 (`3.0`), as times. A note names the interpretation. `counts:` and `times:` choose it explicitly.
+
+Processes draw the send times of a whole run at once. All but `Uniform` use the same method. They draw points of mean
+spacing 1 on an axis of *expected arrivals*, and map these to seconds by the number that is expected until each second.
+
+A replay of recorded traffic starts at a second of the trace, at its own rate or scaled to another one. It starts again
+from the beginning if more is drawn than the trace holds. The scaled rate is the mean of the drawn window.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_cells
 from earlyexit.errors import DataError, InputError
 from earlyexit.tasks.base import IntArray
-from offramp.load.processes import (
-    LARGEST,
-    CountReplay,
-    Gamma,
-    Modulated,
-    Poisson,
-    Positive,
-    Process,
-    StampReplay,
-    Uniform,
-)
 from profiles.scores import BoolArray, FloatArray
+
+MAX_ARRIVALS = 200_000_000
+"""Maximum number of arrivals in one draw, which take 1.6 GB, and several times as much while they are drawn."""
+LARGEST = 1e12
+"""Largest allowed rate or time, beyond which floating-point rounding matters."""
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+SPEC_CONFIG = ConfigDict(extra="forbid", populate_by_name=True)
+"""Fields have an alias if their option in `offramp.load.arrivals` has another name."""
+
+
+class Process(Protocol):
+    """An arrival process."""
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        """Returns ascending times in [0, duration_s), in seconds. Equal generators give equal arrays.
+
+        A trace that is shorter than the duration repeats. Raises InputError above `MAX_ARRIVALS`, and DataError for a
+        window of a trace without arrivals.
+        """
+        ...
+
+
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
+class Uniform:
+    """Arrivals at equal intervals, the first at second 0."""
+
+    rate_per_s: Annotated[Positive, Field(alias="rate")]
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        check_size(self.rate_per_s * duration_s)
+        return before(self.first(math.ceil(self.rate_per_s * duration_s), rng), duration_s)
+
+    def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
+        """Returns the times of the first arrivals, in seconds."""
+        return np.arange(num_arrivals) / self.rate_per_s
+
+
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
+class Poisson:
+    """Independent arrivals, as of many users."""
+
+    rate_per_s: Annotated[Positive, Field(alias="rate")]
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        points_N = unit_points(self.rate_per_s * duration_s, rng.standard_exponential)
+        return before(points_N / self.rate_per_s, duration_s)
+
+    def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
+        """Returns the times of the first arrivals, in seconds."""
+        return np.cumsum(rng.standard_exponential(num_arrivals)) / self.rate_per_s
+
+
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
+class Gamma:
+    """Independent intervals of a gamma distribution. `cv` 1 is a Poisson process; larger values are burstier.
+
+    The process is stationary: it has started long before second 0, so the expected rate is `rate_per_s` in any window.
+    """
+
+    rate_per_s: Annotated[Positive, Field(alias="rate")]
+    cv: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)]
+    """Coefficient of variation of the intervals. Below the allowed range they are equal; above it, all arrivals of a
+    draw coincide."""
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        shape, until = self.cv**-2, self.rate_per_s * duration_s
+        check_size(until)
+        # Second 0 lies in an interval with a probability proportional to its length: a gamma variable of shape + 1.
+        first = rng.random() * rng.gamma(shape + 1, 1 / shape)
+        further_N = unit_points(until - first, lambda num: rng.gamma(shape, 1 / shape, num))
+        return before(np.concatenate([[first], first + further_N]) / self.rate_per_s, duration_s)
+
+
+@checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
+class Modulated:
+    """A Poisson process whose rate switches between two states at exponential times (two-state MMPP).
+
+    The process is stationary, so the expected rate is `mean_per_s` in any window. The rate of a single short window can
+    differ a lot. Raises InputError for a peak that would need a negative rate in the calm state.
+    """
+
+    mean_per_s: Annotated[Positive, Field(alias="rate")]
+    peak_per_s: Annotated[Positive, Field(alias="peak")]
+    """Rate in a burst."""
+    calm_s: Positive
+    """Mean duration of the calm state."""
+    burst_s: Positive
+    """Mean duration of a burst."""
+
+    def __post_init__(self) -> None:
+        highest = self.mean_per_s * (1 + self.calm_s / self.burst_s)
+        if not self.mean_per_s < self.peak_per_s <= highest:
+            raise InputError(
+                f"a peak of {self.peak_per_s:g}/s in bursts of {self.burst_s:g} s after calms of {self.calm_s:g} s; "
+                f"for a mean of {self.mean_per_s:g}/s it must be above the mean and at most {highest:g}/s "
+                "(calms without arrivals)"
+            )
+
+    @property
+    def calm_per_s(self) -> float:
+        """The rate outside bursts, which follows from the mean and the peak."""
+        return max(0.0, self.mean_per_s - (self.peak_per_s - self.mean_per_s) * self.burst_s / self.calm_s)
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        check_size(self.mean_per_s * duration_s)
+        ends_s, rates_per_s = self._sojourns(duration_s, rng)
+        knots_s = np.concatenate([[0.0], ends_s])
+        expected = np.concatenate([[0.0], np.cumsum(rates_per_s * np.diff(knots_s))])
+        points_N = unit_points(float(np.interp(duration_s, knots_s, expected)), rng.standard_exponential)
+        return within(np.interp(points_N, expected, knots_s), duration_s)
+
+    def _sojourns(self, duration_s: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+        """Returns ends and rates of successive states that cover `duration_s`."""
+        cycle_s = self.calm_s + self.burst_s
+        check_size(2 * duration_s / cycle_s, "changes between calm and burst")
+        pair = [(self.burst_s, self.peak_per_s), (self.calm_s, self.calm_per_s)]
+        means_s, rates_per_s = zip(*(pair if rng.random() < self.burst_s / cycle_s else pair[::-1]), strict=True)
+        lengths: list[FloatArray] = []
+        reached_s = 0.0
+        while reached_s < duration_s:
+            num_cycles = _draw_size((duration_s - reached_s) / cycle_s)
+            lengths.append((rng.standard_exponential((num_cycles, 2)) * means_s).ravel())
+            reached_s += float(lengths[-1].sum())
+        lengths_s = np.concatenate(lengths)
+        return np.cumsum(lengths_s), np.tile(rates_per_s, len(lengths_s) // 2)
+
+
+def unit_points(until: float, spacings: Callable[[int], FloatArray]) -> FloatArray:
+    """Returns the cumulative sums below `until` of spacings of mean 1; raises InputError for too many.
+
+    `spacings(n)` draws n spacings.
+    """
+    check_size(until)
+    parts: list[FloatArray] = [np.empty(0)]
+    reached = 0.0
+    while reached < until:
+        part = np.cumsum(spacings(_draw_size(until - reached)))
+        part += reached
+        reached = float(part[-1])
+        parts.append(part)
+    return before(parts[1] if len(parts) == 2 else np.concatenate(parts), until)
+
+
+def _draw_size(expected: float) -> int:
+    """Returns how many spacings to draw so that they rarely fall short: four standard deviations more than expected."""
+    return math.ceil(expected + 4 * math.sqrt(expected)) + 16
+
+
+def within(seconds_N: FloatArray, duration_s: float) -> FloatArray:
+    """Returns interpolated times, limited to [0, duration_s)."""
+    # Rounding can swap neighbours, or put the first below 0, by a unit in the last place.
+    return before(np.maximum.accumulate(np.maximum(seconds_N, 0.0)), duration_s)
+
+
+def before(seconds_N: FloatArray, end_s: float) -> FloatArray:
+    """Returns the ascending times that are before `end_s`."""
+    return seconds_N[: np.searchsorted(seconds_N, end_s, side="left")]
+
+
+def check_size(num: float, what: str = "arrivals") -> None:
+    """Raises InputError for more than `MAX_ARRIVALS`, before memory or minutes are spent."""
+    if not num <= MAX_ARRIVALS:
+        raise InputError(
+            f"about {num:.3g} {what} in one draw; at most {MAX_ARRIVALS:,} are drawn: lower the rate or the duration"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CountReplay:
+    """A Poisson process whose rate in each time bin is the recorded count.
+
+    A bin with a count of 50 gets 50 arrivals on average, not exactly. Scaling multiplies all counts by one factor, so
+    bursts keep their proportions and durations. E3 (section 5.7) scales the Twitter trace to a mean of 1000 requests/s
+    and does not say how; we assume this method.
+    """
+
+    counts_B: FloatArray
+    """Requests per time bin: finite, not negative, and not all 0."""
+    bin_s: float
+    start_s: float = 0.0
+    """Second of the trace at which the draw starts."""
+    rate_per_s: float | None = None
+    """Mean rate of the drawn window; None: as recorded."""
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.counts_B).all() and (self.counts_B >= 0).all() and self.counts_B.any()):
+            raise DataError("the counts of a trace must be finite, not negative, and not all 0")
+
+    @property
+    def period_s(self) -> float:
+        """Seconds after which the counts repeat."""
+        return len(self.counts_B) * self.bin_s
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        """Raises DataError for a window without arrivals, InputError for too many."""
+        expected_K = np.concatenate([[0.0], np.cumsum(self.counts_B)])
+        begin = self._expected_by(self.start_s, expected_K)
+        in_window = self._expected_by(self.start_s + duration_s, expected_K) - begin
+        if in_window <= 0:
+            raise _silent(duration_s)
+        scale = 1.0 if self.rate_per_s is None else self.rate_per_s * duration_s / in_window
+        points_N = begin + unit_points(in_window * scale, rng.standard_exponential) / scale
+        rounds_N, rest_N = np.divmod(points_N, expected_K[-1])
+        seconds_N = rounds_N * self.period_s + np.interp(rest_N, expected_K, self._knots_s())
+        return within(seconds_N - self.start_s, duration_s)
+
+    def _expected_by(self, second: float, expected_K: FloatArray) -> float:
+        rounds, rest_s = divmod(second, self.period_s)
+        return float(rounds * expected_K[-1] + np.interp(rest_s, self._knots_s(), expected_K))
+
+    def _knots_s(self) -> FloatArray:
+        return np.arange(len(self.counts_B) + 1, dtype=np.float64) * self.bin_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StampReplay:
+    """The recorded arrivals, without randomness.
+
+    Scaling compresses or stretches time: exactly `rate * duration` arrivals from `start_s` on are fitted to the
+    duration, so bursts become shorter as the rate rises. The trace repeats one mean interval after its last arrival.
+    """
+
+    arrivals_s_N: FloatArray
+    """The time of each request in seconds: ascending, from 0, and at least two of them different."""
+    start_s: float = 0.0
+    """Second of the trace at which the draw starts."""
+    rate_per_s: float | None = None
+    """Mean rate of the drawn window; None: as recorded."""
+
+    def __post_init__(self) -> None:
+        seconds_N = self.arrivals_s_N
+        if not (len(seconds_N) and 0 <= seconds_N[0] < seconds_N[-1] < np.inf and (np.diff(seconds_N) >= 0).all()):
+            raise DataError("the times of a trace must be finite, ascend from 0, and at least two must differ")
+
+    @property
+    def period_s(self) -> float:
+        """Seconds after which the arrivals repeat."""
+        span_s = float(self.arrivals_s_N[-1] - self.arrivals_s_N[0])
+        return span_s * (1 + 1 / (len(self.arrivals_s_N) - 1))
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
+        """Raises DataError for a window without arrivals, InputError for too many."""
+        in_round, period_s = len(self.arrivals_s_N), self.period_s
+        num = duration_s / period_s * in_round if self.rate_per_s is None else self.rate_per_s * duration_s
+        check_size(num)
+        # Two more rounds than are drawn: the first may be partial, and scaling needs the arrival after the last one.
+        first = max(0, math.floor((self.start_s - self.arrivals_s_N[0]) / period_s))
+        rounds = np.arange(first, first + math.ceil(num / in_round) + 2)
+        seconds_N = (rounds[:, np.newaxis] * period_s + self.arrivals_s_N).ravel() - self.start_s
+        seconds_N = seconds_N[np.searchsorted(seconds_N, 0.0) :]
+        if self.rate_per_s is not None:
+            seconds_N = _fitted(seconds_N, round(num), duration_s)
+        if not len(drawn_N := within(seconds_N, duration_s)):
+            raise _silent(duration_s)
+        return drawn_N
+
+
+def _fitted(seconds_N: FloatArray, num: int, duration_s: float) -> FloatArray:
+    """Returns the first `num` arrivals, scaled so that the next later arrival falls on the end of the duration."""
+    if not num:
+        return np.empty(0)
+    end_s = float(seconds_N[np.searchsorted(seconds_N, seconds_N[num - 1], side="right")])
+    return seconds_N[:num] * (duration_s / end_s)
+
+
+def _silent(duration_s: float) -> DataError:
+    return DataError(f"the trace has no arrivals in the drawn {duration_s:g} s; draw more, or set another from=")
+
 
 GAP_S = 60
 """Minimum number of consecutive seconds without a request that count as a gap of the recording."""

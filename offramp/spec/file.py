@@ -6,31 +6,387 @@ file are emulated seconds. The settings of the service have real seconds, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
-from cluster.devices import find_device
+from pydantic import Field
+
+from cluster.devices import EMULATED, find_device
 from cluster.inventory import Inventory, missing_accelerators
+from cluster.inventory_file import InventoryDocument, build_inventory, read_inventory
 from deployments.controller.settings import check_control, check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
-from earlyexit.errors import InputError, PlanError
+from earlyexit.data.source_file import Source, StrictDocument, read_source
+from earlyexit.engine.engine import Dispatch
+from earlyexit.errors import DataError, InputError, PlanError
+from earlyexit.named import NAME_PATTERN
+from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
+from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
+from offramp.commands.calibration_files import check_members, read_calibration
+from offramp.commands.output import command
 from offramp.commands.plan import NoPlanAnswer, Solve, answer, best_index, plan_of
 from offramp.spec.application import application_settings
-from offramp.spec.documents import IngressDocument
-from offramp.spec.model import ServiceParts, bytes_per_sample, calibrated_parts, read_parts, scaled_table
-from optimizer.latency_file import with_rows
+from offramp.spec.documents import ApplicationDocument, IngressDocument, PartDocument, ServedModelDocument
+from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
+from optimizer.latency_file import latency_table, with_rows
 from optimizer.lengths_file import lengths_of, stayers_length_N
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, stock_plan
-from optimizer.plan_file import ModelShape, order_of, read_plan
+from optimizer.networks import with_slower_networks
+from optimizer.plan import PlacedPlan, Plan, PolicySpec, policy_of_score, stock_plan
+from optimizer.plan_file import ModelShape, OrderDocument, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
-from optimizer.survival_file import with_recorded_batches
+from optimizer.problem_shape import (
+    BudgetDocument,
+    LatencyDocument,
+    LengthsDocument,
+    ObjectiveDocument,
+    SloDocument,
+    ThresholdsDocument,
+)
+from optimizer.survival_file import Recorded, with_recorded_batches
 from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
-from profiles.networks import survival_of
+from profiles.networks import alone_of, decay_of, kept_of, measuring_of, survival_of, weights_of
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+
+class ModelDocument(ServedModelDocument):
+    """The served model, its latencies, and how exits are decided."""
+
+    models: list[str] | None = Field(default=None, min_length=2)
+    """Models that the folder's chain must consist of, smallest first, relative to the service file's folder. None: any
+    models."""
+    latency: dict[str, LatencyDocument] = Field(min_length=1)
+    """Latency per accelerator type of the cluster: a table, a published profile or a profile file."""
+    slower: float = Field(default=1.0, gt=0)
+    """Factor on every latency, if all accelerators are emulated. E3's V100 takes 6.5 times the published seconds."""
+    decisions: Literal["recorded", "computed"] = "recorded"
+    """How emulated accelerators decide exits: from exit records, or by running the model."""
+    bytes_per_sample: float | None = Field(default=None, ge=0)
+    """Bytes that a hop transfers per input. None: the size of the hidden state after each block, in `hop_dtype`, at the
+    latency's length or the longest input."""
+    memory_bytes: int | None = Field(default=None, gt=0)
+    """Memory that a replica needs on its accelerator. None: the size of the parameters in `dtype`."""
+
+
+class AccuracyDocument(StrictDocument):
+    """Which inputs may leave at a ramp."""
+
+    budget: float | None = Field(default=None, ge=0, lt=1)
+    """Share of answers that may differ from the full model's. None: the calibration's."""
+    policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
+    """Exit policy. None: the calibration's, or recorded if emulated accelerators decide from exit records."""
+    thresholds: ThresholdsDocument | None = None
+    """One threshold for all ramps, or one per ramp, which then are the only ramps. None: the calibration's."""
+    records: str | None = None
+    """Exit records, which give the survival for the first plan. None: those of the model's calibration."""
+    prune: bool | None = None
+    """For a chain that was calibrated with `--prune`: whether words are pruned between its networks. None: if plans
+    improve."""
+
+
+class PlannerDocument(PartDocument, PlanningSettings):
+    """How plans are made."""
+
+    objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
+    budget: BudgetDocument | None = None
+    control: bool = True
+    """Whether a controller makes new plans. False: the first plan remains."""
+    plan: str | None = None
+    """File of the first plan. None: the planner makes it from the exit records."""
+    order: OrderDocument | None = None
+    """Order in which queued inputs form batches, as in plan files. None: the plan file's order, else by deadline."""
+    dispatch: Dispatch | None = None
+    """When a batch starts, as in plan files. None: the plan file's rule, else work-conserving."""
+    batch_limit: int | None = Field(default=None, ge=1)
+    """Largest batch size that a plan may use. None: the largest measured one."""
+    state: str | None = None
+    """SQLite file with the controller's observations and plans. None: named after the service, in the file's folder."""
+    probe_share: float = Field(default=0.02, ge=0, le=1)
+
+
+class ServiceDocument(ApplicationDocument):
+    """All settings of a service; each part has a section below."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=NAME_PATTERN)
+    model: ModelDocument
+    slo: SloDocument
+    """The latency limit, in emulated seconds where the cluster is emulated."""
+    accuracy: AccuracyDocument = Field(default_factory=AccuracyDocument)
+    cluster: str | InventoryDocument
+    """The accelerators: inline, or a file relative to the service file's folder."""
+    planner: PlannerDocument = Field(default_factory=PlannerDocument)
+    lengths: LengthsDocument | None = None
+    """Input lengths in tokens, for first plans with token budgets. None: batches are counted in inputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceParts:
+    """A service file, with the contents of the files that it names."""
+
+    document: ServiceDocument
+    source: Source
+    base: Path
+    """The folder of the file, to which its paths are relative."""
+    model: Path
+    card: ModelCard
+    inventory: Inventory
+    calibration_folder: Path | None = None
+    """Folder of the calibration to use. None: the model's own."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether emulated accelerators answer from records."""
+        emulated = any(name.startswith(EMULATED) for name in self.inventory.counts)
+        return emulated and self.document.model.decisions == "recorded"
+
+    @cached_property
+    def tables(self) -> Mapping[str, LatencyTable]:
+        """Latency tables by device, with all ramps, in the seconds of the file; raises InputError with the line.
+
+        If words are pruned, networks that measure attention are slower by the factor that the calibration has found.
+        """
+        document, source, devices = self.document.model, self.source, tuple(self.inventory.counts)
+        missing = [device for device in devices if device not in document.latency]
+        with source.errors_at(("model", "latency")):
+            if missing:
+                raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
+        real = ", ".join(device for device in devices if not device.startswith(EMULATED))
+        with source.errors_at(("model", "slower")):
+            if document.slower != 1 and real:
+                raise InputError(f"slower {document.slower:g} is only for emulated accelerators, not for {real}")
+        card, tables = self.card, dict[str, LatencyTable]()
+        for device in devices:
+            at, entry = ("model", "latency", device), document.latency[device]
+            table = latency_table(at, entry, card.num_blocks, card.ramps, source, self.base)
+            tables[device] = scaled_table(table, document.slower)
+        if not self.exits.prune:
+            return tables
+        times = measuring_of(self.exits.records)
+        return {device: with_slower_networks(table, card.chain.bounds, times) for device, table in tables.items()}
+
+    @cached_property
+    def exits(self) -> Exits:
+        """The exit policy with its records, from the file or else the calibration.
+
+        Raises InputError with the line of a field that does not fit the model.
+        """
+        document, model, card, source = self.document.accuracy, self.model, self.card, self.source
+        with source.errors_at(("accuracy",)):
+            complete = document.policy is not None and document.thresholds is not None
+            calibration = None if complete else read_calibration(model, self.calibration_folder)
+            score = document.policy or (calibration.policy if calibration else "recorded")
+        name = "recorded" if self.is_recorded else score
+        named = document.records and (self.base / document.records).resolve()
+        path = named or records_of(model, self.calibration_folder)
+        with source.errors_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
+            records = ExitRecords.load(path)
+            if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+                raise InputError(
+                    f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+                    f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+                )
+            check_members(records.provenance, model, path)
+            if score != "recorded" and score != records.score:
+                raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
+            if name == "recorded" and records.answers_NE is None:
+                instead = f"policy {records.score}, and " if document.policy == "recorded" else ""
+                raise InputError(
+                    f"{path} holds losses and no answers, as for all dense models, so policy recorded cannot use it: "
+                    f"set {instead}model.decisions: computed for emulated accelerators"
+                )
+            if calibration is not None:
+                check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
+            alone = alone_of(path, records)
+        with source.errors_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
+            thresholds = _thresholds(document, calibration, card, records)
+        with source.errors_at(("accuracy",)):
+            if name == "recorded":
+                policy = PolicySpec(name=name, thresholds=thresholds, records=str(path))
+            else:
+                policy = policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
+        # A running service has the full model's answers for probes, but no labels: it cannot monitor a budget of harm.
+        promised = calibration if calibration is not None and calibration.metric == "agreement" else None
+        budget = promised.budget if promised is not None and document.budget is None else document.budget
+        pruned = (calibration.prune if calibration is not None else None) or {}
+        return Exits(
+            policy=policy,
+            thresholds=thresholds,
+            records=records,
+            alone=alone,
+            budget=budget if pruned else of_ramps(budget, records, thresholds),
+            confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
+            prune=pruned,
+            kept=kept_of(records) if pruned else (),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exits(Recorded):
+    """The exit policy of a service, with its exit records."""
+
+    policy: PolicySpec
+    """The policy, with a threshold for every ramp that may be active."""
+    budget: float | None
+    """The budget for losses at ramps, from which the loss of an ensemble's end is subtracted; None for no budget."""
+    confidence: float | None
+    """Confidence that the thresholds keep the budget of agreement; None if it was not tested."""
+    prune: Mapping[int, float] = field(default_factory=dict)
+    """Alphas of word pruning by end ramp, as in a plan."""
+    kept: tuple[float, ...] = ()
+    """Share of an input's tokens that each network gets; () for all tokens."""
+
+
+def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
+    """Returns the budget without the loss at an ensemble's end, which probes do not observe."""
+    if budget is None or records.end_losses_N is None:
+        return budget
+    outcome = records.outcome(thresholds)
+    at_end_N = outcome.exits_N == outcome.num_blocks - 1
+    return max(0.0, budget - float(outcome.losses_N[at_end_N].sum()) / len(records))
+
+
+def _thresholds(
+    document: AccuracyDocument, calibration: CalibrationCard | None, card: ModelCard, records: ExitRecords
+) -> dict[int, float]:
+    own = document.thresholds
+    if own is None:
+        assert calibration is not None, "without thresholds in the file, the calibration was read"
+        thresholds = dict(calibration.thresholds)
+    else:
+        thresholds = dict(own) if isinstance(own, Mapping) else dict.fromkeys(records.ramps, own)
+    for ramps, what in ((card.ramps, "the model's ramps are"), (records.ramps, "the exit records hold ramps")):
+        unknown = sorted(set(thresholds) - set(ramps))
+        if unknown:
+            raise InputError(f"thresholds for ramps {unknown}; {what} {list(ramps)}")
+    return dict(sorted(thresholds.items()))
+
+
+def scaled_table(table: LatencyTable, times: float) -> LatencyTable:
+    """Returns the table with all seconds multiplied."""
+    return replace(table, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
+
+
+def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
+    """Returns the bytes that a hop after each block transfers per input."""
+    if document.bytes_per_sample is not None:
+        return (document.bytes_per_sample,) * card.num_blocks
+    lengths = [entry.length for entry in document.latency.values() if entry.length is not None]
+    length = max(lengths, default=card.max_length)
+    float_bytes = hop_float_bytes(document.dtype, document.hop_dtype)
+    return tuple(bytes_per_input(each, length, float_bytes=float_bytes) for each in card.boundaries)
+
+
+def _check_memory(file: ServiceParts) -> None:
+    """Raises InputError if a replica does not fit into the memory of its accelerator."""
+    document, card = file.document.model, file.card
+    with file.source.errors_at(("model", "folder")):
+        needed_bytes = document.memory_bytes or _parameter_bytes(file.model, card, document.dtype)
+    with file.source.errors_at(("model",)):
+        for device, each in file.inventory.devices.items():
+            if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
+                of = "" if card.chain.is_one else f" of {' and '.join(card.chain.names)}"
+                reason = "memory_bytes" if document.memory_bytes else f"the parameters{of} in {document.dtype}"
+                needed, available = (f"{size / 1e9:.3g} GB" for size in (needed_bytes, each.memory_bytes))
+                raise InputError(f"a replica needs {needed} ({reason}), {device} has {available}")
+
+
+def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
+    """Returns the bytes of all networks of the model: the weights in `dtype`, and files that are not converted."""
+    num_bytes = 0
+    for folder in card.members(model):
+        weights, *others = (folder / name for name in (WEIGHTS_FILE, *read_card(folder).network_files))
+        missing = [path.name for path in (weights, *others) if not path.is_file()]
+        if missing:
+            raise DataError(f"{folder} has no {missing[0]}")
+        num_bytes += weights.stat().st_size * FLOAT_BYTES[dtype] // FLOAT_BYTES["float32"]
+        num_bytes += sum(path.stat().st_size for path in others)
+    return num_bytes
+
+
+def read_document(path: Path) -> tuple[ServiceDocument, Source]:
+    """Reads a service file, but not the files that it names; raises InputError with file, line and what is wrong."""
+    source = read_source(path, InputError)
+    return source.parse(ServiceDocument, called="the service"), source
+
+
+def read_parts(path: Path) -> ServiceParts:
+    """Reads a service file and the files that it names; raises InputError with file, line and what is wrong."""
+    document, source = read_document(path)
+    base = path.parent
+    if isinstance(document.cluster, InventoryDocument):
+        inventory = build_inventory(document.cluster, source, ("cluster",))
+    else:
+        inventory = read_inventory(base / document.cluster)
+    with source.errors_at(("cluster",)):
+        if not inventory.counts:
+            raise InputError("the cluster has no accelerator: every count is 0")
+    model = (base / document.model.folder).resolve()
+    with source.errors_at(("model", "folder")):
+        card = read_card(model)
+    if document.model.models is not None:
+        with source.errors_at(("model", "models")):
+            expected = [(base / each).resolve() for each in document.model.models]
+            members = [each.resolve() for each in card.members(model)]
+            if members != expected:
+                chain, expected_chain = (" and ".join(map(str, folders)) for folders in (members, expected))
+                is_now = f"is a chain of {chain}" if len(members) > 1 else "is a single model"
+                raise InputError(f"{model} {is_now}, not a chain of {expected_chain}; `offramp chain` makes one")
+    parts = ServiceParts(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
+    _check_memory(parts)
+    _ = parts.tables, parts.exits  # reads and checks them
+    return parts
+
+
+def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
+    """Returns the parts for each calibration of the model, its own first, or only `parts` if the file replaces them.
+
+    Raises InputError if `accuracy.prune` is set and impossible, and for a calibration of other models.
+    """
+    prune, reason = parts.document.accuracy.prune, _why_not_pruned(parts)
+    with parts.source.errors_at(("accuracy", "prune") if prune else ("accuracy",)):
+        if prune and reason is not None:
+            raise InputError(f"accuracy.prune: {reason}")
+        path = parts.model / PRUNED / CALIBRATION_FILE
+        if prune and not path.is_file():
+            calibrate = command("calibrate", parts.model, "--data", "FILE", "--prune", 0.14)
+            raise InputError(f"{path} does not exist; run: {calibrate}")
+    if _replaced_field(parts) is not None or parts.document.planner.plan is not None:
+        return (parts,)
+    folders = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
+    every = (parts, *(replace(parts, calibration_folder=folder) for folder in folders))
+    return tuple(each for each in every if prune in (None, bool(each.exits.prune)))  # reads, and so checks, all exits
+
+
+def _replaced_field(parts: ServiceParts) -> str | None:
+    """Returns the first field of the file that replaces a calibration; None without one."""
+    names = ("policy", "thresholds", "records")
+    return next((name for name in names if getattr(parts.document.accuracy, name) is not None), None)
+
+
+def _why_not_pruned(parts: ServiceParts) -> str | None:
+    """Returns why texts cannot be pruned; None if they can."""
+    document = parts.document
+    if parts.card.chain.is_one:
+        return f"{parts.card.name} is a single model; words are pruned only between the models of a chain"
+    field_name = _replaced_field(parts)
+    if field_name is not None:
+        return f"the calibration of pruned texts sets the {field_name}; leave one of the two out"
+    if document.planner.objective.minimize == "latency":
+        return "with minimal latency as the objective, answered inputs may run on, and need the whole text"
+    if document.planner.plan is not None:
+        return "the plan file sets where words are pruned; leave one of the two out"
+    if document.model.backend != "torch":
+        return f"attention is measured by torch, and the backend is {document.model.backend}"
+    if parts.is_recorded:
+        return "emulated accelerators that answer from records measure no attention"
+    return None
+
 
 MODEL = "model"
 """Name of the model folder in the folder that all nodes have."""

@@ -13,8 +13,7 @@ import numpy as np
 import yaml
 
 from offramp.commands.predict import stream_inputs, stream_texts
-from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
-from offramp.load.processes import CountReplay, StampReplay
+from offramp.load.arrivals import CountReplay, StampReplay, parse_arrivals, read_counts, read_trace
 from tests.offramp.load.scripted_server import draw
 from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_replay import FUNCTIONS, LLM

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.load.arrivals import gaps, parse_arrivals, read_counts, read_trace
-from offramp.load.processes import CountReplay, Modulated, StampReplay
+from offramp.load.arrivals import CountReplay, Modulated, StampReplay, gaps, parse_arrivals, read_counts, read_trace
 from tests.data import data_folder
 from tests.offramp.load.scripted_server import draw, per_second, trace
 

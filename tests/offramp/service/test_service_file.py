@@ -14,8 +14,7 @@ from deployments.settings import ServeSettings
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, ModelFolderError
 from offramp.spec.application import resolve_plan
-from offramp.spec.file import Service
-from offramp.spec.model import of_ramps
+from offramp.spec.file import Service, of_ramps
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
