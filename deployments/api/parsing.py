@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
 
 from earlyexit.codecs.base import Codec, Columns
@@ -50,39 +50,56 @@ class PredictBody(Body):
     """The caller's names of the inputs. The `recorded` exit policy looks up answers by them."""
 
 
-class ErrorDetail(Body):
-    """The kind of an error, and its message."""
+def _answer(name: str, description: str, fields: Mapping[str, Any], base: type[BaseModel] = Body) -> type[BaseModel]:
+    """Returns the type of a body that is only described, never parsed: answers are written as plain data.
 
-    kind: str
-    message: str
-
-
-class ErrorBody(Body):
-    """Errors of paths outside /v1 and /v2."""
-
-    error: ErrorDetail
-    request_id: str
+    `fields`: the type of each required field; the type and the default of each other field.
+    """
+    types: dict[str, Any] = {
+        field: type_ if isinstance(type_, tuple) else (type_, ...) for field, type_ in fields.items()
+    }
+    body: type[BaseModel] = create_model(name, __base__=base, __doc__=description, **types)
+    return body
 
 
-class OpenAiErrorDetail(BaseModel):
-    """An error in OpenAI's format."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAiError(BaseModel):
-    """Errors of paths in /v1."""
-
-    error: OpenAiErrorDetail
-
-
-class V2Error(Body):
-    """Errors of paths in /v2."""
-
-    error: str
+_ErrorDetail = _answer("ErrorDetail", "The kind of an error, and its message.", {"kind": str, "message": str})
+ErrorBody = _answer("ErrorBody", "Errors of paths outside /v1 and /v2.", {"error": _ErrorDetail, "request_id": str})
+V2Error = _answer("V2Error", "Errors of paths in /v2.", {"error": str})
+_OpenAiErrorDetail = _answer(
+    "OpenAiErrorDetail",
+    "An error in OpenAI's format.",
+    {"message": str, "type": str, "param": str | None, "code": str | None},
+    BaseModel,
+)
+OpenAiError = _answer("OpenAiError", "Errors of paths in /v1.", {"error": _OpenAiErrorDetail}, BaseModel)
+Live = _answer("Live", "Whether the process answers.", {"live": Literal[True]})
+Ready = _answer("Ready", "Whether every stage has had a replica after its warm-up.", {"ready": bool})
+_V2Tensor: Any = _answer("V2Tensor", "The description of a tensor.", {"name": str, "datatype": str, "shape": list[int]})
+_V2_TENSORS = {"inputs": list[_V2Tensor], "outputs": list[_V2Tensor]}
+V2Model = _answer(
+    "V2Model", "A model's metadata.", {"name": str, "versions": list[str], "platform": str, **_V2_TENSORS}
+)
+V2Server = _answer(
+    "V2Server", "The server's metadata.", {"name": str, "version": str, "extensions": list[str], "models": list[str]}
+)
+_BinaryTail: Any = _answer(
+    "BinaryTail",
+    "The parameters of an output whose bytes follow the JSON.",
+    {"binary_data_size": Annotated[int, Field(ge=0)]},
+)
+_V2AnswerTensor: Any = _answer(
+    "V2AnswerTensor",
+    "An output with its `data`, or with the number of its bytes after the JSON in `parameters`.",
+    {
+        **{"name": str, "datatype": str, "shape": list[int]},
+        **{"data": (list[Any] | None, None), "parameters": (_BinaryTail | None, None)},
+    },
+)
+V2Answer = _answer(
+    "V2Answer",
+    "The answer to `POST /v2/models/{model}/infer`.",
+    {"model_name": str, "model_version": str, "id": (str, ""), "outputs": list[_V2AnswerTensor]},
+)
 
 
 class V2Input(Body, strict=False):
@@ -155,70 +172,6 @@ def _messages(error: ValidationError) -> list[str]:
         path = takewhile(lambda part: part not in TYPE_NAMES and "[" not in part, map(str, each["loc"]))
         by_field.setdefault(".".join(path) or "the body", {})[each["msg"]] = None
     return [f"{field}: {' or '.join(messages)}" for field, messages in list(by_field.items())[:3]]
-
-
-class Live(Body):
-    """Whether the process answers."""
-
-    live: Literal[True]
-
-
-class Ready(Body):
-    """Whether every stage has had a replica after its warm-up."""
-
-    ready: bool
-
-
-class V2Tensor(Body):
-    """The description of a tensor."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class V2Model(Body):
-    """A model's metadata."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[V2Tensor]
-    outputs: list[V2Tensor]
-
-
-class V2Server(Body):
-    """The server's metadata."""
-
-    name: str
-    version: str
-    extensions: list[str]
-    models: list[str]
-
-
-class BinaryTail(Body):
-    """The parameters of an output whose bytes follow the JSON."""
-
-    binary_data_size: Annotated[int, Field(ge=0)]
-
-
-class V2AnswerTensor(Body):
-    """An output with its `data`, or with the number of its bytes after the JSON in `parameters`."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[Any] | None = None
-    parameters: BinaryTail | None = None
-
-
-class V2Answer(Body):
-    """The answer to `POST /v2/models/{model}/infer`."""
-
-    model_name: str
-    model_version: str
-    id: str = ""
-    outputs: list[V2AnswerTensor]
 
 
 Version = Annotated[str, Field(pattern=NAME_PATTERN)]

@@ -22,8 +22,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from cluster.devices import find_device
 from cluster.emulated import PacedRunner, RecordedRunner
 from cluster.memory import machine_memory
@@ -725,11 +723,6 @@ def _emulation_of(settings: ServeSettings, device: str, card: ModelCard) -> tupl
             f"{card.name} has {card.num_blocks} blocks and {len(card.ramps)} ramps"
         )
     try:
-        table = LatencyTable(
-            batches=tuple(emulated.batch),
-            block_s_NB=np.array(emulated.block_s, dtype=np.float64),
-            ramp_s_EB=np.array(emulated.ramp_s, dtype=np.float64).reshape(rows[1], len(emulated.batch)),
-        )
+        return emulated, LatencyTable.of_rows(emulated.batch, emulated.block_s, emulated.ramp_s)
     except (DataError, ValueError) as error:  # rows of different lengths cannot be an array
         raise PlanError(f"the profile of {device}: {error}") from error
-    return emulated, table
