@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
+from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from deployments.api.service import ABANDONED
@@ -67,8 +68,8 @@ class Stream:
         """Called by the first `abort`; set by the service."""
         self.is_over = False
         """Whether the last token or an error was added."""
-        self._queue: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
-        """Results that were not read yet, and at the end the error or None."""
+        self._queue: asyncio.Queue[StepResult | Exception] = asyncio.Queue()
+        """Results that were not read yet, and at the end the error or StopAsyncIteration."""
 
     def __aiter__(self) -> Stream:
         return self
@@ -78,16 +79,16 @@ class Stream:
         if isinstance(item, StepResult):
             return item
         self._queue.put_nowait(item)  # the end stays, for readers that continue
-        raise StopAsyncIteration if item is None else item
+        raise item
 
     def abort(self) -> None:
-        """Ends the sequence: its pages are freed, and unread tokens are discarded."""
+        """Ends the sequence: its pages are freed, unread tokens are discarded, and a reader gets ClientDisconnect."""
         if not self.is_over:
             self.is_over = True
             self.on_abort()
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._queue.put_nowait(None)
+        self._queue.put_nowait(ClientDisconnect())
 
     # Called by the service
 
@@ -97,7 +98,7 @@ class Stream:
         self._queue.put_nowait(result)
         if result.ended is not None:
             self.is_over = True
-            self._queue.put_nowait(None)
+            self._queue.put_nowait(StopAsyncIteration())
 
     def fail(self, error: Exception) -> None:
         if not self.is_over:

@@ -243,7 +243,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
     needed = _resources_needed(settings)
     with (
         without_helpers(),
-        on_loopback(alone=cluster.ray_address is not None),
+        nullcontext() if cluster.ray_address is None else on_loopback(),
         _own_ray(
             on_loss,
             num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),

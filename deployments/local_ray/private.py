@@ -75,16 +75,13 @@ def without_helpers() -> Iterator[None]:
 
 
 @contextmanager
-def on_loopback(*, alone: bool) -> Iterator[None]:
-    """Within the block, `ray.init` starts a node that listens only on 127.0.0.1, if the node is `alone`.
+def on_loopback() -> Iterator[None]:
+    """Within the block, `ray.init` starts a node that listens only on 127.0.0.1.
 
     Ray does so by default on Windows and macOS, where it has no clusters. Elsewhere it rejects a loopback address.
     """
     from ray._private import ray_constants
 
-    if not alone:
-        yield
-        return
     with (
         environment_variable(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0"),  # the dashboard reads this one
         _replaced(ray_constants, "ENABLE_RAY_CLUSTER", value=False),

@@ -342,7 +342,7 @@ class GenerateRoutes:
             raise
         writer, watch = self._writer(body, stream.num_prompt, id_), DisconnectWatch(request.receive, stream.abort)
         try:
-            first = await _next(stream)
+            first = await anext(stream)
             if streams or (not isinstance(body, GenerateBody) and body.stream):
                 return EventStream(_events(stream, first, writer, id_), watch)
             parts = [part async for part in _parts(stream, first, writer) if part is not None]
@@ -391,20 +391,12 @@ async def _events(stream: Stream, first: StepResult, writer: ResponseWriter, req
 
 
 async def _parts(stream: Stream, first: StepResult, writer: ResponseWriter) -> AsyncIterator[TextDelta | None]:
-    """Yields the text of each token until the answer ends, None for no text; raises what `_next` raises."""
+    """Yields the text of each token until the answer ends, None for no text; raises the stream's errors."""
     yield writer.add(first)
     while writer.ended is None:
         try:
-            result = await _next(stream)
+            result = await anext(stream)
         except CutShortError as error:
             yield writer.cut(error)
         else:
             yield writer.add(result)
-
-
-async def _next(stream: Stream) -> StepResult:
-    """Returns the next token; raises ClientDisconnect if the caller has disconnected."""
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:  # the stream was aborted, because a sequence that ends has a last result
-        raise ClientDisconnect from None

@@ -247,30 +247,22 @@ class Chain:
 
     def cost_of(self, pending: PendingInput) -> tuple[int, int]:
         """Returns the cost of the unanswered inputs when an input arrived, and its own, in admission control's unit."""
-        if self.admission is not None and self.admission.counts_tokens:
-            return pending.ahead_tokens, pending.cost
-        return pending.ahead, 1
+        return (pending.ahead_tokens, pending.cost) if self.counts_tokens else (pending.ahead, 1)
 
-    def late_s(self, num_inputs: int, num_coming: float, per_input: float, left_s: float, now_s: float) -> float:
-        """Returns by how many seconds inputs of unknown length would miss a deadline that is `left_s` away.
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether admission control counts tokens; False without admission control."""
+        return self.admission is not None and self.admission.counts_tokens
 
-        See `Admission.late_s`. `num_coming`: inputs that were admitted earlier but not submitted yet, each with
-        `per_input` tokens. If tokens count, each input counts as one token, so no input is refused that would be
-        admitted once its length is known.
+    def late_s(self, cost: int, left_s: float, now_s: float, coming: float = 0.0) -> float:
+        """Returns by how many seconds inputs would miss a deadline that is `left_s` away. See `Admission.late_s`.
+
+        `coming`: the cost of inputs that were admitted earlier but not submitted yet.
         """
         if self.admission is None:
             return 0.0
-        if self.admission.counts_tokens:
-            unanswered = self.unanswered_tokens + num_coming * per_input
-        else:
-            unanswered = self.num_unanswered + num_coming
-        return self.admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
-
-    def tokens_late_s(self, num_tokens: int, left_s: float, now_s: float) -> float:
-        """Like `late_s`, for inputs whose tokens are known; 0 if admission control counts inputs, not tokens."""
-        if self.admission is None or not self.admission.counts_tokens:
-            return 0.0
-        return self.admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
+        unanswered = (self.unanswered_tokens if self.counts_tokens else self.num_unanswered) + coming
+        return self.admission.late_s(cost, left_s, unanswered=unanswered, now_s=now_s)
 
     def merge_into(self, successor: Chain) -> None:
         """Passes all inputs to another chain, because the new plan does not have this chain."""
@@ -378,27 +370,29 @@ class Chains:
     def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:
         """Returns by how many seconds a request would be late in the chains that are next; see `Chain.late_s`.
 
-        If it would be late, its draws are used up, so that the next request tries other chains.
+        If tokens count, each input counts as one token, so no input is refused that would be admitted once its length
+        is known. If the request would be late, its draws are used up, so that the next request tries other chains.
         """
-        per_input = self._tokens_per_input or 1.0
-        if len(self.active) == 1:
-            return self.active[0].late_s(num_inputs, num_coming, per_input, left_s, now_s)
-        for position, number in Counter(self._turns.peek(num_inputs)).items():
+        drawn = {0: num_inputs} if len(self.active) == 1 else Counter(self._turns.peek(num_inputs))
+        for position, number in drawn.items():
             chain = self.active[position]
-            late_s = chain.late_s(number, num_coming * chain.share, per_input, left_s, now_s)
+            per_input = (self._tokens_per_input or 1.0) if chain.counts_tokens else 1.0
+            late_s = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
             if late_s > 0:
                 self._turns.draw(num_inputs)
                 return late_s
         return 0.0
 
     def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
-        """Like `late_s`, for inputs of known lengths in the chains that were drawn for them."""
-        if len(self.active) == 1:
-            return self.active[0].tokens_late_s(sum(map(_tokens_of, inputs)), left_s, now_s)
+        """Like `late_s`, for inputs of known lengths in the chains that were drawn for them; 0 if only inputs count."""
         tokens_of: Counter[Chain] = Counter()
-        for chain, each in zip(drawn, inputs, strict=True):
-            tokens_of[chain] += each.tokens
-        return max([chain.tokens_late_s(tokens, left_s, now_s) for chain, tokens in tokens_of.items()])
+        if len(self.active) == 1:
+            tokens_of[self.active[0]] = sum(map(_tokens_of, inputs))
+        else:
+            for chain, each in zip(drawn, inputs, strict=True):
+                tokens_of[chain] += each.tokens
+        late_s = [chain.late_s(tokens, left_s, now_s) for chain, tokens in tokens_of.items() if chain.counts_tokens]
+        return max(late_s, default=0.0)
 
     def with_layout(self, layout: Layout | None) -> Chain | None:
         """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""
