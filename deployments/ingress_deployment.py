@@ -271,7 +271,7 @@ class Ingress(RpcMethods):
             handle._init()  # type: ignore[no-untyped-call] # Serve announces replicas from now on
             self._links.connect(device, directory_of(deployment_name(device)))
         try:
-            current = None if self._controller is None else await self._controller.current()
+            current = None if self._controller is None else await self._controller.ask_at_startup("current")
             if isinstance(current, str):
                 await self.suspend(current)
             elif current is not None:

@@ -249,14 +249,14 @@ class StateRoutes:
     async def plan(self, request: Request) -> Response:
         """Answers with the controller's description of the plan in force, or our own if there is no controller."""
         if self.controller is not None:
-            return json_response(await self.controller.describe())
+            return json_response(await self.controller.ask("describe"))
         hops = {"dtype": self.facts.settings.hop_dtype}
         return json_response({**placed_document(self.ingress.placed), "hops": hops})
 
     async def plan_history(self, request: Request) -> Response:
         """Answers with the controller's last plans, none without a controller."""
         limit = _limit(request)
-        return json_response([] if self.controller is None else await self.controller.history(limit))
+        return json_response([] if self.controller is None else await self.controller.ask("history", limit))
 
     async def metrics(self, request: Request) -> Response:
         """Answers with the counts of all ingresses and replicas, for Prometheus; raises StageUnavailableError."""
@@ -310,7 +310,8 @@ class StateRoutes:
             return
         self._polled_s = now_s
         try:
-            described, history = await asyncio.gather(self.controller.describe(), self.controller.history(MAX_CHANGES))
+            ask = self.controller.ask
+            described, history = await asyncio.gather(ask("describe"), ask("history", MAX_CHANGES))
             self._told = {"controller": "answers", "described": described, "history": history}
         except ControllerUnavailableError:  # the page shows this; a log message would repeat every few seconds
             self._told["controller"] = "silent"

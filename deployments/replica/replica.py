@@ -56,7 +56,8 @@ class StageReplica:
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
         # The controller's plans or, if it has none or does not reply, the plan of the settings.
-        coming = [] if self._settings.control is None else await ControllerLink(self._settings.app).coming()
+        control, link = self._settings.control, ControllerLink(self._settings.app)
+        coming = [] if control is None else await link.ask_at_startup("coming")
         await self._host.prepare_first(coming or [PlacedPlan(plan=self._settings.plan)])
         freeze_garbage_collection()
         self._host.threads.start()

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 from earlyexit.errors import ControllerUnavailableError
-from optimizer.plan import PlacedPlan
 
 CONTROLLER = "controller"
 """The deployment's name."""
@@ -65,32 +64,16 @@ class DeploymentHandles:
 class ControllerLink(DeploymentHandles):
     """Calls the controller of an application from its other processes."""
 
-    async def current(self) -> PlacedPlan | str | None:
-        """Returns the plan in force, or the reason why there is none; None if the controller does not answer."""
-        current: PlacedPlan | str | None = await self._call_at_startup("current")
-        return current
-
-    async def coming(self) -> list[PlacedPlan]:
-        """Returns the placed plans that a starting replica may serve, the upcoming one first; may be empty."""
-        return await self._call_at_startup("coming") or []
-
-    async def describe(self) -> dict[str, Any]:
-        """Returns the description of the plan in force; raises ControllerUnavailableError."""
-        return dict(await self._call("describe"))
-
-    async def history(self, limit: int) -> list[dict[str, Any]]:
-        """Returns the last plans; raises ControllerUnavailableError."""
-        return list(await self._call("history", limit))
-
-    async def _call_at_startup(self, method: str) -> Any:
+    async def ask_at_startup(self, method: str) -> Any:
         """Returns the controller's answer, or None if it does not answer a starting process in time."""
         try:
-            return await self._call(method, timeout_s=STARTUP_TIMEOUT_S)
+            return await self.ask(method, timeout_s=STARTUP_TIMEOUT_S)
         except ControllerUnavailableError as error:
             logger.warning("%s; the plan of the settings is followed", error)
             return None
 
-    async def _call(self, method: str, *arguments: object, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    async def ask(self, method: str, *arguments: object, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Returns the answer of a method of `Controller`; raises ControllerUnavailableError."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await getattr(await self.handle(CONTROLLER), method).remote(*arguments)

@@ -73,11 +73,10 @@ class FakeDesk(Versions):
 class FakeController(ControllerLink):
     """A controller whose predictions are not finite."""
 
-    async def describe(self) -> dict[str, Any]:
-        return {"epoch": 3, "predicted": {"latency_s": float("inf")}}
-
-    async def history(self, limit: int) -> list[dict[str, Any]]:
-        return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
+    async def ask(self, method: str, *arguments: Any, timeout_s: float = 5.0) -> Any:
+        if method == "describe":
+            return {"epoch": 3, "predicted": {"latency_s": float("inf")}}
+        return [{"epoch": epoch} for epoch in range(5, 0, -1)][: arguments[0]]
 
 
 class FakePage(LivePage):

@@ -150,9 +150,12 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             for index in range(stage.replicas)
         ]
 
-    async def describe(self) -> dict[str, Any]:
+    async def ask(self, method: str, *_: object, timeout_s: float = 5.0) -> Any:
         if not self.controller_answers:
             raise ControllerUnavailableError("the controller does not answer", retry_after_s=5.0)
+        return self.describe() if method == "describe" else self.history()
+
+    def describe(self) -> dict[str, Any]:
         return {
             "epoch": self.followed.epoch,
             "reason": "period",
@@ -177,9 +180,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             },
         }
 
-    async def history(self, limit: int) -> list[dict[str, Any]]:
-        if not self.controller_answers:
-            raise ControllerUnavailableError("the controller does not answer", retry_after_s=5.0)
+    def history(self) -> list[dict[str, Any]]:
         gained = {"seconds": 120.0, "offered_rps": 290.0, "goodput_rps": 251.0, "dropped": 312}
         now_s = WallClock().now_s()
         words = "taken: 320/s in 81 ms for 281/s in 79 ms, 14 % more; 3 replicas move, worth 20 s of the next 120 s"
@@ -193,7 +194,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             {"epoch": epoch, "at_s": now_s - ago_s, "outcome": outcome, "reason": "period", "words": said}
             | {"placed": placed_document(older), "gained": measured}
             for outcome, epoch, ago_s, said, measured in rows
-        ][:limit]
+        ]
 
 
 class _Server(uvicorn.Server):

@@ -258,15 +258,11 @@ class Scene(IngressCore, ControllerLink):
         self.asked.append(f"{deployment} {method}")
         return self.ingresses if deployment == "ingress" else self.of_slots
 
-    async def describe(self) -> dict[str, Any]:
-        self.asked.append("describe")
+    async def ask(self, method: str, *_: object, timeout_s: float = 5.0) -> Any:
+        self.asked.append(method)
         if self.controller_fails:
             raise ControllerUnavailableError("gone", retry_after_s=5.0)
-        return {"epoch": 0, "reason": "period"}
-
-    async def history(self, limit: int) -> list[dict[str, Any]]:
-        self.asked.append("history")
-        return []
+        return {"epoch": 0, "reason": "period"} if method == "describe" else []
 
     async def state(self) -> dict[str, Any]:
         event = await self.poller.event()

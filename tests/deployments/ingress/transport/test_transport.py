@@ -350,10 +350,10 @@ def link_to(reply: Any) -> ControllerLink:
 
 
 async def test_a_controller_is_asked_by_its_name() -> None:
-    assert await link_to(placed()).current() == placed()
-    assert await link_to([placed("r1"), placed()]).coming() == [placed("r1"), placed()]
-    assert await link_to({"epoch": 1}).describe() == {"epoch": 1}
-    assert await link_to("row").history(3) == ["row", 3]
+    assert await link_to(placed()).ask_at_startup("current") == placed()
+    assert await link_to([placed("r1"), placed()]).ask_at_startup("coming") == [placed("r1"), placed()]
+    assert await link_to({"epoch": 1}).ask("describe") == {"epoch": 1}
+    assert await link_to("row").ask("history", 3) == ["row", 3]
 
 
 @pytest.mark.parametrize("reply", ["never", ConnectionError("died")], ids=["mute", "dead"])
@@ -361,11 +361,10 @@ async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(
     reply: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_link, "STARTUP_TIMEOUT_S", 0.01)
-    assert await link_to(reply).current() is None
-    assert await link_to(reply).coming() == []
+    assert await link_to(reply).ask_at_startup("current") is None
 
 
 async def test_a_controller_that_is_gone_is_said_to_be() -> None:
     for error, words in ((ConnectionError("died"), "died"), (TimeoutError(), "TimeoutError")):
         with pytest.raises(ControllerUnavailableError, match=f"the controller does not answer: {words}"):
-            await link_to(error).describe()
+            await link_to(error).ask("describe")
