@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from deployments.controller.act import ControlLoop
 from deployments.ingress.core import calls
-from deployments.ingress.core.calls import AbortCall, Call, Calls, Pause
+from deployments.ingress.core.calls import PAUSE, AbortCall, Call, Calls, Timers
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
 from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
@@ -108,8 +108,12 @@ def loosen_a_threshold() -> AbstractContextManager[Any]:
 
 def drop_a_retry() -> AbstractContextManager[Any]:
     """The first input of a failed call is not retried."""
-    end = Pause.end
-    return patch.object(Pause, "end", lambda self: end(self)[1:])
+    add = Timers.add
+
+    def without(self: Timers, at_s: float, kind: int, thing: Any) -> None:
+        add(self, at_s, kind, (thing[0], thing[1][1:]) if kind == PAUSE else thing)
+
+    return patch.object(Timers, "add", without)
 
 
 def try_for_ever() -> AbstractContextManager[Any]:

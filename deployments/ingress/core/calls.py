@@ -197,28 +197,6 @@ Actions = list[Action]
 
 RETRY_PAUSE_S = 0.05
 """Pause before a failed call's inputs are sent again, so that routing has noticed the dead replica by then."""
-
-
-class Pause:
-    """Holds the inputs of a failed call until they are sent again."""
-
-    __slots__ = ("inputs", "slot")
-
-    def __init__(self, slot: str, inputs: Inputs) -> None:
-        self.slot = slot
-        self.inputs = inputs
-        for each in inputs:
-            each.holder = self
-
-    def end(self) -> list[PendingInput]:
-        """Ends the pause; returns the inputs that begin another attempt."""
-        retried = [each for each in self.inputs if not each.settled]
-        for each in retried:
-            each.attempt += 1
-            each.holder = None
-        return retried
-
-
 SMALL_HEAP = 64
 DEADLINE, CALL_TIMEOUT, PAUSE = range(3)
 """Kinds of timers. Timers that expire at the same time are handled in this order."""
@@ -234,7 +212,7 @@ class Timers:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, Any]] = []
-        """Time, kind, serial number, and what expires: the inputs of a request, an input, or a `Pause`."""
+        """Time, kind, serial number, and what expires: inputs of a request, an input, or a slot and its inputs."""
         self._serial = 0
         self._compact_at = SMALL_HEAP
         """The number of timers above which obsolete ones are removed."""
@@ -255,20 +233,19 @@ class Timers:
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
-    def pop(self, now_s: float) -> list[tuple[int, Any]]:
-        """Removes and returns the expired timers, by kind and then by time. Obsolete timers are left out."""
-        expired: list[tuple[int, Any]] = []
-        while self.next_s() <= now_s:
-            _, kind, _, thing = heappop(self._heap)
-            expired.append((kind, thing))
-        return sorted(expired, key=lambda timer: timer[0]) if len(expired) > 1 else expired
+    def pop(self, now_s: float) -> tuple[int, Any] | None:
+        """Removes and returns the first expired timer that is not obsolete; None if there is none."""
+        if self.next_s() > now_s:
+            return None
+        _, kind, _, thing = heappop(self._heap)
+        return kind, thing
 
 
 def _is_obsolete(kind: int, thing: Any) -> bool:
     if kind == CALL_TIMEOUT:
         return thing.holder is None
     if kind == PAUSE:
-        return all(each.settled for each in thing.inputs)
+        return all(each.settled for each in thing[1])
     for each in thing:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
         if not each.settled or each.holder is not None:
             return False

@@ -34,13 +34,12 @@ from deployments.ingress.core.calls import (
     Calls,
     Dropped,
     Outcomes,
-    Pause,
     SendCall,
     Timers,
     select,
 )
 from deployments.ingress.core.generation import SequenceSteps
-from deployments.ingress.core.inputs import Chains, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.inputs import PAUSED, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement
 from deployments.wire.messages import IngressReport
@@ -335,7 +334,9 @@ class IngressCore:
         actions = self._outcomes.drop(exhausted, error, now_s)
         retried = [each for each in removed if not each.settled]
         if retried:
-            self._timers.add(now_s + RETRY_PAUSE_S, PAUSE, Pause(slot, retried))
+            for each in retried:
+                each.holder = PAUSED
+            self._timers.add(now_s + RETRY_PAUSE_S, PAUSE, (slot, retried))
         self.wake_s = min(self.wake_s, self._timers.next_s())
         return actions
 
@@ -356,19 +357,17 @@ class IngressCore:
         If one timer raises an error, the others are kept and are due again immediately.
         """
         actions: Actions = []
-        expired = deque(self._timers.pop(now_s))
         try:
-            while expired:
-                actions += self._expire(*expired[0], now_s)
-                expired.popleft()
-        except Exception:
-            # With actions of earlier timers, the error is suppressed: the timer stays, and raises at the next call.
-            if not actions:
-                expired.popleft()
-                raise
+            while (expired := self._timers.pop(now_s)) is not None:
+                try:
+                    actions += self._expire(*expired, now_s)
+                except Exception:
+                    if not actions:
+                        raise
+                    # With actions of earlier timers, the error is suppressed: the timer raises it at the next call.
+                    self._timers.add(-math.inf, *expired)
+                    break
         finally:
-            for kind, thing in expired:
-                self._timers.add(now_s, kind, thing)
             self.wake_s = self._timers.next_s()
         if self.suspended is not None:
             actions += self._outcomes.drop(self.chains.clear(), self._no_plan(), now_s)
@@ -379,11 +378,15 @@ class IngressCore:
             return self._miss_deadline(thing, now_s)
         if kind == CALL_TIMEOUT:
             return self._abort_call(thing, now_s)
-        retried = thing.end()
+        slot, inputs = thing
+        retried = [each for each in inputs if not each.settled]
+        for each in retried:
+            each.attempt += 1
+            each.holder = None
         for chain, its_inputs in self.chains.by_chain(retried):
             chain.queue.requeue(its_inputs)
         if retried:
-            self.counts.retries[thing.slot] += len(retried)
+            self.counts.retries[slot] += len(retried)
         return []
 
     def _miss_deadline(self, inputs: Inputs, now_s: float) -> Actions:

@@ -63,6 +63,8 @@ UNPRUNED: Final = -1
 """The attempt number of an unpruned copy, which is sent in addition to its probe."""
 STEP_QUEUE: Final = "due"
 """The `holder` of inputs of sequences that are about to be sent."""
+PAUSED: Final = "paused"
+"""The `holder` of inputs of a failed call until they are sent again."""
 Settle = Callable[["PendingInput", Answer | OfframpError], None]
 """The callback for an input's outcome. It is called once, or never if the input is given up."""
 
@@ -95,7 +97,7 @@ class PendingInput:
     attempt: int = field(default=0, init=False)
     settled: bool = field(default=False, init=False)
     holder: object = field(default=None, init=False)
-    """The `Call` or `Pause` that holds it, or `STEP_QUEUE`. None while it is queued, and after its end."""
+    """The `Call` that holds it, `PAUSED` or `STEP_QUEUE`. None while it is queued, and after its end."""
     placement: KVPlacement | None = field(default=None, init=False)
     """The KV placement of its sequence; None if it belongs to no sequence."""
 

@@ -15,12 +15,11 @@ from deployments.ingress.core.calls import (
     PAUSE,
     AnswerRate,
     IngressCounts,
-    Pause,
     Timers,
     bucket_of,
     latencies_within,
 )
-from deployments.ingress.core.inputs import PendingInput, WaitQueue
+from deployments.ingress.core.inputs import PAUSED, PendingInput, WaitQueue
 from deployments.wire.messages import BUCKET
 from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
@@ -145,7 +144,7 @@ def test_what_is_over_does_not_pile_up() -> None:
 
 def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -> None:
     timers, each = Timers(), numbered(0)
-    pause = Pause("slot", [each])
+    pause, each.holder = ("slot", [each]), PAUSED
     for kind, thing in ((PAUSE, pause), (CALL_TIMEOUT, each), (DEADLINE, [each])):
         timers.add(1.0, kind, thing)
-    assert timers.pop(1.0) == [(DEADLINE, [each]), (CALL_TIMEOUT, each), (PAUSE, pause)]
+    assert [timers.pop(1.0) for _ in range(3)] == [(DEADLINE, [each]), (CALL_TIMEOUT, each), (PAUSE, pause)]
