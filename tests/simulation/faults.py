@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from deployments.controller.act import ControlLoop
 from deployments.ingress.core import calls
-from deployments.ingress.core.calls import PAUSE, AbortCall, Call, Calls, Timers
+from deployments.ingress.core.calls import PAUSE, AbortCall, Call, Timers
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
 from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
@@ -161,7 +161,7 @@ def keep_a_place() -> AbstractContextManager[Any]:
         call.release(held)
         return held
 
-    return patch.object(Calls, "remove", without)
+    return patch.object(IngressCore, "_remove", without)
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -69,69 +69,6 @@ class Call:
         return was_held
 
 
-@dataclass(slots=True, eq=False)
-class Calls:
-    """The open calls of one ingress. A call follows the routes that are in force when it begins."""
-
-    chains: Chains
-    options: IngressOptions
-    make: type[Call]
-    """The class of calls."""
-    _num_open: Counter[int] = field(default_factory=Counter, init=False)
-    """The number of open calls, by the epoch of the plan under which they were sent."""
-
-    @property
-    def oldest_epoch(self) -> int:
-        """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
-        return min(self._num_open, default=self.chains.placed.epoch)
-
-    def begin(
-        self,
-        route: ChainRoute,
-        stage: StageRoute,
-        inputs: Inputs,
-        now_s: float,
-        epoch: int,
-        watch: Watch | None,
-        *,
-        held: Inputs | None = None,
-        is_first: bool = False,
-    ) -> Call:
-        """Returns a new call that holds the inputs. `held`: the subset that it holds; the others only travel along."""
-        if held is None:
-            held = inputs
-        allowed_s = self.options.slo_s
-        if allowed_s is None:
-            allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
-        slack_s = 0.0 if allowed_s == math.inf else self.options.slack * allowed_s
-        reserve_s = route.reserve_s(stage) + slack_s
-        if reserve_s == math.inf:
-            reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
-        call = self.make(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
-        for each in held:
-            each.holder = call
-        call.num_remaining = len(held)
-        self._num_open[stage.epoch] += 1
-        if is_first:
-            call.counts_as_full = self.chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
-        return call
-
-    def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
-        """Records that a part of a call's reply came back, with `number` of its inputs."""
-        if took_time:
-            call.stage.record_time(now_s - call.started_s)
-        call.num_remaining -= number
-        if not call.num_remaining:
-            epoch = call.stage.epoch
-            self._num_open[epoch] -= 1
-            if not self._num_open[epoch]:
-                del self._num_open[epoch]
-        if not call.has_reply:  # the batch has run, so another call may be sent
-            call.has_reply = True
-            if call.is_first:
-                self.chains.count_calls(call.stage.slot, -1)
-
-
 def call_weight(stage: StageRoute, block: int, inputs: Inputs) -> tuple[int, int]:
     """Returns the weight of inputs that wait for a block, and of a full batch of that block; see `weight_of`."""
     budget = stage.budget(block)
@@ -379,17 +316,77 @@ LATE = "deadline"
 """The drop reason of an input that missed its deadline: the kind of a DeadlineError."""
 
 
-class Outcomes:
-    """Admits, refuses, answers and drops the inputs of one ingress."""
+class Unanswered:
+    """The inputs of one ingress until they have their outcome, and the calls that hold them.
 
-    def __init__(self, chains: Chains, options: IngressOptions, observations: ExitObservations | None) -> None:
-        self.num_unanswered = 0
+    A call follows the routes that are in force when it begins.
+    """
+
+    def __init__(
+        self, chains: Chains, options: IngressOptions, observations: ExitObservations | None, make_call: type[Call]
+    ) -> None:
+        """`make_call`: the class of calls."""
+        self.num_inputs = 0
         """Inputs without an outcome, in all chains."""
         self.counts = IngressCounts(options.slo_s)
         self._chains = chains
+        self._options = options
         self._observations = observations
+        self._make_call = make_call
         self._rate = AnswerRate()
-        self._max_queued = options.max_queued
+        self._num_open: Counter[int] = Counter()
+        """The number of open calls, by the epoch of the plan under which they were sent."""
+
+    @property
+    def oldest_epoch(self) -> int:
+        """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
+        return min(self._num_open, default=self._chains.placed.epoch)
+
+    def begin(
+        self,
+        route: ChainRoute,
+        stage: StageRoute,
+        inputs: Inputs,
+        now_s: float,
+        epoch: int,
+        watch: Watch | None,
+        *,
+        held: Inputs | None = None,
+        is_first: bool = False,
+    ) -> Call:
+        """Returns a new call that holds the inputs. `held`: the subset that it holds; the others only travel along."""
+        if held is None:
+            held = inputs
+        allowed_s = self._options.slo_s
+        if allowed_s is None:
+            allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
+        slack_s = 0.0 if allowed_s == math.inf else self._options.slack * allowed_s
+        reserve_s = route.reserve_s(stage) + slack_s
+        if reserve_s == math.inf:
+            reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
+        call = self._make_call(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
+        for each in held:
+            each.holder = call
+        call.num_remaining = len(held)
+        self._num_open[stage.epoch] += 1
+        if is_first:
+            call.counts_as_full = self._chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
+        return call
+
+    def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
+        """Records that a part of a call's reply came back, with `number` of its inputs."""
+        if took_time:
+            call.stage.record_time(now_s - call.started_s)
+        call.num_remaining -= number
+        if not call.num_remaining:
+            epoch = call.stage.epoch
+            self._num_open[epoch] -= 1
+            if not self._num_open[epoch]:
+                del self._num_open[epoch]
+        if not call.has_reply:  # the batch has run, so another call may be sent
+            call.has_reply = True
+            if call.is_first:
+                self._chains.count_calls(call.stage.slot, -1)
 
     def accept(self, inputs: Inputs, now_s: float) -> None:
         """Draws the chains of a request's inputs. Raises AdmissionError if inputs of their lengths would be late."""
@@ -400,7 +397,7 @@ class Outcomes:
             self.refuse_late(len(inputs), left_s, late_s)
         self._chains.take(drawn, inputs)
         self.counts.arrived += len(inputs)
-        self.num_unanswered += len(inputs)
+        self.num_inputs += len(inputs)
 
     def refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
         """Raises AdmissionError for inputs that would miss a deadline in `left_s` by `late_s`."""
@@ -418,15 +415,15 @@ class Outcomes:
 
         Raises InputError for a request that could never fit.
         """
-        limit = self._max_queued
-        if self.num_unanswered + num_inputs <= limit:
+        limit = self._options.max_queued
+        if self.num_inputs + num_inputs <= limit:
             return
         if num_inputs > limit:
             raise InputError(f"a request has {num_inputs} inputs; this ingress holds at most {limit} at a time")
-        if not self.num_unanswered:
+        if not self.num_inputs:
             self._rate.begin(now_s)
-        message = f"{self.num_unanswered} inputs wait for their answers; this ingress holds at most {limit}"
-        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_unanswered)), num_inputs)
+        message = f"{self.num_inputs} inputs wait for their answers; this ingress holds at most {limit}"
+        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_inputs)), num_inputs)
 
     def answer(
         self, call: Call, inputs: Inputs, block: int, answers: Answers, route: ChainRoute, now_s: float
@@ -475,7 +472,7 @@ class Outcomes:
     def _remove_settled(self, inputs: Inputs) -> int:
         """Removes settled inputs from the counts of their chains; returns the sum of their tokens."""
         num_tokens = 0
-        self.num_unanswered -= len(inputs)
+        self.num_inputs -= len(inputs)
         for each in inputs:
             chain, cost = each.chain.current, each.cost
             chain.num_unanswered -= 1

@@ -20,9 +20,8 @@ from deployments.ingress.core.calls import (
     RETRY_PAUSE_S,
     Actions,
     Call,
-    Calls,
-    Outcomes,
     SendCall,
+    Unanswered,
     bucket_of,
 )
 from deployments.ingress.core.inputs import STEP_QUEUE, Chains, IngressOptions, Inputs, PendingInput
@@ -242,8 +241,7 @@ class SequenceSteps:
     """
 
     chains: Chains
-    calls: Calls
-    outcomes: Outcomes
+    inputs: Unanswered
     observations: ExitObservations | None
     probe_share: float
     rng: random.Random
@@ -292,7 +290,7 @@ class SequenceSteps:
         actions = self._lose(displaced, now_s)
         for route, rows in by_replica:
             chosen = [inputs[row] for row in rows]
-            onward = self.calls.begin(route, route.at(block), chosen, now_s, call.epoch, call.watch)
+            onward = self.inputs.begin(route, route.at(block), chosen, now_s, call.epoch, call.watch)
             payload_rows = None if len(rows) == len(inputs) else tuple(rows)
             actions.append(SendCall(onward, block, payload, None, payload_rows))
         return actions
@@ -301,8 +299,8 @@ class SequenceSteps:
         """Drops inputs that will not come back from a failed replica, with SequenceLostError."""
         awaited = [each for each in inputs if not each.settled]
         if awaited:
-            self.outcomes.counts.retries[slot] += len(awaited)
-        return self.outcomes.drop(awaited, lost(f"a replica of {slot} failed"), now_s)
+            self.inputs.counts.retries[slot] += len(awaited)
+        return self.inputs.drop(awaited, lost(f"a replica of {slot} failed"), now_s)
 
     def clear(self) -> list[PendingInput]:
         """Removes and returns the queued inputs."""
@@ -357,7 +355,7 @@ class SequenceSteps:
             observed = [each for each in inputs if each.placement is not None and each.placement.yields_token]
             self.observations.begin(observed, route.plan, "probe", now_s)
         stage = route.first
-        call = self.calls.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
+        call = self.inputs.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
         return SendCall(call, *route.entrance(probe=call.probe))
 
     def _lose(self, inputs: Inputs, now_s: float) -> Actions:
@@ -365,4 +363,4 @@ class SequenceSteps:
             return []
         if self.observations is not None:
             self.observations.forget(inputs)
-        return self.outcomes.drop(inputs, lost("the current plan runs its blocks on other slots"), now_s)
+        return self.inputs.drop(inputs, lost("the current plan runs its blocks on other slots"), now_s)

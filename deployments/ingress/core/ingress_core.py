@@ -31,11 +31,10 @@ from deployments.ingress.core.calls import (
     Answered,
     Answers,
     Call,
-    Calls,
     Dropped,
-    Outcomes,
     SendCall,
     Timers,
+    Unanswered,
     select,
 )
 from deployments.ingress.core.generation import SequenceSteps
@@ -74,15 +73,14 @@ class IngressCore:
         self.options = options
         self._rng = rng
         self.chains = chains = Chains(placed, options)
-        self._calls = Calls(chains, options, make_call)
         self._observations: ExitObservations | None = None
         if options.shape is not None:
             # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
             most = int(min(MOST_OPEN, options.max_queued))
             self._observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
-        self._outcomes = Outcomes(chains, options, self._observations)
-        self.counts = self._outcomes.counts
-        self._steps = SequenceSteps(chains, self._calls, self._outcomes, self._observations, options.probe_share, rng)
+        self._inputs = Unanswered(chains, options, self._observations, make_call)
+        self.counts = self._inputs.counts
+        self._steps = SequenceSteps(chains, self._inputs, self._observations, options.probe_share, rng)
         self._timers = Timers()
 
     @property
@@ -91,7 +89,7 @@ class IngressCore:
 
     @property
     def num_unanswered(self) -> int:
-        return self._outcomes.num_unanswered
+        return self._inputs.num_inputs
 
     @property
     def num_waiting(self) -> int:
@@ -100,7 +98,7 @@ class IngressCore:
     @property
     def oldest_epoch(self) -> int:
         """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
-        return self._calls.oldest_epoch
+        return self._inputs.oldest_epoch
 
     @property
     def agreement(self) -> float | None:
@@ -132,7 +130,7 @@ class IngressCore:
     def suspend(self, reason: str, now_s: float) -> Actions:
         """Stops serving until the next plan: waiting and new inputs get StageUnavailableError."""
         self.suspended = reason
-        return self._outcomes.drop([*self.chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
+        return self._inputs.drop([*self.chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
 
     # Receive and admit
 
@@ -147,11 +145,11 @@ class IngressCore:
         left_s = deadline_s - now_s
         late_s = self.chains.late_s(num_inputs, num_coming, left_s, now_s)
         if late_s > 0:
-            self._outcomes.refuse_late(num_inputs, left_s, late_s)
+            self._inputs.refuse_late(num_inputs, left_s, late_s)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Counts the inputs of a request that is not submitted; raises the error."""
-        self._outcomes.refuse(error, num_inputs)
+        self._inputs.refuse(error, num_inputs)
 
     def submit(self, inputs: Inputs, now_s: float) -> None:
         """Accepts all inputs of a request, or none. They have the same deadline.
@@ -161,8 +159,8 @@ class IngressCore:
         """
         if self.suspended is not None:
             self.refuse(self._no_plan(), len(inputs))
-        self._outcomes.check_room(len(inputs), now_s)
-        self._outcomes.accept(inputs, now_s)
+        self._inputs.check_room(len(inputs), now_s)
+        self._inputs.accept(inputs, now_s)
         deadline_s = inputs[0].deadline_s if inputs else math.inf
         for chain, its_inputs in self.chains.by_chain(inputs):
             chain.queue.push(its_inputs)
@@ -181,9 +179,9 @@ class IngressCore:
             self.refuse(self._no_plan(), 1)
         is_first = placement.layout is None
         if is_first and not placement.is_retry:
-            self._outcomes.check_room(1, now_s)
+            self._inputs.check_room(1, now_s)
         self._steps.check(placement)
-        self._outcomes.accept((pending,), now_s)
+        self._inputs.accept((pending,), now_s)
         pending.placement = placement
         queue = pending.chain.queue if is_first else self._steps
         queue.push((pending,))
@@ -197,7 +195,7 @@ class IngressCore:
     def give_up(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
         """Drops inputs, whether queued or sent. `why`: the error, or a reason if the caller no longer waits."""
         waiting = [each for each in inputs if each.holder is None and not each.settled]
-        actions = self._outcomes.drop(inputs, why, now_s)
+        actions = self._inputs.drop(inputs, why, now_s)
         for chain, its_inputs in self.chains.by_chain(waiting):
             chain.queue.discard(its_inputs)
         return actions
@@ -219,7 +217,7 @@ class IngressCore:
                 else:
                     plan, share = chain.route.plan, self.options.probe_share
                     watch = self._observations.draw(inputs, plan, share, self._rng, now_s)
-                call = self._calls.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
+                call = self._inputs.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
                 actions.append(SendCall(call, *chain.route.entrance(probe=call.probe)))
         return actions
 
@@ -232,8 +230,8 @@ class IngressCore:
         held, answers = select(inputs, answers, call.release(inputs))
         if not held:
             return []
-        self._calls.record_reply(call, len(held), now_s)
-        return self._outcomes.answer(call, held, block, answers, held[0].chain.current.route, now_s)
+        self._inputs.record_reply(call, len(held), now_s)
+        return self._inputs.answer(call, held, block, answers, held[0].chain.current.route, now_s)
 
     def answer_early(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Settles inputs whose batch still runs, so the call keeps them.
@@ -246,9 +244,9 @@ class IngressCore:
             return []
         route = held[0].chain.current.route
         if held[0].placement is not None:
-            self._outcomes.record_exit(call, held, block, route)
+            self._inputs.record_exit(call, held, block, route)
             return []
-        return self._outcomes.answer(call, held, block, answers, route, now_s)
+        return self._inputs.answer(call, held, block, answers, route, now_s)
 
     def observe(self, call: Call, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
         """Records the results of exits for inputs that the call still holds."""
@@ -258,7 +256,7 @@ class IngressCore:
 
     def lose(self, call: Call, inputs: Inputs, error: OfframpError, now_s: float) -> Actions:
         """Drops inputs that a stage will never answer."""
-        return self._outcomes.drop(self._remove(call, inputs, now_s), error, now_s)
+        return self._inputs.drop(self._remove(call, inputs, now_s), error, now_s)
 
     def go_on(self, call: Call, inputs: Inputs, block: int, payload: Any, now_s: float) -> Actions:
         """Sends inputs to the stage that hosts a block under the current plan, with the output of the previous stage.
@@ -270,7 +268,7 @@ class IngressCore:
         held = list(dict.fromkeys(each for each in inputs if each.holder is call))
         if not held:
             return []
-        self._calls.record_reply(call, len(held), now_s)
+        self._inputs.record_reply(call, len(held), now_s)
         if held[0].placement is not None:
             return self._steps.go_on(call, inputs, block, payload, now_s)
         # The first input is nearly always awaited, so checking it first is fast.
@@ -280,12 +278,12 @@ class IngressCore:
         route = held[0].chain.current.route
         network = route.crossing(block, probe=call.probe) if route.crossings else None
         if network is None:
-            onward = self._calls.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
+            onward = self._inputs.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
             return [SendCall(onward, block, payload)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
         start = route.starts[network]
-        entering = self._calls.begin(route, route.at(start), awaited, now_s, call.epoch, call.watch)
+        entering = self._inputs.begin(route, route.at(start), awaited, now_s, call.epoch, call.watch)
         actions: Actions = [SendCall(entering, start, payload, network)]
         if call.watch == "probe" and block - 1 in route.plan.prune:
             actions += self._send_unpruned(entering, now_s)
@@ -312,7 +310,7 @@ class IngressCore:
         copies = [each.unpruned_copy() for each in probes]
         route = copies[0].chain.current.route
         first, last = route.plan.networks[-2], len(route.plan.networks) - 1
-        reference = self._calls.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
+        reference = self._inputs.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
         for probe, copy in zip(probes, copies, strict=True):
             observations.attach_unpruned(probe, copy)
             self._start_call_timeout(copy.deadline_s + CALL_GRACE_S, copy)
@@ -331,7 +329,7 @@ class IngressCore:
         max_attempts = self.options.max_attempts
         exhausted = [each for each in removed if each.attempt + 1 >= max_attempts]
         error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input", retry_after_s=1.0)
-        actions = self._outcomes.drop(exhausted, error, now_s)
+        actions = self._inputs.drop(exhausted, error, now_s)
         retried = [each for each in removed if not each.settled]
         if retried:
             for each in retried:
@@ -344,7 +342,7 @@ class IngressCore:
         """Removes inputs that will not come back from a call, and their observations; returns those that it held."""
         removed = list(compress(inputs, call.release(inputs)))
         if removed:
-            self._calls.record_reply(call, len(removed), now_s, took_time=False)
+            self._inputs.record_reply(call, len(removed), now_s, took_time=False)
         if call.watch is not None and self._observations is not None:
             self._observations.forget(removed)
         return removed
@@ -370,7 +368,7 @@ class IngressCore:
         finally:
             self.wake_s = self._timers.next_s()
         if self.suspended is not None:
-            actions += self._outcomes.drop(self.chains.clear(), self._no_plan(), now_s)
+            actions += self._inputs.drop(self.chains.clear(), self._no_plan(), now_s)
         return actions
 
     def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
