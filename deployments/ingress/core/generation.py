@@ -33,6 +33,7 @@ from optimizer.plan import Plan
 G = TypeVar("G", covariant=True)
 """The input of a step: encoded tokens or, in the simulator, their number."""
 SOONEST_RETRY_S = 1.0
+OTHER_SLOTS = "the current plan runs its blocks on other slots"
 
 
 class TokenSequence(Protocol[G]):
@@ -251,7 +252,7 @@ class SequenceSteps:
     def check(self, placement: KVPlacement) -> None:
         """Raises SequenceLostError if the sequence has begun and the current plan has another layout."""
         if placement.layout is not None and self.chains.with_layout(placement.layout) is None:
-            raise lost("the current plan runs its blocks on other slots")
+            raise lost(OTHER_SLOTS)
 
     def push(self, inputs: Inputs) -> None:
         """Adds inputs that are to be sent."""
@@ -278,16 +279,14 @@ class SequenceSteps:
     def send(self, now_s: float) -> Actions:
         """Sends all queued inputs, in one call per replica that keeps some of their sequences."""
         due, self.due = self.due, []
-        by_replica, displaced = self._by_replica(due, None, STEP_QUEUE)
-        actions = self._lose(displaced, now_s)
+        by_replica, actions = self._by_replica(due, None, STEP_QUEUE, now_s)
         for route, rows in by_replica:
             actions.append(self._enter(route, [due[row] for row in rows], now_s, is_first=False))
         return actions
 
     def go_on(self, call: Call, inputs: Inputs, block: int, payload: Any, now_s: float) -> Actions:
         """Sends the awaited inputs of a call on to a block, each to the replica of its sequence."""
-        by_replica, displaced = self._by_replica(inputs, block, call)
-        actions = self._lose(displaced, now_s)
+        by_replica, actions = self._by_replica(inputs, block, call, now_s)
         for route, rows in by_replica:
             chosen = [inputs[row] for row in rows]
             onward = self.inputs.begin(route, route.at(block), chosen, now_s, call.epoch, call.watch)
@@ -310,13 +309,13 @@ class SequenceSteps:
         return due
 
     def _by_replica(
-        self, inputs: Inputs, block: int | None, holder: object
-    ) -> tuple[Iterable[tuple[ChainRoute, Sequence[int]]], list[PendingInput]]:
+        self, inputs: Inputs, block: int | None, holder: object, now_s: float
+    ) -> tuple[Iterable[tuple[ChainRoute, Sequence[int]]], Actions]:
         """Groups the awaited inputs of a holder by replica, and releases all inputs from the holder.
 
-        Returns for each replica the chain's route and the rows of its inputs, and a list of inputs whose layout the
-        current plan does not have. `block`: the block that they wait for; None: the chain's first. Probes and other
-        inputs are separate groups.
+        Returns for each replica the chain's route and the rows of its inputs. Probes and other inputs are separate
+        groups. Also returns the actions for inputs whose layout the current plan does not have: they are lost. `block`:
+        the block that the inputs wait for; None: the chain's first.
         """
         by_replica: dict[tuple[bool, str, str | frozenset[str]], tuple[ChainRoute, list[int]]] = {}
         displaced = []
@@ -334,7 +333,9 @@ class SequenceSteps:
             key = self._is_probe(each), slot, placement.replicas.get(slot, placement.excluded)
             _, rows = by_replica.setdefault(key, (chain.route, []))
             rows.append(row)
-        return by_replica.values(), displaced
+        if displaced and self.observations is not None:
+            self.observations.forget(displaced)
+        return by_replica.values(), self.inputs.drop(displaced, lost(OTHER_SLOTS), now_s)
 
     @property
     def _can_observe(self) -> bool:
@@ -357,10 +358,3 @@ class SequenceSteps:
         stage = route.first
         call = self.inputs.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
         return SendCall(call, *route.entrance(probe=call.probe))
-
-    def _lose(self, inputs: Inputs, now_s: float) -> Actions:
-        if not inputs:
-            return []
-        if self.observations is not None:
-            self.observations.forget(inputs)
-        return self.inputs.drop(inputs, lost("the current plan runs its blocks on other slots"), now_s)
