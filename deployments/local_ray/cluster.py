@@ -238,7 +238,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # `offramp doctor` tells what it warns of
-    settings = _with_starts(settings)
+    settings = _for_one_machine(settings)
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
     with (
@@ -250,7 +250,6 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
             resources={name: amount for name, amount in needed.items() if name != "GPU"},
             object_store_memory=OBJECT_STORE_BYTES,
             _metrics_export_port=cluster.metrics_port,
-            labels=_labels(settings),
             include_dashboard=False,
         ),
     ):
@@ -331,15 +330,16 @@ def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     return ports
 
 
-def _with_starts(settings: ServeSettings) -> ServeSettings:
-    """Returns the settings with a limit on the replicas that the controller starts at once: half the cores.
+def _for_one_machine(settings: ServeSettings) -> ServeSettings:
+    """Returns the settings without labels of nodes, and with a limit on replicas that start at once: half the cores.
 
     All replicas share the machine's cores, and a starting Python process needs a core for one or two seconds.
     """
-    if settings.control is None or settings.control.starts_at_once is not None:
-        return settings
-    control = settings.control.model_copy(update={"starts_at_once": max(1, (os.cpu_count() or 1) // 2)})
-    return settings.model_copy(update={"control": control})
+    changes: dict[str, Any] = {"node_labels": {}}
+    if settings.control is not None and settings.control.starts_at_once is None:
+        starts_at_once = max(1, (os.cpu_count() or 1) // 2)
+        changes["control"] = settings.control.model_copy(update={"starts_at_once": starts_at_once})
+    return settings.model_copy(update=changes)
 
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
@@ -352,16 +352,6 @@ def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> No
         accelerator = find_device(device).actor_options.get("accelerator_type")
         if accelerator and f"accelerator_type:{accelerator}" not in resources:
             raise PlanError(f"the plan needs {accelerator}, which this machine does not have")
-
-
-def _labels(settings: ServeSettings) -> dict[str, str]:
-    """Returns the labels of all nodes for this machine; raises PlanError if a label has two values."""
-    merged: dict[str, str] = {}
-    for labels in settings.node_labels.values():
-        for name, value in labels.items():
-            if merged.setdefault(name, value) != value:
-                raise PlanError(f"one machine cannot have the label {name} with {merged[name]!r} and with {value!r}")
-    return merged
 
 
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:

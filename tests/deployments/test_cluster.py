@@ -14,11 +14,10 @@ from deployments.local_ray.cluster import (
     HttpFront,
     LocalCluster,
     _check_resources,
-    _labels,
+    _for_one_machine,
     _resources_needed,
     _running,
     _wanted_ports,
-    _with_starts,
     choose_front,
     front_environment,
     open_front,
@@ -57,11 +56,16 @@ def test_every_possible_process_gets_a_core_including_loaded_versions() -> None:
 def test_a_controller_starts_few_replicas_at_once_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     plain, controlled = settings(), settings(control=True)
-    assert _with_starts(plain) == plain
-    told = _with_starts(controlled)
+    assert _for_one_machine(plain) == plain
+    told = _for_one_machine(controlled)
     assert told.control is not None
     assert told.control.starts_at_once == 3
-    assert _with_starts(told) == told
+    assert _for_one_machine(told) == told
+
+
+def test_one_machine_needs_no_labels() -> None:
+    several = settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}})
+    assert _for_one_machine(several).node_labels == {}
 
 
 def test_missing_accelerators_are_named() -> None:
@@ -69,13 +73,6 @@ def test_missing_accelerators_are_named() -> None:
         _check_resources(settings("cuda"), {"CPU": 4.0})
     with pytest.raises(PlanError, match="the plan needs V100, which this machine does not have"):
         _check_resources(settings("V100"), {"CPU": 4.0, "GPU": 2.0, "accelerator_type:T4": 1.0})
-
-
-def test_one_machine_has_the_labels_of_all_nodes() -> None:
-    several = settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "fast", "zone": "a"}})
-    assert _labels(several) == {"tier": "fast", "zone": "a"}
-    with pytest.raises(PlanError, match="cannot have the label tier with 'fast' and with 'slow'"):
-        _labels(settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}}))
 
 
 def test_the_required_ports_depend_on_the_front_and_the_options() -> None:
