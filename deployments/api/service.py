@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.api.parsing import InferRequest
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.dispatcher import CallLater, Dispatcher, call_later
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec, Encode
@@ -24,8 +24,6 @@ MAX_ENCODER_THREADS = 4
 """Threads for inputs that take milliseconds to encode; each may hold a decoded image of the largest size."""
 RETRY_S = 1.0
 """Retry-After, in seconds, if too many inputs wait to be encoded."""
-DEADLINE_GRACE_S = 1.0
-"""Seconds after its deadline at which a request fails even if the dispatcher reports no outcome."""
 ABANDONED = "abandoned"
 """The reason for dropping inputs whose caller has disconnected."""
 
@@ -45,7 +43,6 @@ class InferService:
     """Called with the inputs of each request; None without tracing."""
     encode: Encode | None = None
     """Encodes rows instead of the codec; None for the codec."""
-    later: CallLater = call_later
     _encoders: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(min(MAX_ENCODER_THREADS, os.cpu_count() or 1), "encode"), init=False
     )
@@ -94,8 +91,6 @@ class InferService:
             arrived_s=arrived_s,
             request_id=request.request_id,
         )
-        fail = partial(settle, pending[0], DeadlineError(f"no answer within {timeout_s:g} s"))
-        timer = self.later(max(0.0, deadline_s - self.clock.now_s()) + DEADLINE_GRACE_S, fail)
         reason = ABANDONED
         try:
             if self.trace is not None:
@@ -105,7 +100,6 @@ class InferService:
             reason = error.kind
             raise
         finally:
-            timer.cancel()
             self.dispatcher.give_up(pending, reason)
         return [answers[each] for each in pending]
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.api.parsing import InferRequest
-from deployments.api.service import DEADLINE_GRACE_S, MAX_ENCODER_THREADS, InferService
+from deployments.api.service import MAX_ENCODER_THREADS, InferService
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
@@ -23,8 +23,8 @@ from earlyexit.errors import (
 )
 from earlyexit.network.boundary import Answer, Encoded, TensorSpec
 from optimizer.plan import stock_plan
-from tests.deployments.ingress.dispatch.dispatcher_scene import Ring, StageCallLog
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
+from tests.deployments.ingress.dispatch.dispatcher_scene import StageCallLog
 from tests.deployments.wire_fakes import turns
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
@@ -233,29 +233,6 @@ async def test_an_input_past_its_deadline_is_not_encoded(scene: Scene) -> None:
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
     assert "bill" not in codec.encoded
-
-
-async def test_a_request_without_an_outcome_fails_shortly_after_its_deadline(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timers: list[tuple[float, Ring]] = []
-
-    def later(seconds: float, call: Callable[[], object]) -> Ring:
-        timers.append((seconds, Ring(call)))
-        return timers[-1][1]
-
-    scene.service = InferService(scene.codec, scene.dispatcher, SETTINGS, scene.clock, later=later)
-    monkeypatch.setattr(scene.core, "answer", lambda *_: [])  # the outcome is lost on its way
-    task, call = await scene.start(ask("pay"))
-    call.answer("a")
-    await turns()
-    [(seconds, last_resort)] = timers
-    assert (seconds, task.done()) == (8.0 + DEADLINE_GRACE_S, False)
-    last_resort.ring()
-    with pytest.raises(DeadlineError, match="no answer within 8 s"):
-        await task
-    assert (scene.core.num_unanswered, scene.core.counts.drops) == (0, {"deadline": 1})
-    assert not last_resort.is_set  # as after an answer
 
 
 async def test_inputs_are_cancelled_if_their_request_cannot_be_traced(scene: Scene) -> None:
