@@ -20,7 +20,6 @@ from starlette.responses import Response
 from deployments.api.endpoint import MAX_DIGITS, json_response
 from deployments.api.operations import LIMIT
 from deployments.api.server import EVENT_HEADERS, DisconnectWatch, EventStream
-from deployments.controller.intake import latency_s
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import SHARES_S, ServiceFacts, Snapshot, page_state, within
 from deployments.ops.prometheus import CONTENT_TYPE, metrics_text
@@ -227,7 +226,7 @@ class StateRoutes:
 
     async def stats(self, request: Request) -> Response:
         """Answers with the counts of the plan's replicas since they started, and the counts of this ingress."""
-        placed, counts, replicas = self.ingress.placed, self.ingress.counts, list[Any]()
+        placed, replicas = self.ingress.placed, list[Any]()
         for device in placed.occupied:
             replicas += await self.ask_all(deployment_name(device), "stats") or ()
         stats = {
@@ -237,11 +236,6 @@ class StateRoutes:
             "suspended": self.ingress.suspended,
             "unanswered": self.ingress.num_unanswered,
             "probe_agreement": self.ingress.agreement,
-            "crossings": {
-                "inputs": counts.crossings.total(),
-                "p50_s": latency_s(counts.crossed_in, 0.5),
-                "p99_s": latency_s(counts.crossed_in, 0.99),
-            },
             "stages": [[each for each in replicas if each["slot"] == slot] for slot in placed.slots],
         }
         return json_response(stats)

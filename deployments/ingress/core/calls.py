@@ -232,10 +232,8 @@ class IngressCounts:
         self.retries: Counter[str] = Counter()
         """Inputs that were retried or lost because a replica failed, by slot."""
         self.crossings: Counter[int] = Counter()
-        """Inputs that went on to another network, by its first block. So are the next four fields."""
+        """Inputs that went on to another network, by its first block. So are the next three fields."""
         self.crossing_s: defaultdict[int, float] = defaultdict(float)
-        self.crossed_in: Counter[int] = Counter()
-        """Crossings by latency bucket."""
         self.words: Counter[int] = Counter()
         self.pruned_words: Counter[int] = Counter()
         self.in_slo = 0
@@ -268,8 +266,6 @@ class IngressCounts:
         """
         self.crossings[block] += len(took_s)
         self.crossing_s[block] += sum(took_s)
-        for seconds, num_inputs in Counter(took_s).items():  # all inputs of one call took equally long
-            self.crossed_in[bucket_of(seconds)] += num_inputs
         if words:
             self.words[block] += words
             self.pruned_words[block] += pruned_words

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import (
     CALL_TIMEOUT,
     DEADLINE,
@@ -51,17 +50,6 @@ def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were(
         1, [0.04, 0.03], 2, is_current=True
     )  # the first in a bucket that was read, both below one end
     assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 5, 5, 6, 7]
-
-
-def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
-    counts = IngressCounts(None)
-    assert latency_s(counts.crossed_in, 0.5) is None
-    counts.record_crossings(6, [0.001] * 98)
-    counts.record_crossings(12, [0.5, 0.5])
-    for share, seconds in ((0.5, 0.001), (0.98, 0.001), (0.99, 0.5)):
-        found = latency_s(counts.crossed_in, share)
-        assert found is not None
-        assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)
 
 
 def test_the_rate_moves_to_a_new_one_within_about_ten_seconds() -> None:
