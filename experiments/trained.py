@@ -29,8 +29,8 @@ from earlyexit.training.augmentation import Augmentation
 from experiments.data import RUNS, require_data
 from offramp.commands.calibrate import calibrate
 from offramp.commands.jobs import CalibrateJob, TrainJob
+from offramp.commands.output import progress_bars
 from offramp.commands.packaged import resolve_backbone
-from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import outcome_figures
 from offramp.commands.train import train

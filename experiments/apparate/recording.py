@@ -19,8 +19,8 @@ import numpy as np
 from experiments.apparate import images, texts
 from experiments.data import RUNS, require_data
 from offramp.commands.jobs import TrainJob
+from offramp.commands.output import progress_bars, provenance
 from offramp.commands.packaged import resolve_backbone
-from offramp.commands.progress import progress_bars, provenance
 from profiles.records import ExitRecords, IntArray
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from experiments.engine.side import Side, members_of
 from experiments.kit import print_table, write_json
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2, drawn_exits
 from experiments.turns import in_turns
-from offramp.commands.progress import provenance
+from offramp.commands.output import provenance
 from optimizer.plan import Plan, PolicySpec, early_exit_plan, serial_plan, stock_plan
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable

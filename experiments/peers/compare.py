@@ -37,7 +37,7 @@ from experiments.peers.sides import (
 )
 from experiments.peers.stock import Dtype
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Processors, Workload
-from offramp.commands.progress import provenance
+from offramp.commands.output import provenance
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 

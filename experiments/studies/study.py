@@ -17,7 +17,7 @@ from earlyexit.errors import DataError, InputError
 from experiments.data import data_folder
 from experiments.kit import write_json
 from experiments.studies.picture import Picture
-from offramp.commands.progress import provenance
+from offramp.commands.output import provenance
 
 Effort = Literal["full", "quick"]
 """Quick: the same code on fewer points or shorter runs; its figures must not be quoted."""
@@ -228,7 +228,7 @@ class Record:
     effort: Effort
     outcome: Outcome
     provenance: dict[str, Any]
-    """Machine, versions and date (`offramp.commands.progress`)."""
+    """Machine, versions and date (`offramp.commands.output`)."""
     schema_version: Literal[1] = 1
 
     @property

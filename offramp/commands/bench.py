@@ -19,8 +19,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.protocol import Input, inputs_of
 from offramp.commands.options import BenchJob
-from offramp.commands.output import cell, counts_text, make_table, print_result
-from offramp.commands.progress import progress_bars
+from offramp.commands.output import cell, counts_text, make_table, milliseconds_text, print_result, progress_bars
 from offramp.load.arrivals import Poisson, Uniform, parse_arrivals
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
 from offramp.load.sustained import LATE_SHARE, ProbeResult, Search, percentile
@@ -202,16 +201,12 @@ def render(report: Mapping[str, Any]) -> Table:
         ("answers", f"{report['num_answers']} of {report['num_inputs']} inputs"),
         ("offered", "closed loop" if offered_rps is None else f"{offered_rps:.1f} inputs/s"),
         ("achieved", f"{report['achieved_rps']:.1f} answers/s"),
-        ("goodput", f"{report['goodput_rps']:.1f} answers/s within {_milliseconds(report['slo_s'])}"),
-        *((f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in latencies.items()),
+        ("goodput", f"{report['goodput_rps']:.1f} answers/s within {milliseconds_text(report['slo_s'])}"),
+        *((f"latency {name.removesuffix('_s')}", milliseconds_text(value)) for name, value in latencies.items()),
         ("answers by exit", counts_text(report["answers_by_exit"], "none")),
         ("blocks per answer", cell(report["mean_exit_blocks"], ".2f")),
         ("accuracy", cell(report["accuracy"], ".2%")),
         ("errors", counts_text(report["errors"], "none")),
-        ("client lateness p99", "-" if lateness_s is None else _milliseconds(lateness_s)),
+        ("client lateness p99", milliseconds_text(lateness_s)),
     )
     return make_table("", "value", title=title, title_justify="left", caption=caption, rows=rows)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"

@@ -17,8 +17,7 @@ from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibration_files import keeps_answers, save_calibration
 from offramp.commands.checkpoint import CONFIG
 from offramp.commands.jobs import CalibrateOptions
-from offramp.commands.output import cell, command, make_folder, make_table, print_result, warn
-from offramp.commands.progress import progress_bars
+from offramp.commands.output import cell, command, make_folder, make_table, print_result, progress_bars, warn
 from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records

@@ -11,7 +11,7 @@ from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, ModelFolder, chain_card, check_members, read_card
 from offramp.commands.calibration_files import calibrate_command, read_calibration
 from offramp.commands.jobs import ChainJob, check_name
-from offramp.commands.progress import provenance
+from offramp.commands.output import provenance
 from offramp.commands.train import replacing_model
 
 

@@ -40,8 +40,7 @@ from offramp import installed_version
 from offramp.commands.calibration_files import calibrate_command, read_calibration
 from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
 from offramp.commands.options import DoctorJob
-from offramp.commands.output import command, make_table, show
-from offramp.commands.progress import num_cores
+from offramp.commands.output import command, make_table, num_cores, show
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 

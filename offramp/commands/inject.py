@@ -31,8 +31,7 @@ from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions
-from offramp.commands.output import command, warn
-from offramp.commands.progress import progress_bars, provenance
+from offramp.commands.output import command, progress_bars, provenance, warn
 from offramp.commands.train import (
     HELD_OUT,
     codec_for,

@@ -157,6 +157,8 @@ class NewModelJob(Job):
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Learning rate of the ramps, or with --joint of all weights. None: depends on the kind of training."""
     seed: Seed = 0
+    hold_out: float | None = Field(default=None, gt=0, lt=1)
+    """Share of each label's rows that are not used for training, but written to --out as held_out. None: no rows."""
     source: str = Field(default="", exclude=True)
     """The origin of the rows, for the provenance of the model."""
 
@@ -173,13 +175,6 @@ class NewModelJob(Job):
         options = {name: getattr(self, name, None) for name in ("epochs", "learning_rate", "batch")}
         given = {name: value for name, value in options.items() if value is not None}
         return replace(default, seed=self.seed, **given, **overrides)
-
-
-class HoldOutOption(Job):
-    """The option `--hold-out`."""
-
-    hold_out: float | None = Field(default=None, gt=0, lt=1)
-    """Share of each label's rows that are not used for training, but written to --out as held_out. None: no rows."""
 
 
 class OutputFolderOptions(Job):
@@ -259,7 +254,7 @@ class TrainJob(NewModelJob):
         return self
 
 
-class TrainOptions(LabelledRowOptions, HoldOutOption, OutputFolderOptions, TrainJob):
+class TrainOptions(LabelledRowOptions, OutputFolderOptions, TrainJob):
     """Train a model's ramps on a frozen backbone, or with --joint the whole model."""
 
     data: Path
@@ -291,7 +286,7 @@ def check_name(name: str) -> None:
         )
 
 
-class InjectJob(HoldOutOption, NewModelJob):
+class InjectJob(NewModelJob):
     """How ramps are added to a foreign model. Raises InputError for files that cannot be loaded safely."""
 
     backbone: str = Field(json_schema_extra={"argument": "MODEL"})

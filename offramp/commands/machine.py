@@ -20,10 +20,9 @@ from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.output import run_in_subprocess
+from offramp.commands.output import num_cores, run_in_subprocess
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.commands.profile import cpu_name, profile_model
-from offramp.commands.progress import num_cores
 from offramp.spec.documents import FolderDocument
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.decision import Strategy

@@ -30,24 +30,12 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.data.images import check_file, is_images, open_images
 from earlyexit.data.rows import LABELS, read_arrays, read_labelled
 from earlyexit.data.text_tables import TABLES, stream_table
-from earlyexit.errors import (
-    AdmissionError,
-    DataError,
-    DeadlineError,
-    ExecutionError,
-    InputError,
-    OfframpError,
-    OverloadedError,
-    PayloadTooLargeError,
-    RateLimitError,
-    StageUnavailableError,
-    UnprocessableInputError,
-)
+from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient, Client
 from offramp.client.generation import Generation, Prompt
 from offramp.client.protocol import Input, Prediction
 from offramp.commands.options import GenerateJob, PredictJob
-from offramp.commands.progress import progress_bars
+from offramp.commands.output import progress_bars
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
 """The first characters of every PNG file in base64."""
@@ -55,10 +43,10 @@ Format = Literal["jsonl", "csv"]
 ENDINGS: Mapping[str, Format] = {".csv": "csv", ".jsonl": "jsonl"}
 WAITING = 2
 """Unwritten requests per concurrent request, so that a slow request does not hold up the others."""
-INPUT_ERRORS = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
-"""Errors of a request that one of its inputs can cause. So can a 400, which is an InputError of no subclass."""
-BUSY_ERRORS = (OverloadedError, AdmissionError, StageUnavailableError, RateLimitError, DeadlineError)
-"""Errors of a busy service, for which a later request may succeed."""
+INPUT_STATUSES = (400, 413, 422, 500)
+"""Statuses of errors of a request that one of its inputs can cause."""
+BUSY_STATUSES = (429, 503, 504)
+"""Statuses of errors of a busy service, for which a later request may succeed."""
 PAUSE_S = 0.25
 """Pause before a batch is sent again: about the time after which a busy service has room."""
 CLINC = ".json"
@@ -187,7 +175,7 @@ class Sender:
                 error = raised
             now_s, is_over = self._clock.now_s(), True
             is_broken = type(error) is OfframpError  # the connection, which may work again
-            if is_broken or isinstance(error, BUSY_ERRORS):
+            if is_broken or error.http_status in BUSY_STATUSES:
                 self._busy_since_s = min(self._busy_since_s, now_s)
                 if not is_again:
                     async with self._sending_again:
@@ -195,7 +183,7 @@ class Sender:
                 is_over = self._busy_since_s <= now_s - self._job.timeout_s
                 if not is_over:
                     await self._sleep(PAUSE_S)
-            elif type(error) is not InputError and not isinstance(error, INPUT_ERRORS):
+            elif error.http_status not in INPUT_STATUSES:
                 raise error
             if is_over and is_broken:
                 raise error

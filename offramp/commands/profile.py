@@ -21,8 +21,7 @@ from earlyexit.engine.cpu import first_processor
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.jobs import ProfileJob, ProfileOptions
-from offramp.commands.output import make_table, print_result
-from offramp.commands.progress import progress_bars, provenance
+from offramp.commands.output import make_table, print_result, progress_bars, provenance
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.records import ExitRecords

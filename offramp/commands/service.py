@@ -47,7 +47,7 @@ from offramp.commands.options import (
     UnloadJob,
     VersionsJob,
 )
-from offramp.commands.output import cell, counts_text, make_table, print_result
+from offramp.commands.output import cell, counts_text, make_table, milliseconds_text, print_result
 
 if TYPE_CHECKING:
     from offramp.spec.file import Service
@@ -393,15 +393,11 @@ def side_by_side_table(report: Mapping[str, Any]) -> Table:
     rows: dict[str, tuple[str, Callable[[Any], str]]] = {
         "requests": ("requests", str),
         "errors": ("errors", counts_text),
-        "p50": ("p50_s", _ms),
-        "p99": ("p99_s", _ms),
+        "p50": ("p50_s", milliseconds_text),
+        "p99": ("p99_s", milliseconds_text),
         "left after block": ("exits", counts_text),
         "agreement with its full model": ("agreement", partial(cell, form=".2%")),
     }
     versions = [report["versions"][name] for name in names]
     cells = ((title, *(text(each[field]) for each in versions)) for title, (field, text) in rows.items())
     return make_table("", *(f"version {name}" for name in names), title=title, caption=caption, rows=cells)
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"

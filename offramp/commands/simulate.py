@@ -18,9 +18,8 @@ from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob, parse_order
-from offramp.commands.output import make_table, milliseconds, print_result
+from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer, answer, plan_of
-from offramp.commands.progress import progress_share, provenance
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
 from optimizer.calibration_file import check_policy, read_calibration_file

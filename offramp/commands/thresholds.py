@@ -16,8 +16,8 @@ from earlyexit.tasks.base import IntArray, Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from offramp.commands.jobs import CalibrateJob, few_rows_advice
+from offramp.commands.output import provenance
 from offramp.commands.profile import measured_costs
-from offramp.commands.progress import provenance
 from optimizer.calibration_file import AMONG, CalibrationCard
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric

@@ -43,8 +43,7 @@ from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
 from offramp.commands.calibration_files import forget_calibration
 from offramp.commands.jobs import TOKEN, CalibrateJob, NewModelJob, TrainJob, TrainOptions
-from offramp.commands.output import make_folder, warn
-from offramp.commands.progress import progress_bars, provenance
+from offramp.commands.output import make_folder, progress_bars, provenance, warn
 from offramp.commands.recording import choose_score, records_from_outputs
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 

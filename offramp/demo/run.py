@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import EmulatedSettings, ServeSettings
+from earlyexit.data.rows import LabelledRows, read_labelled, write_labelled
 from earlyexit.network.store import read_card
-from offramp.commands.jobs import ProfileJob
+from offramp.commands.calibration_files import read_calibration
+from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, stock_s
 from offramp.commands.options import DemoJob
-from offramp.commands.output import run_in_subprocess
+from offramp.commands.output import progress_bars, run_in_subprocess
+from offramp.commands.packaged import resolve_backbone
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
 from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, results_table, served
-from optimizer.calibration_file import RECORDS_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document, write_plan
@@ -32,8 +35,57 @@ from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
-if TYPE_CHECKING:
-    from offramp.demo.prepare import Prepared
+TEXTS = Path(__file__).with_name("texts.csv")
+"""9,600 short requests with 48 intents, generated from templates (`offramp/demo/texts.py@343bb79a`)."""
+SEED = 0
+BUDGET = 0.02
+"""The error that E3 tolerates (section 5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A trained model with its calibration, and its answers to the test texts."""
+
+    folder: Path
+    test: LabelledRows
+    calibration: CalibrationCard
+    expected: ExitRecords
+    """Exit records of the test texts: the answers of the full model and of every ramp."""
+
+
+def prepare(runs: Path, data: Path | None) -> Prepared:
+    """Trains and calibrates a model, unless an earlier run has made it from the same data."""
+    from offramp.commands.calibrate import calibrate  # imports torch
+    from offramp.commands.recording import record_exits
+    from offramp.commands.train import train
+
+    runs.mkdir(parents=True, exist_ok=True)
+    if data is None:
+        learn, validate, test = _divided(read_labelled(TEXTS))
+        for name, part in (("train", learn), ("validation", validate), ("test", test)):
+            write_labelled(part, runs, name)
+    elif data.suffix == ".json":  # CLINC150 has these parts
+        learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
+    else:
+        learn, validate, test = _divided(read_labelled(data))
+    folder = runs / "model"
+    source = str(data.resolve()) if data else "generated"
+    if not (folder / CALIBRATION_FILE).is_file() or read_card(folder).provenance.get("data") != source:
+        shutil.rmtree(folder, ignore_errors=True)
+        job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
+        with progress_bars() as progress:
+            train(job, learn, folder, progress=progress)
+        calibrate(folder, validate, CalibrateJob(budget=BUDGET, seed=SEED, source=source))
+    calibration = read_calibration(folder)
+    expected = record_exits(folder, test, calibration.policy)
+    return Prepared(folder=folder, test=test, calibration=calibration, expected=expected)
+
+
+def _divided(rows: LabelledRows) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
+    """Returns 60 % of the rows of each label for training, 20 % for calibration and 20 % for testing."""
+    learn, rest = rows.divide(0.4, SEED)
+    return learn, *rest.divide(0.5, SEED)
+
 
 COLORS = {"stock": "#888888", "early-exit": SHRINKING, "planned": FUSED}
 LABELS = {
@@ -135,15 +187,11 @@ def run(job: DemoJob) -> None:
 
 def _model_of(runs: Path, data: Path | None) -> Path:
     """Returns the folder of the demo's model, after training it if necessary."""
-    from offramp.demo.prepare import prepare  # imports torch
-
     return prepare(runs, data).folder
 
 
 def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
     """Trains a model if necessary, and runs both comparisons; writes a picture and figures into `runs`."""
-    from offramp.demo.prepare import prepare  # imports torch
-
     load_pyplot()  # fails now rather than after minutes of work
     console.rule("1. model: trained, calibrated")
     prepared = prepare(runs, data)
