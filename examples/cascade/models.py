@@ -17,8 +17,8 @@ from earlyexit.families import find_family
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
 from offramp.commands.calibrate import calibrate
-from offramp.commands.chain import chain_models
 from offramp.commands.jobs import CalibrateJob
+from offramp.commands.train import chain_models
 
 
 def make_cascade(runs: Path, validate: LabelledRows, job: CalibrateJob) -> Path:

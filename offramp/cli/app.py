@@ -62,7 +62,7 @@ COMMANDS = {
     "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
     "ramp": Command("commands.jobs:RampJob", "commands.ramp:run"),
     "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
-    "chain": Command("commands.jobs:ChainJob", "commands.chain:run"),
+    "chain": Command("commands.jobs:ChainJob", "commands.train:run_chain"),
     "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
     "doctor": Command("commands.options:DoctorJob", "commands.doctor:run"),
     "predict": Command("commands.options:PredictJob", "commands.predict:run"),

@@ -31,8 +31,7 @@ from earlyexit.data.images import check_file, is_images, open_images
 from earlyexit.data.rows import LABELS, read_arrays, read_labelled
 from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError, InputError, OfframpError
-from offramp.client.client import AsyncClient, Client
-from offramp.client.generation import Generation, Prompt
+from offramp.client.client import AsyncClient, Client, Generation, Prompt
 from offramp.client.protocol import Input, Prediction
 from offramp.commands.options import GenerateJob, PredictJob
 from offramp.commands.output import progress_bars

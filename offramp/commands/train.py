@@ -5,6 +5,7 @@ The codec and the task of a new model are those of the options, or those that fi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,16 @@ from earlyexit.named import NamedSpec, is_own
 from earlyexit.network.boundary import Boundary, takes_images
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained, start_id
 from earlyexit.network.model import EarlyExitModel, check_inputs
-from earlyexit.network.store import CARD_FILE, CHAIN, save_model
+from earlyexit.network.store import (
+    CARD_FILE,
+    CHAIN,
+    ModelCard,
+    ModelFolder,
+    chain_card,
+    check_members,
+    read_card,
+    save_model,
+)
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
@@ -41,8 +51,8 @@ from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
-from offramp.commands.calibration_files import forget_calibration
-from offramp.commands.jobs import TOKEN, CalibrateJob, NewModelJob, TrainJob, TrainOptions
+from offramp.commands.calibration_files import calibrate_command, forget_calibration, read_calibration
+from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
 from offramp.commands.output import make_folder, progress_bars, provenance, warn
 from offramp.commands.recording import choose_score, records_from_outputs
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
@@ -508,3 +518,45 @@ def _own(name: str, option: str, known: Iterable[str]) -> NamedSpec:
             f"--{option} {name!r}: it must be your own module:function; {', '.join(known)} follow from the data"
         )
     return {"name": name}
+
+
+def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None) -> ModelCard:
+    """Writes a chain of these models, the smallest first, into `out`, and replaces a chain that is there.
+
+    The chain refers to the models' folders by relative paths, and copies nothing. Raises InputError or ModelFolderError
+    for models that cannot be chained, are not calibrated, or lack a file of their codec.
+
+    `name`: the model name in URLs; None: that of the last model.
+    """
+    if name is not None:
+        check_name(name)
+    members = [ModelFolder(folder=folder, card=read_card(folder)) for folder in folders]
+    check_members(members)
+    if out.resolve() in {folder.resolve() for folder in folders}:
+        raise InputError(f"{out} is one of the chain's models: a chain needs its own folder")
+    if (out / CARD_FILE).is_file() and read_card(out).family != CHAIN:
+        raise InputError(f"{out} contains a single model: a chain needs its own folder")
+    card = chain_card(name or members[-1].card.name, out, members, provenance=provenance())
+    for member in members:
+        find_codec(member.card.codec, member.folder)
+        read_calibration(member.folder)
+    with replacing_model(out) as made:
+        (made / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return card
+
+
+def run_chain(job: ChainJob) -> None:
+    """Writes the chain, and prints its networks."""
+    card = chain_models(job.models, job.out, name=job.name)
+    chain = card.chain
+    if job.as_json:
+        networks = [
+            {"name": name, "first": first, "end": end}
+            for name, first, end in zip(chain.names, chain.starts, chain.bounds, strict=True)
+        ]
+        print(json.dumps({"name": card.name, "networks": networks, "ramps": list(card.ramps)}))
+        return
+    for name, start, end in zip(chain.names, chain.starts, chain.ends, strict=True):
+        role = "the reference" if end == chain.ends[-1] else f"its end is ramp {end}"
+        print(f"{name}: blocks {start} to {end}, {role}")
+    print(f"chain: {job.out}; next: {calibrate_command(job.out)}")

@@ -224,10 +224,6 @@ class CountReplay:
     rate_per_s: float | None = None
     """Mean rate of the drawn window; None: as recorded."""
 
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.counts_B).all() and (self.counts_B >= 0).all() and self.counts_B.any()):
-            raise DataError("the counts of a trace must be finite, not negative, and not all 0")
-
     @property
     def period_s(self) -> float:
         """Seconds after which the counts repeat."""
@@ -268,11 +264,6 @@ class StampReplay:
     """Second of the trace at which the draw starts."""
     rate_per_s: float | None = None
     """Mean rate of the drawn window; None: as recorded."""
-
-    def __post_init__(self) -> None:
-        seconds_N = self.arrivals_s_N
-        if not (len(seconds_N) and 0 <= seconds_N[0] < seconds_N[-1] < np.inf and (np.diff(seconds_N) >= 0).all()):
-            raise DataError("the times of a trace must be finite, ascend from 0, and at least two must differ")
 
     @property
     def period_s(self) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.errors import InputError, OfframpError
+from earlyexit.errors import OfframpError
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import (
     Input,
@@ -110,12 +110,7 @@ class LoadConfig:
     """Maximum number of retries after a broken connection, a 502 or a 503."""
 
     def __post_init__(self) -> None:
-        if (self.send_times_s is None) == (self.concurrency is None):
-            raise InputError("set one of send_times_s (open loop) and concurrency (closed loop)")
-        if not self.inputs:
-            raise InputError("inputs is empty: there is nothing to send")
-        if self.keys is not None and len(self.keys) != len(self.inputs):
-            raise InputError(f"keys has {len(self.keys)} entries for {len(self.inputs)} inputs")
+        assert (self.send_times_s is None) != (self.concurrency is None), "exactly one of them is set"
 
     def input_indices(self, request_index: int) -> tuple[int, ...]:
         """Returns the indices of a request's inputs."""

@@ -16,7 +16,7 @@ from earlyexit.network.model import ChainNetwork
 from earlyexit.network.store import load_network, read_card, save_model
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import EntropyPolicy
-from offramp.commands.chain import chain_models
+from offramp.commands.train import chain_models
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.network.chains import Inputs, offline, spread

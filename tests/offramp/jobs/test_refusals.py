@@ -21,7 +21,6 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.augmentation import Augmentation
 from offramp.commands.calibration_files import read_calibration
-from offramp.commands.chain import chain_models
 from offramp.commands.forecast import read_series
 from offramp.commands.inject import check_names, inject
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob, default_task
@@ -30,7 +29,7 @@ from offramp.commands.plan import serving_plan
 from offramp.commands.predict import IMAGES, map_folder
 from offramp.commands.profile import profile_model
 from offramp.commands.thresholds import calibrate_records
-from offramp.commands.train import task_for, train
+from offramp.commands.train import chain_models, task_for, train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.decision import Planned
 from optimizer.plan import Stage

@@ -13,9 +13,8 @@ import numpy as np
 import yaml
 
 from offramp.commands.predict import stream_inputs, stream_texts
-from offramp.load.arrivals import CountReplay, StampReplay, parse_arrivals, read_counts, read_trace
+from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from tests.offramp.load.scripted_server import draw
-from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_replay import FUNCTIONS, LLM
 from tests.refusals import Case, FileCase, Refusals
 
@@ -24,12 +23,6 @@ GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(enco
 CASES: dict[str, Case] = {
     **{f"arrivals: {name}": partial(parse_arrivals, spec) for name, spec in GOLDEN["arrivals"].items()},
     **{name: partial(draw, *given) for name, given in GOLDEN["draws"].items()},
-    "trace: counts of 0": lambda: CountReplay(counts_B=np.zeros(3), bin_s=1.0),
-    "trace: seconds out of order": lambda: StampReplay(arrivals_s_N=np.array([0.0, 2.0, 1.0])),
-    "load: no loop": lambda: config_of(send_times_s=None),
-    "load: two loops": lambda: config_of(send_times_s=[1.0], concurrency=1),
-    "load: no inputs": lambda: config_of(inputs=[]),
-    "load: few keys": lambda: config_of(keys=["k"]),
 }
 
 
