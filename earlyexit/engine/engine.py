@@ -233,10 +233,6 @@ class Choice(Generic[P]):
     """If there is no batch, the time of the next decision. None: after the next submission."""
 
 
-NO_BATCH: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
-"""The decision of a busy device, and of a device without queued inputs."""
-
-
 RETURN_SHARE = 0.05
 """Share of a batch's duration that the next batch waits at most for the next steps of the sequences which that batch
 answered. Of a decode step of 40 ms that is 2 ms, which covers the way to the ingress and back."""
@@ -448,19 +444,16 @@ class BatchEngine(Generic[P]):
     def begin(self, now_s: float) -> Choice[P]:
         """Returns the next batch if the device may begin one, and notes that it runs."""
         if not self.may_begin:
-            return NO_BATCH
+            return Choice(batch=None, dropped=(), wake_s=None)
         choice = self.choose(now_s)
         if choice.batch is None:
             return choice
-        batch, beside_since_s = choice.batch, None
-        for member in batch.members:
-            member.queue_s += batch.started_s - member.since_s
-        if self._running:
-            (other,) = self._running
-            other.beside_since_s = beside_since_s = now_s
-            batch = replace(batch, lane=1 - other.batch.lane)
-            choice = replace(choice, batch=batch)
-        self._running.append(_Running(batch, len(batch.members), beside_since_s))
+        for member in choice.batch.members:
+            member.queue_s += now_s - member.since_s
+        for other in self._running:
+            other.beside_since_s = now_s
+        beside_since_s = now_s if self._running else None
+        self._running.append(_Running(choice.batch, len(choice.batch.members), beside_since_s))
         return choice
 
     def shrink(self, batch: Batch[P], by: int) -> None:
@@ -522,16 +515,28 @@ class BatchEngine(Generic[P]):
         waiting = [queue for queue in self._deepest_first if queue.members]
         if self._running and self._dispatch == "filling":
             waiting = [queue for queue in waiting if self._may_begin_beside(queue)]
-        if not waiting:
-            return NO_BATCH
         dropped = self._drop_late(waiting, now_s)
         if dropped:
             waiting = [queue for queue in waiting if queue.members]
-            if not waiting:
-                return Choice(batch=None, dropped=dropped, wake_s=None)
         others = [queue for queue in waiting if not queue.probe] if self._ran_probed_steps else ()
-        choice = self._choose_among(others, dropped, now_s) if others else NO_BATCH
-        return self._choose_among(waiting, dropped, now_s) if choice.batch is None else choice
+        chosen = self._choose_among(others, now_s) if others else None
+        if not isinstance(chosen, Queue):
+            chosen = self._choose_among(waiting, now_s) if waiting else None
+        if not isinstance(chosen, Queue):
+            return Choice(batch=None, dropped=dropped, wake_s=chosen)
+        members, tokens = chosen.take(self._order, now_s)
+        self._ran_probed_steps = chosen.probe and members[0].sequence != NO_SEQUENCE
+        if self._passing and not chosen.members:
+            self._remove_drained()
+        batch = Batch(
+            split=chosen.split,
+            members=members,
+            tokens=tokens,
+            started_s=now_s,
+            probe=chosen.probe,
+            lane=1 - self._running[0].batch.lane if self._running else 0,
+        )
+        return Choice(batch=batch, dropped=dropped, wake_s=None)
 
     def _may_begin_beside(self, queue: Queue[P]) -> bool:
         """Whether a batch of the queue may begin beside a running one under the dispatch rule `filling`."""
@@ -581,20 +586,21 @@ class BatchEngine(Generic[P]):
         queues = plain + [queue.probes for queue in plain if queue.probes is not None]
         self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
 
-    def _choose_among(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
+    def _choose_among(self, waiting: Sequence[Queue[P]], now_s: float) -> Queue[P] | float:
+        """Returns the queue of the next batch, or the time of the next decision."""
         for queue in waiting:
             if queue.is_full:
-                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
+                return queue
         if self.returning and not self._ran_probed_steps and self.returning.are_awaited(waiting, now_s):
-            return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
+            return self.returning.until_s
         if self._dispatch != "deferred" and len(waiting) == 1:
-            return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
+            return waiting[0]
         urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))
         latest_s = self._latest_start_s(urgent)
         # Unknown times are 0: inputs would wait until they are dropped, and no batch would measure the times.
         if self._dispatch == "deferred" and now_s < latest_s < math.inf and all(self._remaining_batch_s(urgent)):
-            return Choice(batch=None, dropped=dropped, wake_s=latest_s)
-        return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
+            return latest_s
+        return urgent
 
     def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): an input is dropped if it would be late at the first exit of a batch that
@@ -629,10 +635,3 @@ class BatchEngine(Generic[P]):
             own_s,
             *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),
         ]
-
-    def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
-        members, tokens = queue.take(self._order, now_s)
-        self._ran_probed_steps = queue.probe and members[0].sequence != NO_SEQUENCE
-        if self._passing and not queue.members:
-            self._remove_drained()
-        return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe)

@@ -103,89 +103,6 @@ class KvIndex:
     """None: all runs have their own call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """The packed batch of a call of `KvStore.places`."""
-
-    store: KvStore
-    runs: Sequence[Run]
-    source: bool
-    bias_DH: Tensor | None
-
-    def places(self) -> KvIndex:
-        """Returns the index. Runs of few rows and few tokens share a call; others, such as prompts, have their own."""
-        store, runs, source = self.store, self.runs, self.source
-        numbers = [(*store.stretch_of(run.sequence), run.start, run.length, run.source) for run in runs]
-        begin_R, room_R, start_R, length_R, source_R = np.array(numbers, dtype=np.int64).T
-        assert ((start_R + length_R <= room_R) | (begin_R < 0)).all(), "a sequence has no page for its last token"
-        seen_R, end_R = (0 * source_R, source_R) if source else (source_R, start_R + length_R)
-        row_R = length_R.cumsum() - length_R
-        position_N = np.repeat(start_R - row_R, length_R) + np.arange(length_R.sum())
-        write_N = np.repeat(begin_R, length_R) + position_N
-        for k in np.flatnonzero(begin_R < 0).tolist():
-            write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k].sequence, runs[k].start, runs[k].end)
-        few_R = (length_R <= FILLED_ROWS) & (end_R - seen_R <= COPIED_TOKENS)
-        # Scattered pages must be copied in any case. On a GPU, a call per sequence would be bound by the host.
-        few_R |= (length_R == 1) & ((begin_R < 0) | (store.device.type != "cpu"))
-        run_S = np.repeat(np.where(few_R, np.arange(len(few_R)), -1), length_R)
-        rows_S = np.flatnonzero(run_S >= 0)
-        run_S, token_S = run_S[rows_S], position_N[rows_S]
-        end_S = source_R[run_S] if source else token_S + 1
-        padded = rows_S, run_S, begin_R[run_S], seen_R[run_S], end_S, token_S
-        return KvIndex(
-            write_N=self._tensor(write_N),
-            position_N=self._tensor(position_N),
-            alone=[self._alone(runs[k], int(row_R[k])) for k in np.flatnonzero(~few_R).tolist()],
-            together=self._padded(*padded) if len(rows_S) else None,
-        )
-
-    def _alone(self, run: Run, row: int) -> Alone:
-        """Returns the run whose first row in the batch is `row`."""
-        first, end = (0, run.source) if self.source else (run.source, run.end)
-        begin, _ = self.store.stretch_of(run.sequence)
-        adjacent = slice(begin + first, begin + end)
-        read_T = adjacent if begin >= 0 else self._tensor(self.store.place_of(run.sequence, first, end))
-        mask = (None, False) if self.source else self._mask(run)
-        return Alone(slice(row, row + run.length), read_T, *mask)
-
-    def _padded(self, rows_S: Ints, run_S: Ints, begin_S: Ints, first_S: Ints, end_S: Ints, token_S: Ints) -> Together:
-        """Returns rows that attend to the tokens `first` to `end` - 1. The row itself is the token `token`."""
-        lengths_S1 = (end_S - first_S)[:, None]
-        longest = int(lengths_S1.max())
-        tokens_1T = np.arange(longest)[None, :]
-        # Padding repeats the row's last token. Tokens of other sequences may be NaN, and 0 times NaN is NaN.
-        read_ST = (begin_S + first_S)[:, None] + np.minimum(tokens_1T, lengths_S1 - 1)
-        for s in np.flatnonzero(begin_S < 0).tolist():
-            sequence = self.runs[run_S[s]].sequence
-            read_ST[s] = np.resize(self.store.place_of(sequence, int(first_S[s]), int(end_S[s])), longest)
-        where = self._tensor(rows_S), self._tensor(read_ST.ravel())
-        if self.bias_DH is not None:
-            bias_STH = self._biased((token_S - first_S)[:, None] - tokens_1T)
-            return Together(*where, bias_STH.transpose(1, 2)[:, :, None])
-        if int(lengths_S1.min()) == longest:
-            return Together(*where, None)
-        mask_ST = self._tensor(tokens_1T < lengths_S1)
-        return Together(*where, mask_ST[:, None, None, :])
-
-    def _mask(self, run: Run) -> tuple[Tensor | None, bool]:
-        """Returns the mask of a run with its own call, and whether to use a causal mask instead."""
-        distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(run.source, run.end)[None, :]
-        if self.bias_DH is not None:
-            return self._biased(distance_nT).permute(2, 0, 1)[None], False
-        if run.start == run.source or run.length == 1:
-            return None, run.length > 1
-        return self._tensor(distance_nT >= 0), False
-
-    def _biased(self, distance: npt.NDArray[np.int64]) -> Tensor:
-        """Returns the bias by the distance of keys before their queries, (*distance, H); -inf for later keys."""
-        assert self.bias_DH is not None
-        bias: Tensor = self.bias_DH[self._tensor(distance.clip(0))]
-        return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
-
-    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.store.device, non_blocking=True)
-
-
 TRIAL = NO_SEQUENCE
 """The sequence number of warm-ups and profiles. Their keys and values are not kept."""
 RETRY_S = 1.0
@@ -276,10 +193,62 @@ class KvStore:
     def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> KvIndex:
         """Returns the index of a batch of these runs.
 
-        `source`: whether the rows attend to their sequences' sources. `bias_DH`: the bias of scores by the distance of
-        a key before its query; None: no bias.
+        Runs of few rows and few tokens share an attention call. Others, such as prompts, have their own. `source`:
+        whether the rows attend to their sequences' sources. `bias_DH`: the bias of scores by the distance of a key
+        before its query; None: no bias.
         """
-        return _Packed(self, runs, source, bias_DH).places()
+        numbers = [(run.start, run.length, run.source, max(run.end, run.source)) for run in runs]
+        start_R, length_R, source_R, size_R = np.array(numbers, dtype=np.int64).T
+        place_P = np.concatenate([self.place_of(run.sequence, 0, max(run.end, run.source)) for run in runs])
+        row_R, at_R = length_R.cumsum() - length_R, size_R.cumsum() - size_R
+        run_N = np.repeat(np.arange(len(runs)), length_R)
+        position_N = np.arange(len(run_N)) + (start_R - row_R)[run_N]
+        first_R, end_R = (0 * source_R, source_R) if source else (source_R, start_R + length_R)
+        read_R, num_R = at_R + first_R, end_R - first_R
+        is_adjacent_R = place_P[read_R + num_R - 1] - place_P[read_R] == num_R - 1
+        few_R = (length_R <= FILLED_ROWS) & (num_R <= COPIED_TOKENS)
+        # Scattered pages must be copied in any case. On a GPU, a call per sequence would be bound by the host.
+        few_R |= (length_R == 1) & (~is_adjacent_R | (self.device.type != "cpu"))
+        alone: list[Alone] = []
+        for k in np.flatnonzero(~few_R).tolist():
+            read_T = place_P[read_R[k] : read_R[k] + num_R[k]]
+            adjacent = slice(int(read_T[0]), int(read_T[-1]) + 1)
+            mask = (None, False) if source else self._mask(runs[k], bias_DH)
+            rows = slice(int(row_R[k]), int(row_R[k] + length_R[k]))
+            alone.append(Alone(rows, adjacent if is_adjacent_R[k] else self._tensor(read_T), *mask))
+        together, rows_S = None, np.flatnonzero(few_R[run_N])
+        if len(rows_S):
+            run_S = run_N[rows_S]
+            own_S = position_N[rows_S] - first_R[run_S]
+            num_S1 = (num_R[run_S] if source else own_S + 1)[:, None]
+            tokens_1T = np.arange(num_S1.max())[None, :]
+            # Padding repeats the row's last token. Tokens of other sequences may be NaN, and 0 times NaN is NaN.
+            read_ST = place_P[read_R[run_S][:, None] + np.minimum(tokens_1T, num_S1 - 1)]
+            mask_SH1T = None
+            if bias_DH is not None:
+                mask_SH1T = self._biased(own_S[:, None] - tokens_1T, bias_DH).transpose(1, 2)[:, :, None]
+            elif int(num_S1.min()) < tokens_1T.size:
+                mask_SH1T = self._tensor(tokens_1T < num_S1)[:, None, None, :]
+            together = Together(self._tensor(rows_S), self._tensor(read_ST.ravel()), mask_SH1T)
+        write_N = place_P[at_R[run_N] + position_N]
+        return KvIndex(self._tensor(write_N), self._tensor(position_N), alone, together)
+
+    def _mask(self, run: Run, bias_DH: Tensor | None) -> tuple[Tensor | None, bool]:
+        """Returns the mask of a run with its own call, and whether to use a causal mask instead."""
+        distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(run.source, run.end)[None, :]
+        if bias_DH is not None:
+            return self._biased(distance_nT, bias_DH).permute(2, 0, 1)[None], False
+        if run.start == run.source or run.length == 1:
+            return None, run.length > 1
+        return self._tensor(distance_nT >= 0), False
+
+    def _biased(self, distance: Ints, bias_DH: Tensor) -> Tensor:
+        """Returns the bias by the distance of keys before their queries, (*distance, H); -inf for later keys."""
+        bias: Tensor = bias_DH[self._tensor(distance.clip(0))]
+        return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
     def place_of(self, sequence: int, first: int, end: int) -> Ints:
         """Returns the places of a sequence's tokens `first` to `end` - 1."""
@@ -288,13 +257,6 @@ class KvStore:
         places = self._places[sequence]
         assert end <= len(places), f"sequence {sequence} has no page for token {end - 1}"
         return places[first:end]
-
-    def stretch_of(self, sequence: int) -> tuple[int, int]:
-        """Returns a sequence's first place and the number of its adjacent places; (-1, 0) for scattered pages."""
-        places = self._places.get(sequence)
-        if places is None or places[-1] - places[0] != len(places) - 1:
-            return -1, 0
-        return int(places[0]), len(places)
 
     def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
         """Writes the keys and values of every row for one block. A place may be written again."""
