@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -45,15 +46,10 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
 
 
 def has_column(path: Path, name: str) -> bool:
-    """Returns whether a table, or the first object of a .jsonl file, has a column with a name."""
+    """Returns whether the first row of a table has a column with a name."""
     if path.suffix not in TABLES or not path.is_file():
         return False
-    with open_csv(path) as file:
-        first = next((line for line in file if line.strip()), "")
-    if path.suffix == ".jsonl":
-        row = _parse(path, 1, first.rstrip("\n"))
-        return isinstance(row, dict) and name in row
-    return name in next(csv.reader([first], delimiter="\t" if path.suffix == ".tsv" else ","), [])
+    return any(name in row for _, row in islice(_rows(path, ()), 1))
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
@@ -72,9 +68,7 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
     Raises DataError with the line for a row without one of the columns, or with a value of another type.
     """
     columns = text_columns if label_column is None else (*text_columns, label_column)
-    rows: Iterator[tuple[int, Mapping[str, Any]]]
-    rows = _json_rows(path, columns) if path.suffix == ".jsonl" else csv_rows(path, columns, tabs=path.suffix == ".tsv")
-    for line, row in rows:
+    for line, row in _rows(path, columns):
         for name in text_columns:
             if not isinstance(row[name], str):
                 raise DataError(f"{path}:{line}: {name!r} is not a string")
@@ -82,6 +76,10 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
         if not isinstance(label, str | int | float):
             raise DataError(f"{path}:{line}: {label_column!r} is neither a string nor a number")
         yield line, tuple(row[name] for name in text_columns), str(label)
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    return _json_rows(path, columns) if path.suffix == ".jsonl" else csv_rows(path, columns, tabs=path.suffix == ".tsv")
 
 
 @contextmanager

@@ -41,11 +41,6 @@ class Backbone(nn.Module, ABC):
     own_runtime: ClassVar[bool] = False
     """Whether the blocks need a runtime of their own, so that they cannot be exported or captured."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "packs_linears" in vars(cls):  # the former name, which would be ignored, so that serving would fail later
-            raise ModelFolderError(f"{cls.__name__}: packs_linears is called reorders_linears")
-
     num_blocks: int
     inputs: Boundary
     """The tensors that `embed` accepts."""

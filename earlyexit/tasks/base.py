@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import PlanError
 from earlyexit.named import Named
-from earlyexit.network.boundary import Column, Value, stack_values
+from earlyexit.network.boundary import Column, PackedArray, Value, stack_values
 
 if TYPE_CHECKING:  # an ingress formats answers without torch
     from torch import Tensor
@@ -88,12 +88,20 @@ class Task(Named, ABC):
         return {}
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        """Returns the columns of several answers, by name. By default, the answers unchanged, and their scores."""
-        return {self.columns[0].name: stack_values(values), "score": list(scores)}
+        """Returns the columns of several answers, by name: by default, the plain answers, and their scores."""
+        plain = [self.plain(value) for value in values]
+        are_arrays = isinstance(plain[0], PackedArray)
+        return {self.columns[0].name: stack_values(plain) if are_arrays else plain, "score": list(scores)}
 
-    @abstractmethod
+    def plain(self, value: Value) -> Any:
+        """Returns an answer in the form of `to_columns` and `to_json`. By default, it is unchanged."""
+        return value
+
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        """Returns an answer in `POST /predict` JSON, without its exit."""
+        """Returns an answer in `POST /predict` JSON, without its exit: by default, the plain answer, and its score."""
+        plain = self.plain(value)
+        rounded = round(plain, 6) if isinstance(plain, float) else plain
+        return {self.columns[0].name: rounded, "score": round(score, 6)}
 
     def to_content(self, content_type: str, value: Value) -> bytes:
         """Returns an answer in one of `content_types`, without its score and exit."""

@@ -71,11 +71,10 @@ class LabelTask(Task):
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return label_loss(early, full)
 
-    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        return {"label": [self._name(value) for value in values], "score": list(scores)}
-
-    def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        return {"label": self._name(value), "score": round(score, 6)}
+    def plain(self, value: Value) -> str:
+        """Returns the name of a label."""
+        assert isinstance(value, int)
+        return self.label_names[value]
 
     @property
     def json_schema(self) -> Mapping[str, Any]:
@@ -119,7 +118,3 @@ class LabelTask(Task):
         best = minimize_scalar(loss, bounds=(np.log(LEAST_TEMPERATURE), np.log(20.0)), method="bounded")
         temperature = float(np.exp(best.x))
         return 1.0 if temperature < 1.01 * LEAST_TEMPERATURE else temperature
-
-    def _name(self, value: Value) -> str:
-        assert isinstance(value, int)
-        return self.label_names[value]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import Column, Value
+from earlyexit.network.boundary import Column
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
 
 if TYPE_CHECKING:
@@ -49,13 +49,6 @@ class RegressionTask(Task):
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return np.minimum(np.abs(np.asarray(early, dtype=np.float64) - full) / self.scale, 1.0)
-
-    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        return {"value": list(values), "score": list(scores)}
-
-    def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        assert isinstance(value, float)
-        return {"value": round(value, 6), "score": round(score, 6)}
 
     @property
     def json_schema(self) -> Mapping[str, Any]:

@@ -60,11 +60,8 @@ class TokenTask(Task):
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return label_loss(early[:, 0, 0], full[:, 0, 0])
 
-    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        return {"token": [first_token(value) for value in values], "score": list(scores)}
-
-    def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        return {"token": first_token(value), "score": round(score, 6)}
+    def plain(self, value: Value) -> int:
+        return first_token(value)
 
     @property
     def json_schema(self) -> Mapping[str, Any]:

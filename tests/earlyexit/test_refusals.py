@@ -32,7 +32,6 @@ from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import read_texts
 from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
-from earlyexit.families.own import PaddedBackbone
 from earlyexit.named import make_named
 from earlyexit.network.boundary import Split, cast_column, parse_numbers
 from earlyexit.network.chain import proportional
@@ -269,7 +268,6 @@ CASES: dict[str, Case] = {
     "network: no module": lambda: load_pretrained("no_such_module:build"),
     "network: no function": lambda: load_pretrained(f"{__name__}:gone"),
     "network: none": lambda: load_pretrained(f"{__name__}:nothing"),
-    "network: an earlier name": lambda: type("Old", (PaddedBackbone,), {"packs_linears": False}),
     # Words
     "words: share": lambda: alpha_for(1.0, np.ones(3)),
     "words: nothing known": lambda: alpha_for(0.5, np.zeros(0)),
