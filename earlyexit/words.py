@@ -57,43 +57,31 @@ class Words:
         """Whether each token belongs to a word."""
         return self.first_N < self.end_N
 
-    def kept_text(self, keep_N: npt.NDArray[np.bool_], *, rest: bool) -> str:
-        """Returns the text of the words that `kept_W` selects, or the whole text if no token of a word is kept."""
-        keep_N = keep_N & self.are_words_N
-        return self._text_of(self.kept_W(keep_N, rest=rest)) if keep_N.any() else self.text
-
-    def kept_W(self, keep_N: npt.NDArray[np.bool_], *, rest: bool) -> npt.NDArray[np.bool_]:
-        """Returns which words are kept: those with a kept token or without tokens. `rest`: see `kept_texts`."""
-        has_tokens_W = self._overlapped_W(self.are_words_N)
-        without_tokens_W = ~has_tokens_W
-        if not rest and has_tokens_W.any():
-            without_tokens_W[int(np.flatnonzero(has_tokens_W)[-1]) + 1 :] = False
-        kept_W: npt.NDArray[np.bool_] = self._overlapped_W(keep_N) | without_tokens_W
-        return kept_W
-
     def importance_W(self, importance_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Returns the largest importance among the tokens of each word. Words without tokens are left out."""
+        """Returns the largest importance among the tokens of each word; -inf for words without tokens."""
         sizes_N = np.maximum(self.end_N - self.first_N, 0)  # words per token
         nth = np.arange(sizes_N.sum()) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
         largest_W = np.full(len(self.starts_W), -np.inf)
         np.maximum.at(largest_W, np.repeat(self.first_N, sizes_N) + nth, np.repeat(importance_N, sizes_N))
-        return largest_W[largest_W > -np.inf]
+        return largest_W
 
-    def _text_of(self, kept_W: npt.NDArray[np.bool_]) -> str:
-        """Returns the text of the kept words, each with the white space after it."""
+    def kept_text(self, importance_N: npt.NDArray[np.float64], limit: float, *, rest: bool) -> str:
+        """Returns the words with an importance above the limit or without tokens, each with the white space after it.
+
+        Returns the whole text if no importance is above the limit. `rest`: see `kept_texts`.
+        """
+        importance_W = self.importance_W(importance_N)
+        kept_W, has_tokens_W = importance_W > limit, importance_W > -np.inf
+        if not kept_W.any():
+            return self.text
+        kept_W |= ~has_tokens_W
+        if not rest:
+            kept_W[int(np.flatnonzero(has_tokens_W)[-1]) + 1 :] = False
         if kept_W.all():
             return self.text
         begins = [*self.starts_W.tolist(), len(self.text)]
         words = (self.text[begins[k] : begins[k + 1]] for k in np.flatnonzero(kept_W).tolist())
         return self.text[: begins[0]] + "".join(words).rstrip()
-
-    def _overlapped_W(self, chosen_N: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Returns which words at least one of the chosen tokens overlaps."""
-        steps = np.zeros(len(self.starts_W) + 1, dtype=np.int64)
-        np.add.at(steps, self.first_N[chosen_N], 1)
-        np.add.at(steps, self.end_N[chosen_N], -1)
-        overlapped: npt.NDArray[np.bool_] = np.cumsum(steps)[:-1] > 0
-        return overlapped
 
 
 def kept_texts(words: Sequence[Words], importance_N: Importance, alpha: float, *, rest: bool = True) -> tuple[str, ...]:
@@ -113,8 +101,7 @@ def kept_texts(words: Sequence[Words], importance_N: Importance, alpha: float, *
     limit = alpha * _mean_importance(words, importance_N)
     if math.isnan(limit):
         return tuple(each.text for each in words)
-    keep_N = importance_N > limit
-    return tuple(each.kept_text(keep_N, rest=rest) for each in words)
+    return tuple(each.kept_text(importance_N, limit, rest=rest) for each in words)
 
 
 def _mean_importance(words: Sequence[Words], importance_N: Importance) -> float:
@@ -132,7 +119,8 @@ def relative_importance(words: Sequence[Words], importance_N: Importance) -> npt
     mean = _mean_importance(words, exact_N)
     if math.isnan(mean):
         return np.zeros(0)
-    return np.concatenate([each.importance_W(exact_N) for each in words]) / mean
+    importance_W = np.concatenate([each.importance_W(exact_N) for each in words])
+    return importance_W[importance_W > -np.inf] / mean
 
 
 def alpha_for(share: float, relative_importances: npt.NDArray[np.float64]) -> float:
