@@ -112,7 +112,6 @@ class OrderDetails(StrictDocument):
 
     name: OrderName = "deadline"
     eta: float | None = None
-    q: float | None = None
     overdue_s: float | None = None
 
 

@@ -31,13 +31,14 @@ SAME: Final = 1e-9
 
 
 def das(
-    lengths: Sequence[int], waiting: Sequence[int], budget: Budget, *, eta: float, q: float, lead: Sequence[int] = ()
+    lengths: Sequence[int], waiting: Sequence[int], budget: Budget, *, eta: float, lead: Sequence[int] = ()
 ) -> list[int]:
     """Returns the positions of the inputs that form the next batch of one row: algorithm 1 of TCB.
 
     `lengths`: the lengths of all inputs. `waiting`: the positions to choose from, sorted by deadline: N_t in the paper.
     `budget`: in the paper it has L tokens and any number of inputs; without a token budget each input takes the room of
-    one input. `lead`: inputs that are in the batch in any case.
+    one input. `eta`: the share of the batch that is chosen by utility alone; q of the paper is 1 - eta. `lead`: inputs
+    that are in the batch in any case.
 
     The paper leaves some details open. Here:
 
@@ -61,7 +62,7 @@ def das(
     dominant = by_utility[:num_dominant]
     room.take_fitting(dominant, lengths)
     mean = math.fsum(1 / lengths[position] for position in dominant) / num_dominant
-    longest = (1 + SAME) / (q * mean)  # inputs with at least q times the mean utility are taken by deadline
+    longest = (1 + SAME) / ((1 - eta) * mean)  # inputs with at least q times the mean utility are taken by deadline
     end = bisect_right(by_utility, longest, lo=num_dominant, key=lengths.__getitem__)
     room.take_fitting(sorted(by_utility[num_dominant:end]), lengths)
     room.take_fitting(by_utility[end:], lengths)
@@ -144,37 +145,23 @@ class OrderSpec:
 
     name: OrderName = "deadline"
     eta: float | None = None
-    """For `das`: the share of a batch that is chosen by utility alone. None: 1 - `q`, or 0.5."""
-    q: float | None = None
-    """For `das`: inputs with at least this share of the mean utility of the inputs chosen by utility are taken by
-    deadline. It must be 1 - `eta` (section 5.2). None: 1 - `eta`."""
+    """For `das`: the share of a batch that is chosen by utility alone. None: 0.5."""
     overdue_s: float | None = None
     """Seconds of waiting after which an input is overdue, for all orders but `arrival`. None: `OVERDUE_S`."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(OrderName):
             raise PlanError(f"there is no order {self.name!r}; orders are {', '.join(get_args(OrderName))}")
-        for called, share in (("eta", self.eta), ("q", self.q)):
-            if share is None:
-                continue
+        if self.eta is not None:
             if self.name != "das":
-                raise PlanError(f"the order {self.name!r} takes no {called}; only 'das' does")
-            if not 0 < share < 1:
-                raise PlanError(f"{called} must be between 0 and 1, not {share}")
-        if self.eta is not None and self.q is not None and not math.isclose(self.eta + self.q, 1, rel_tol=SAME):
-            raise PlanError(f"eta and q must sum to 1, not to {self.eta + self.q:g} as {self.eta} and {self.q} do")
+                raise PlanError(f"the order {self.name!r} takes no eta; only 'das' does")
+            if not 0 < self.eta < 1:
+                raise PlanError(f"eta must be between 0 and 1, not {self.eta}")
         if self.overdue_s is not None:
             if self.name == "arrival":
                 raise PlanError("the order 'arrival' takes no overdue_s: the oldest goes first in any case")
             if not self.overdue_s >= 0:
                 raise PlanError(f"overdue_s must be a number of seconds, at least 0, not {self.overdue_s}")
-
-    @property
-    def shares(self) -> tuple[float, float]:
-        """The values of `eta` and `q` for `das`."""
-        eta = 0.5 if self.q is None else 1 - self.q
-        eta = eta if self.eta is None else self.eta
-        return eta, 1 - eta if self.q is None else self.q
 
     @property
     def waits_s(self) -> float:
@@ -194,8 +181,7 @@ class OrderSpec:
         may_lead = order[_first_without_deadline(waiting) :] if is_by_deadline else _in_time(waiting, now_s)
         lead = _overdue_among(waiting, may_lead, now_s - self.waits_s, lengths, budget)
         if self.name == "das":
-            eta, q = self.shares
-            return das(lengths, may_lead, budget, eta=eta, q=q, lead=lead)
+            return das(lengths, may_lead, budget, eta=0.5 if self.eta is None else self.eta, lead=lead)
         others = order if is_by_deadline else sorted(may_lead, key=lengths.__getitem__)
         return _fill([*lead, *(position for position in others if position not in lead)], lengths, budget)
 

@@ -158,8 +158,6 @@ def pruned_words(importance: list[float], alpha: float) -> str:
 CASES: dict[str, Case] = {
     # Orders and slots
     "order: eta of nothing": lambda: OrderSpec(name="das", eta=0.0),
-    "order: q out of range": lambda: OrderSpec(name="das", q=-0.5),
-    "order: eta and q contradict": lambda: OrderSpec(name="das", eta=0.5, q=0.4),
     "order: eta of another order": lambda: OrderSpec(name="shortest", eta=0.5),
     "order: overdue by arrival": lambda: OrderSpec(name="arrival", overdue_s=1.0),
     "order: overdue is no number": lambda: OrderSpec(name="das", overdue_s=math.nan),

@@ -138,11 +138,7 @@ def test_the_front_of_the_default_order_is_what_it_picks(
     assert [id(each) for each in take_from(queued, default, budget, 0.5)] == [id(each) for each in picks]
 
 
-def test_eta_and_q_determine_each_other_and_an_order_is_parsed_from_text() -> None:
-    assert OrderSpec(name="das").shares == (0.5, 0.5)
-    assert OrderSpec(name="das", eta=0.3).shares == (0.3, 0.7)
-    assert OrderSpec(name="das", q=0.25).shares == (0.75, 0.25)
-    assert OrderSpec(name="das", eta=0.1, q=0.9).shares == (0.1, 0.9)
+def test_an_order_is_parsed_from_text() -> None:
     assert OrderSpec.parse("shortest") == OrderSpec(name="shortest")
     assert OrderSpec.parse("das:0.3") == OrderSpec(name="das", eta=0.3)
 
@@ -200,7 +196,7 @@ ETAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fractio
 def by_das(length: int, eta: Fraction) -> Chooser:
     def choose(waiting: Sequence[Asked], now_s: float) -> list[int]:
         budget = Budget(inputs=99, tokens=length)
-        return das([n.tokens for n in waiting], range(len(waiting)), budget, eta=float(eta), q=float(1 - eta))
+        return das([n.tokens for n in waiting], range(len(waiting)), budget, eta=float(eta))
 
     return choose
 
@@ -208,11 +204,11 @@ def by_das(length: int, eta: Fraction) -> Chooser:
 def test_das_prefers_the_earlier_deadline_to_the_shorter_input() -> None:
     # 10, 11, 12, 13 saturate 48: p = 2, and half of their mean utility lets everything up to 20 go by deadline.
     lengths = [14, 18, 13, 12, 11, 10]
-    row = das(lengths, range(6), Budget(inputs=99, tokens=48), eta=0.5, q=0.5)
+    row = das(lengths, range(6), Budget(inputs=99, tokens=48), eta=0.5)
     assert [lengths[position] for position in row] == [10, 11, 14, 13]  # 18 is passed over: 13 are left
     # s = 4, so p = 2: the shortest two. Half of the mean of 1 and 1/2 is 3/8, so no other input is short enough.
     lengths = [50, 1, 40, 2, 30]
-    assert das(lengths, range(5), Budget(inputs=4), eta=0.5, q=0.5) == [1, 3, 4, 2]
+    assert das(lengths, range(5), Budget(inputs=4), eta=0.5) == [1, 3, 4, 2]
 
 
 @pytest.mark.parametrize("eta", ETAS, ids=str)

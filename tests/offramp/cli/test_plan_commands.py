@@ -119,8 +119,8 @@ def test_a_plan_has_the_order_of_its_problem_or_of_the_option(problem: Path, tmp
     assert read_plan(out).order == OrderSpec(name="das", eta=0.25)
     printed(capsys, "plan", problem, "--out", out, "--threshold", 0.4, "--order", "shortest")
     assert read_plan(out).order == OrderSpec(name="shortest")
-    written(problem, PROBLEM + "order: {name: das, q: 1.25}\n")
-    assert refused(capsys, "plan", problem).endswith(": q must be between 0 and 1, not 1.25")
+    written(problem, PROBLEM + "order: {name: das, eta: 1.25}\n")
+    assert refused(capsys, "plan", problem).endswith(": eta must be between 0 and 1, not 1.25")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
