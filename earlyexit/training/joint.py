@@ -6,6 +6,7 @@ Tensor legend: B inputs, C outputs.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,43 @@ def train_jointly(
     Raises ModelFolderError for a backbone without trainable weights, augmentation of inputs that are not images,
     imitation of a network that was loaded without a head, and patches without imitation.
     """
+    _check(model, options)
+    order, num_held_out = torch.arange(len(encoded)), 0
+    if options.patience is not None:
+        order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(options.seed))
+        num_held_out = min(len(encoded) - 1, max(1, round(len(encoded) * options.kept_apart)))
+    train_K, held_out_K = order[num_held_out:].sort().values, order[:num_held_out].sort().values
+    loss = _Loss(model, encoded, targets, options)
+    pretrained, new = list(model.backbone.parameters()), list(model.ramps.parameters())
+    (pretrained if "head" in model.info.provenance else new).extend(model.head.parameters())
+    descent = Descent(
+        new,
+        len(train_K),
+        options,
+        optimizer=options.optimizer,
+        least_batch=options.batch // 4,  # batch norm needs more than one or two inputs
+        slower=pretrained,
+        pace=options.backbone_pace,
+    )
+    lowest_loss, epochs_since_best, best = math.inf, 0, model.state_dict()
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        for epoch in range(options.epochs):
+            torch.manual_seed(derived_seed(options.seed, epoch))
+            model.train()
+            descent.epoch(lambda positions: loss(train_K[positions], training=True))
+            epochs_since_best += 1
+            if len(held_out_K) and (held_out_loss := loss.mean(held_out_K)) < lowest_loss:
+                lowest_loss, epochs_since_best = held_out_loss, 0
+                best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            options.progress("epochs", epoch + 1, options.epochs)
+            if epochs_since_best == options.patience:
+                break
+    model.load_state_dict(best)
+    descent.done()
+    model.eval()
+
+
+def _check(model: EarlyExitModel, options: JointOptions) -> None:
     if next(model.backbone.parameters(), None) is None:
         raise ModelFolderError(f"a backbone of the family {model.info.family} cannot be trained: train its ramps only")
     if options.augmentation is not None:
@@ -70,17 +108,10 @@ def train_jointly(
             raise ModelFolderError("patched images have no right answers: patches need imitation")
     if options.imitate and "head" not in model.info.provenance:
         raise ModelFolderError("there is nothing to imitate, because the checkpoint has no head: omit --imitate")
-    run = _Run(model, encoded, targets, options)
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        for epoch in range(options.epochs):
-            if not run.stopped:
-                run.epoch(epoch)
-    run.finish()
 
 
-class _Run:
-    """One training run and its state after each epoch."""
+class _Loss:
+    """The mean loss of all exits on some rows."""
 
     def __init__(
         self, model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: JointOptions
@@ -89,63 +120,17 @@ class _Run:
         self.encoded = encoded
         self.targets_N = torch.from_numpy(targets)
         self.options = options
-        order, num_held_out = torch.arange(len(encoded)), 0
-        if options.patience is not None:
-            order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(options.seed))
-            num_held_out = min(len(encoded) - 1, max(1, round(len(encoded) * options.kept_apart)))
-        self.train_K, self.held_out_K = order[num_held_out:].sort().values, order[:num_held_out].sort().values
         self.teacher = copy.deepcopy(model).eval().requires_grad_(False) if options.imitate else None
         self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
-        pretrained, new = list(model.backbone.parameters()), list(model.ramps.parameters())
-        (pretrained if "head" in model.info.provenance else new).extend(model.head.parameters())
-        self.descent = Descent(
-            new,
-            len(self.train_K),
-            options,
-            optimizer=options.optimizer,
-            least_batch=options.batch // 4,  # batch norm needs more than one or two inputs
-            slower=pretrained,
-            pace=options.backbone_pace,
-        )
-        self.lowest_loss: float | None = None
-        self.epochs_since_best = 0
-        self.best: dict[str, Tensor] | None = None
-        """The weights with the lowest loss on held-out rows."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `patience` is exhausted."""
-        return self.options.patience is not None and self.epochs_since_best >= self.options.patience
-
-    def epoch(self, number: int) -> None:
-        """Train one epoch. Its random numbers depend only on the seed and the number of the epoch."""
-        torch.manual_seed(derived_seed(self.options.seed, number))
-        self.model.train()
-        self.descent.epoch(lambda positions: self._loss(self.train_K[positions], training=True))
-        if len(self.held_out_K):
-            self._validate()
-        self.options.progress("epochs", number + 1, self.options.epochs)
-
-    def finish(self) -> None:
-        """Load the best weights, and switch the model to inference."""
-        if self.best is not None:
-            self.model.load_state_dict(self.best)
-        self.descent.done()
-        self.model.eval()
 
     @torch.no_grad()
-    def _validate(self) -> None:
-        """Update the lowest loss and the best weights by the loss on the held-out rows."""
+    def mean(self, rows: Tensor) -> float:
+        """Returns the mean loss on rows that are not trained."""
         self.model.eval()
-        batches = torch.split(self.held_out_K, self.options.batch)
-        loss = sum(float(self._loss(rows, training=False)) * len(rows) for rows in batches) / len(self.held_out_K)
-        if self.lowest_loss is None or loss < self.lowest_loss:
-            self.lowest_loss, self.epochs_since_best = loss, 0
-            self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        else:
-            self.epochs_since_best += 1
+        batches = torch.split(rows, self.options.batch)
+        return sum(float(self(batch, training=False)) * len(batch) for batch in batches) / len(rows)
 
-    def _loss(self, rows: Tensor, *, training: bool) -> Tensor:
+    def __call__(self, rows: Tensor, *, training: bool) -> Tensor:
         model, task = self.model, self.model.task
         values, layout = pack([self.encoded[row] for row in rows.tolist()], model.device)
         targets_B = self.targets_N[rows]
