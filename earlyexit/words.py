@@ -97,11 +97,11 @@ def kept_texts(words: Sequence[Words], importance_N: Importance, alpha: float, *
     check_alpha(alpha)
     if any(len(each.first_N) != len(importance_N) for each in words):
         raise ValueError(f"{len(importance_N)} importances for {len(words[0].first_N)} tokens")
-    importance_N = importance_N.astype(np.float64)  # compare in full precision
-    limit = alpha * _mean_importance(words, importance_N)
+    exact_N: npt.NDArray[np.float64] = importance_N.astype(np.float64)  # compare in full precision
+    limit = alpha * _mean_importance(words, exact_N)
     if math.isnan(limit):
         return tuple(each.text for each in words)
-    return tuple(each.kept_text(importance_N, limit, rest=rest) for each in words)
+    return tuple(each.kept_text(exact_N, limit, rest=rest) for each in words)
 
 
 def _mean_importance(words: Sequence[Words], importance_N: Importance) -> float:
