@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from earlyexit.foreign.model import ForeignModel, ForeignOptions
-from earlyexit.named import is_own
+from earlyexit.foreign.model import Divisible, ForeignModel, ForeignOptions
+from earlyexit.named import NamedSpec, is_own
 
 
 def read_foreign(name: str, options: ForeignOptions, *, open_size: int) -> ForeignModel:
@@ -21,3 +21,17 @@ def read_foreign(name: str, options: ForeignOptions, *, open_size: int) -> Forei
     from earlyexit.foreign.onnx_model import read_onnx
 
     return replace(read_onnx(Path(name), open_size=open_size), options=options)
+
+
+def open_foreign(model: ForeignModel, codec: NamedSpec, folder: Path) -> Divisible:
+    """Returns a model that can be cut, with the answer as its only output. `folder`: a model folder, for its graph."""
+    if is_own(model.name):
+        from earlyexit.foreign.torch_module import TorchModel
+
+        assert isinstance(model, TorchModel)
+        return replace(model, codec=codec).with_outputs(model.output)
+    from earlyexit.foreign.onnx_cut import open_onnx
+    from earlyexit.foreign.onnx_model import OnnxModel
+
+    assert isinstance(model, OnnxModel)
+    return open_onnx(model, codec, folder)

@@ -13,11 +13,11 @@ capacities, and with edges of infinite capacity from every operator back to its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from earlyexit.errors import GraphError
 
@@ -134,11 +134,20 @@ class Dataflow:
     outputs: tuple[str, ...]
     weights: frozenset[str]
     """Tensors that are stored in the model."""
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The known shapes of tensors for `batch` inputs, including the batch axis."""
-    bytes_per_input: Mapping[str, int]
+    bytes_per_input: Mapping[str, int] = field(default_factory=dict)
     """The bytes of one input, including padding, for tensors with a known shape."""
     batch: int = 1
+
+    def measured(self, values: Mapping[str, Any], batch: int) -> Dataflow:
+        """Returns the graph with the shapes and bytes of tensors, whose values for `batch` inputs are given."""
+        return replace(
+            self,
+            shapes={name: tuple(each.shape) for name, each in values.items()},
+            bytes_per_input={name: each.nbytes // batch for name, each in values.items()},
+            batch=batch,
+        )
 
     @cached_property
     def layout(self) -> frozenset[str]:
@@ -198,6 +207,12 @@ class Dataflow:
     def live(self) -> tuple[Operator, ...]:
         """The operators on a path from the contents of inputs to the outputs."""
         return self._leading_to(self.outputs, self.free)
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors on a path from the contents of inputs to the outputs, without the inputs."""
+        read = {name for each in self.live for name in each.inputs}.union(self.outputs) - self.free
+        return tuple(name for each in self.live for name in each.outputs if name in read)
 
     @cached_property
     def maker(self) -> Mapping[str, Operator]:

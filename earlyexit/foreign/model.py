@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from earlyexit.errors import GraphError, ModelFolderError
@@ -63,22 +62,8 @@ class ForeignModel(ABC):
         """The longest input in tokens; 1 if inputs have no tokens."""
 
     @abstractmethod
-    def with_answer(self, codec: NamedSpec) -> Self:
-        """Returns the model with the answer as its only output."""
-
-    @abstractmethod
     def timed(self, sites: Sequence[Site]) -> tuple[Site, ...]:
         """Returns the sites with `seconds_share`, measured with one thread of this CPU."""
-
-    @abstractmethod
-    def specs(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
-        """Returns for each cut the tensors that cross it, or the reason why they cannot."""
-
-    @abstractmethod
-    def build(
-        self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
-    ) -> Pretrained:
-        """Cuts the model for a model folder, and compares the blocks with the uncut model (if it rounds, on `rows`)."""
 
     def sites(self, *, sets: bool, measure: bool = True) -> tuple[Site, ...]:
         """Returns the model's sites; `sets`: including sets of two or three tensors."""
@@ -87,20 +72,36 @@ class ForeignModel(ABC):
         with_sets = with_cut_sets(self.flow, sites) if sets else sites
         return self.timed(with_sets) if measure and len(with_sets) > len(sites) else with_sets
 
-    def refused(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> dict[tuple[str, ...], str]:
-        """Returns the cuts at which the model cannot be cut or cannot have an exit, and the reasons."""
-        reasons: dict[tuple[str, ...], str] = {}
-        for cut, specs in zip(map(tuple, cuts), self.specs(cuts, codec), strict=True):
-            if (reason := specs if isinstance(specs, str) else why_no_exit(specs)) is not None:
-                reasons[cut] = reason
-        return reasons
-
     def with_outputs(self, *outputs: str) -> Self:
         """Returns the model with only these outputs."""
         unknown = [name for name in outputs if name not in self.flow.outputs]
         if unknown:
             raise GraphError(f"{self.name} has no output {unknown[0]!r}; it has {', '.join(self.flow.outputs)}")
         return replace(self, flow=replace(self.flow, outputs=outputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divisible(ForeignModel):
+    """A foreign model that can be cut into blocks. Its only output is the answer."""
+
+    codec: NamedSpec = field(default_factory=dict)
+    """The codec of its inputs."""
+
+    @abstractmethod
+    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
+        """Returns for each cut the tensors that cross it, or the reason why they cannot."""
+
+    @abstractmethod
+    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
+        """Cuts the model, and compares the blocks with the uncut model (if it rounds, on `rows`)."""
+
+    def refused(self, cuts: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
+        """Returns the cuts at which the model cannot be cut or cannot have an exit, and the reasons."""
+        reasons: dict[tuple[str, ...], str] = {}
+        for cut, specs in zip(map(tuple, cuts), self.specs(cuts), strict=True):
+            if (reason := specs if isinstance(specs, str) else why_no_exit(specs)) is not None:
+                reasons[cut] = reason
+        return reasons
 
 
 def answer_output(name: str, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:

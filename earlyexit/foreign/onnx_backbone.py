@@ -344,7 +344,7 @@ class OnnxBackbone(Backbone):
 
     @cached_property
     def _flow(self) -> Dataflow:
-        return dataflow_of(self._graph.graph, self._graph.graph)
+        return dataflow_of(self._graph.graph)
 
     def _open(self, span: tuple[int, int, str]) -> tuple[Part, Any]:
         """Returns the part of the graph with these blocks, and its session.

@@ -5,10 +5,9 @@ The graph and its weights are written to a folder, changed to take batches of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
@@ -19,9 +18,10 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
+from earlyexit.families.base import Pretrained
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
-from earlyexit.foreign.dataflow import Dataflow, UncutError, layout_role
-from earlyexit.foreign.model import SURE, ForeignOptions, T, answer_output, longest_accepted, result_or_reason
+from earlyexit.foreign.dataflow import SIZE_OPERATORS, Dataflow, UncutError, layout_role
+from earlyexit.foreign.model import SURE, Divisible, answer_output, given_head, longest_accepted, result_or_reason
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
     FILE,
@@ -45,7 +45,8 @@ from earlyexit.foreign.onnx_backbone import (
     read_graph,
     to_graph_array,
 )
-from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
+from earlyexit.foreign.onnx_file import dataflow_of, returning, sizes_of_input
+from earlyexit.foreign.onnx_model import OnnxModel
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import DATATYPES, NUMPY, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
@@ -66,46 +67,160 @@ WHOLE = ("int64", "int32", "uint8")
 """Types of images whose values stay integers from 0 to 255, because scaled values would be truncated."""
 
 
-def try_graph(
-    proto: Any,
-    path: Path,
-    options: ForeignOptions,
-    codec: NamedSpec,
-    use: Callable[[TrialGraph], T],
-    folder: Path | None = None,
-) -> T:
-    """Writes a graph to a folder and returns the result of `use` for it.
+@dataclass(frozen=True, kw_only=True)
+class DivisibleGraph(OnnxModel, Divisible):
+    """An ONNX file whose graph was written to a model folder, where it runs inputs of any number from the codec."""
 
-    If `use` fails and the graph has a fixed batch size, it is tried again with the graph changed to any batch size.
-    `proto`: the onnx.ModelProto of the file `path`, without the weights beside it. `folder`: None: a temporary folder.
+    folder: Path
+    graph: Any
+    """The onnx.ModelProto in the folder, without weights."""
+    entry: Entry
+    session: Any
+    """Returns the outputs of the file, and all tensors between blocks."""
+
+    def run(self, names: Sequence[str], values: Tensors, layout: Layout) -> dict[str, Array]:
+        """Returns tensors for inputs from the codec. Raises GraphError if the graph cannot run them."""
+        codec_values = zip(self.entry.codec_inputs, self.entry.enter(values), strict=True)
+        feeds = {each.name: to_graph_array(each, rows, layout) for each, rows in codec_values}
+        feeds |= {name: layout_array(each, layout) for name, each in self.entry.layout_inputs.items()}
+        computed = [name for name in dict.fromkeys(names) if name not in feeds]
+        try:
+            results = self.session.run(computed, feeds)
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
+            raise GraphError(
+                f"the graph does not take {layout.num_inputs} inputs"
+                f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {describe_error(error)}"
+            ) from error
+        return feeds | dict(zip(computed, results, strict=True))
+
+    def run_trials(self, names: Sequence[str]) -> dict[str, list[Array]]:
+        """Returns the values of every tensor for each of `SHAPES`."""
+        shapes = SHAPES if self.entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
+        layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
+        trials = [self.run(names, examples(self.entry.entry, layout), layout) for layout in layouts]
+        return {name: [trial[name] for trial in trials] for name in dict.fromkeys(names)}
+
+    def with_answer(self) -> DivisibleGraph:
+        """Returns the graph with the answer as its only output: the user's choice, or the only output that can be.
+
+        Raises GraphError if the graph cannot be run, or if there is not exactly one such output.
+        """
+        output, names = self.options.output, self.flow.outputs
+        if output is not None and output not in self.flow.maker:
+            raise GraphError(f"the graph has no tensor {output!r}; its outputs are {', '.join(names)}")
+        trials = self.run_trials(names if output is None else [output])
+
+        def can_be(name: str) -> bool:
+            first, other, *_ = trials[name]
+            if first.dtype.kind != "f" or first.ndim != 2 or (len(first), len(other)) != (2, 3):
+                return False
+            return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
+
+        answer = answer_output("the graph", {name: trials[name][0].shape for name in trials}, can_be, batch=2)
+        return replace(self, flow=replace(self.flow, outputs=(answer,)))
+
+    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
+        sizes = [result_or_reason(self._sizes, [cut, self.flow.outputs]) for cut in cuts]
+        pairs = zip(cuts, sizes, strict=True)
+        names = [name for cut, read in pairs if isinstance(read, list) for name in (*cut, *read)]
+        trials = self.run_trials(names or self.flow.outputs)
+
+        def specs_of(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
+            if isinstance(read, str):
+                raise GraphError(read)
+            specs = [crossing(name, trials[name]).spec() for name in cut]
+            for name in read:
+                sizes_of(name, trials[name])
+            return specs
+
+        return list(map(result_or_reason, [specs_of] * len(cuts), cuts, sizes))
+
+    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
+        cuts, [answer] = [*cuts, self.flow.outputs], self.flow.outputs
+        sizes = self._sizes(cuts)
+        trials = self.run_trials([*(name for cut in cuts for name in cut), *sizes])
+        sums = np.abs(trials[answer][0].sum(1) - 1)
+        config = GraphConfig(
+            **dict(self.entry),
+            file=FILE,
+            sha256=fingerprint(self.folder, FILE),
+            cuts=tuple(tuple(crossing(name, trials[name]) for name in cut) for cut in cuts),
+            outputs="probabilities" if (trials[answer][0] >= 0).all() and (sums < SURE).all() else "logits",
+            sizes={name: sizes_of(name, trials[name]) for name in sizes},
+        )
+        longest_accepted("the graph", self.entry.max_length, self._runs, least=SHAPES[0][1], must=True)
+        backbone = OnnxBackbone(config, self.folder)
+        self._compare(backbone, rows)
+        return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=self.codec)
+
+    def _compare(self, backbone: OnnxBackbone, rows: Sequence[Encoded]) -> None:
+        """Raises GraphError unless blocks agree with the uncut graph, and inputs alone with inputs in a batch."""
+        try:
+            trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
+        except TrialError as error:
+            raise GraphError(str(error)) from error
+        for trial in trials:
+            results = self.run(self.flow.outputs, examples(backbone.inputs, trial.layout), trial.layout)
+            expected = backbone.answer_of(results[self.flow.outputs[0]], trial.layout)
+            difference = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
+            if difference is not None:
+                count = trial.layout.num_inputs
+                raise GraphError(f"for {count} inputs, the blocks and the uncut graph return other values {difference}")
+
+    def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
+        """Returns the sizes that must be fed to blocks. Raises GraphError if the cuts do not separate the graph."""
+        codec = [each.name for each in self.entry.codec_inputs]
+        return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
+
+    def _runs(self, length: int) -> bool:
+        """Whether the graph takes an input of `length` tokens."""
+        layout = layout_of([length])
+        values = examples(self.entry.entry, layout)
+        return not isinstance(result_or_reason(self.run, self.flow.outputs, values, layout), str)
+
+
+def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph:
+    """Writes a file's graph to a folder, and returns it with the answer as its only output.
+
+    If it cannot be run because it has a fixed batch size, it is changed to any batch size.
     """
-    if folder is None:
-        with TemporaryDirectory() as temporary:
-            return try_graph(proto, path, options, codec, use, Path(temporary))
     import onnx
 
     model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model.CopyFrom(file.proto)
     try:
-        onnx.load_external_data_for_model(model, str(path.parent))
+        onnx.load_external_data_for_model(model, str(file.path.parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise GraphError(f"the weights beside {path} cannot be read: {one_line(error)}") from error
-    entry = describe_inputs(model.graph, codec, options.pixels)
+        raise GraphError(f"the weights beside {file.path} cannot be read: {one_line(error)}") from error
+    entry = describe_inputs(model.graph, codec, file.options.pixels)
     fixed_batch = _free_sizes(model.graph, entry)
     _weights_from_constants(model.graph)
     beside = FILE + WEIGHTS_SUFFIX
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / beside).unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(model, folder / FILE, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
     (folder / beside).touch()  # the file exists even if the graph has no weights
+
+    def opened() -> DivisibleGraph:
+        graph = read_graph(folder, FILE)
+        flow = dataflow_of(graph.graph)
+        sizes = [name for each in flow.operators if each.op in SIZE_OPERATORS for name in each.outputs]
+        tensors = dict.fromkeys((*flow.outputs, *flow.tensors, *sizes))
+        session = open_graph(returning(graph, tensors), folder, quiet=True)
+        flow = replace(file.flow, operators=flow.operators, weights=flow.weights)
+        facts = vars(file) | {"flow": flow, "folder": folder, "graph": graph, "entry": entry, "session": session}
+        return DivisibleGraph(**facts, codec=codec).with_answer()
+
     try:
-        return use(TrialGraph.open(folder, entry, options.output))
+        return opened()
     except GraphError as error:
         if fixed_batch is None or not _reshape_any_batch(folder, entry, fixed_batch):
             raise
         try:
-            return use(TrialGraph.open(folder, entry, options.output))
+            return opened()
         except GraphError:
             raise GraphError(
-                f"{path} was made for batches of {fixed_batch} and cannot be run with other sizes: {error}"
+                f"{file.path} was made for batches of {fixed_batch} and cannot be run with other sizes: {error}"
             ) from error
 
 
@@ -248,141 +363,6 @@ def _dtype(info: Any) -> str:
     return dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialGraph:
-    """A graph in a folder that runs trial inputs."""
-
-    model: Any
-    folder: Path
-    entry: Entry
-    flow: Dataflow
-    output: str
-    """The tensor that is the answer."""
-    answers: Array
-    """The answers of the first trial."""
-
-    @classmethod
-    def open(cls, folder: Path, entry: Entry, output: str | None) -> TrialGraph:
-        """Opens a graph. `output`: the tensor that is the answer; None: the only output that can be.
-
-        Raises GraphError if the graph cannot be run, or if there is not exactly one such output.
-        """
-        model = read_graph(folder, FILE)
-        flow = dataflow_of(model.graph, model.graph)
-        names = [output] if output is not None else [each.name for each in model.graph.output]
-        if output is not None and output not in flow.maker:
-            others = ", ".join(each.name for each in model.graph.output)
-            raise GraphError(f"the graph has no tensor {output!r}; its outputs are {others}")
-        trials = UncutGraph(model, folder, entry, names).run_trials()
-
-        def can_be(name: str) -> bool:
-            first, other, *_ = trials[name]
-            if first.dtype.kind != "f" or first.ndim != 2 or (len(first), len(other)) != (2, 3):
-                return False
-            return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
-
-        answer = answer_output("the graph", {name: trials[name][0].shape for name in names}, can_be, batch=2)
-        return cls(model=model, folder=folder, entry=entry, flow=flow, output=answer, answers=trials[answer][0])
-
-    def to_config(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded]) -> GraphConfig:
-        """Returns the configuration of the blocks between these cuts, after testing the blocks. Raises GraphError."""
-        cuts = [*cuts, [self.output]]
-        sizes = self._sizes(cuts)
-        uncut = self._uncut([*(name for cut in cuts for name in cut), *sizes])
-        trial_values = uncut.run_trials()
-        sums = np.abs(self.answers.sum(1) - 1)
-        config = GraphConfig(
-            **dict(self.entry),
-            file=FILE,
-            sha256=fingerprint(self.folder, FILE),
-            cuts=tuple(tuple(crossing(name, trial_values[name]) for name in cut) for cut in cuts),
-            outputs="probabilities" if (self.answers >= 0).all() and (sums < SURE).all() else "logits",
-            sizes={name: sizes_of(name, trial_values[name]) for name in sizes},
-        )
-        longest_accepted("the graph", self.entry.max_length, uncut.runs, least=SHAPES[0][1], must=True)
-        # The blocks must agree with the uncut graph, and each input must have the same result alone and in a batch.
-        backbone, [last] = OnnxBackbone(config, self.folder), config.cuts[-1]
-        try:
-            trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
-        except TrialError as error:
-            raise GraphError(str(error)) from error
-        for trial in trials:
-            answer = uncut.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
-            expected = backbone.answer_of(answer, trial.layout)
-            difference = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
-            if difference is not None:
-                count = trial.layout.num_inputs
-                raise GraphError(f"for {count} inputs, the blocks and the uncut graph return other values {difference}")
-        return config
-
-    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
-        """Returns for each cut by itself the tensors that cross it, or the reason why they cannot."""
-        sizes = [result_or_reason(self._sizes, [cut, [self.output]]) for cut in cuts]
-        pairs = zip(cuts, sizes, strict=True)
-        names = [name for cut, read in pairs if isinstance(read, list) for name in (*cut, *read)]
-        trial_values = self._uncut(names or [self.output]).run_trials()
-
-        def specs_of(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
-            if isinstance(read, str):
-                raise GraphError(read)
-            specs = [crossing(name, trial_values[name]).spec() for name in cut]
-            for name in read:
-                sizes_of(name, trial_values[name])
-            return specs
-
-        return list(map(result_or_reason, [specs_of] * len(cuts), cuts, sizes))
-
-    def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
-        """Returns the sizes that must be fed to blocks. Raises GraphError if the cuts do not separate the graph."""
-        codec = [each.name for each in self.entry.codec_inputs]
-        return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
-
-    def _uncut(self, names: Sequence[str]) -> UncutGraph:
-        return UncutGraph(self.model, self.folder, self.entry, names)
-
-
-class UncutGraph:
-    """The uncut graph with additional outputs."""
-
-    def __init__(self, model: Any, folder: Path, entry: Entry, names: Sequence[str]) -> None:
-        """`names`: the tensors to return. Raises GraphError for operators that ONNX Runtime does not have."""
-        import onnx
-
-        with_outputs = onnx.ModelProto()
-        with_outputs.CopyFrom(model)
-        del with_outputs.graph.output[:]
-        with_outputs.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
-        self._session = open_graph(with_outputs, folder, quiet=True)
-        self._entry = entry
-        self._names = list(dict.fromkeys(names))
-
-    def run(self, values: Tensors, layout: Layout) -> dict[str, Array]:
-        """Returns the tensors for inputs from the codec. Raises GraphError if the graph cannot run them."""
-        codec_values = zip(self._entry.codec_inputs, self._entry.enter(values), strict=True)
-        feeds = {each.name: to_graph_array(each, rows, layout) for each, rows in codec_values}
-        feeds |= {name: layout_array(each, layout) for name, each in self._entry.layout_inputs.items()}
-        try:
-            results = self._session.run(self._names, feeds)
-        except Exception as error:  # the errors of ONNX Runtime have no common base class
-            raise GraphError(
-                f"the graph does not take {layout.num_inputs} inputs"
-                f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {describe_error(error)}"
-            ) from error
-        return dict(zip(self._names, results, strict=True))
-
-    def runs(self, length: int) -> bool:
-        """Whether the graph takes an input of `length` tokens."""
-        layout = layout_of([length])
-        return not isinstance(result_or_reason(self.run, examples(self._entry.entry, layout), layout), str)
-
-    def run_trials(self) -> dict[str, list[Array]]:
-        """Returns the values of every tensor for each of `SHAPES`."""
-        shapes = SHAPES if self._entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
-        layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
-        trials = [self.run(examples(self._entry.entry, layout), layout) for layout in layouts]
-        return {name: [trial[name] for trial in trials] for name in self._names}
-
-
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
     """Infers from its trial values how a tensor crosses. Raises GraphError if it cannot."""
     dtype = str(trials[0].dtype)
@@ -484,7 +464,7 @@ def _reshape_any_batch(folder: Path, entry: Entry, fixed_batch: int) -> bool:
 
     model = read_graph(folder, FILE)
     graph = model.graph
-    free = dataflow_of(graph, graph).known(entry.layout_inputs)
+    free = dataflow_of(graph).known(entry.layout_inputs)
     changed = False
     for index, node in enumerate(graph.node):
         if node.op_type != "Reshape" or node.input[0] in free:

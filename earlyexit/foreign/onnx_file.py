@@ -2,87 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from earlyexit.errors import GraphError, first_line
+from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Dataflow, Operator, check_operator, kind_of
-
-logger = logging.getLogger(__name__)
-
-SMALL = 4096
-"""Tensors of at most so many values are kept and computed during shape inference, because shapes may depend on them."""
-ROUNDS = 8
-"""The most rounds of shape inference and constant folding."""
-OWN_INITIALIZERS = 4
-"""The first version of ONNX's file format in which weights need not be inputs of the graph."""
-
-
-def with_shapes(proto: Any, open_size: int) -> Any:
-    """Returns the graph with inferred shapes for one input. Other open axes have the size `open_size`.
-
-    onnx infers shapes from other shapes. If a graph computes a shape from the size of a tensor, onnxscript folds that
-    computation to a constant, and onnx infers again.
-    """
-    import onnx
-    from onnxscript.optimizer import fold_constants
-
-    weights = {each.name: each for each in proto.graph.initializer}
-    inputs = [each for each in proto.graph.input if each.name not in weights]
-    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=inputs)
-    _close_axes(graph.input, open_size)
-    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    graph.initializer.extend(each for each in weights.values() if _is_small(each))
-    large = [each for each in weights.values() if not _is_small(each)]  # no shape depends on their values
-    graph.input.extend(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large)
-    for each in proto.graph.output:
-        graph.output.append(each)
-        graph.output[-1].type.tensor_type.ClearField("shape")
-    version = max(proto.ir_version, OWN_INITIALIZERS)
-    known = onnx.ModelProto(graph=graph, opset_import=proto.opset_import, ir_version=version)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns about operators that it cannot fold
-    try:
-        with np.errstate(all="ignore"):
-            for _ in range(ROUNDS):
-                known = onnx.shape_inference.infer_shapes(known, data_prop=True)
-                if not fold_constants(known, onnx_shape_inference=True, should_fold=_should_fold).modified:
-                    break
-    except Exception as error:  # neither library has a common base class of its errors
-        logger.warning("some shapes of the graph %r are unknown: %s", proto.graph.name, first_line(error))
-    return known.graph
-
-
-def _should_fold(node: Any) -> bool | None:
-    """Folds ConstantOfShape, with which exporters compute shapes, but no large results; None: onnxscript decides."""
-    shape = node.outputs[0].shape
-    if shape is None or not shape.is_static():
-        return None
-    if math.prod(shape) > SMALL:
-        return False
-    return True if node.op_type == "ConstantOfShape" else None
-
-
-def _close_axes(inputs: Sequence[Any], open_size: int) -> None:
-    """Gives every open axis a size: another input's batch size, or 1, for batch axes, and `open_size` for others."""
-    first_axes = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
-    batch = next((dim.dim_value for dim in first_axes if dim.dim_value > 0), 1)
-    batch_names = {dim.dim_param for dim in first_axes} - {""}
-    for each in inputs:
-        for axis, dim in enumerate(each.type.tensor_type.shape.dim):
-            if dim.dim_value <= 0:  # some exporters write -1
-                dim.dim_value = batch if axis == 0 or dim.dim_param in batch_names else open_size
-
-
-def _is_small(tensor: Any) -> bool:
-    return math.prod(tensor.dims) <= SMALL and not tensor.external_data
-
 
 OPEN_SIZE = 128
 """The default size of open axes, such as tokens or the sides of images, but not of the batch axis."""
@@ -94,7 +23,7 @@ DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 def load_structure(path: Path) -> Any:
     """Returns the onnx.ModelProto of a file, without the weights beside it. Raises GraphError for other files."""
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise GraphError("ONNX files are read with onnx: install offramp[onnx] or offramp[gpu]")
     import onnx
     from google.protobuf.message import DecodeError
@@ -177,28 +106,14 @@ def check_operators(graph: Any, path: Path) -> None:
         known.update(node.output)
 
 
-def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
-    """Returns an onnx.GraphProto as a dataflow. `inferred`: the same graph with inferred shapes."""
+def dataflow_of(graph: Any) -> Dataflow:
+    """Returns an onnx.GraphProto as a dataflow, without shapes."""
     weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
-    inputs = tuple(each.name for each in graph.input if each.name not in weights)
-    infos = [*inferred.input, *inferred.value_info, *inferred.output]
-    types = {each.name: each.type.tensor_type for each in infos}
-    shapes = {
-        each.name: tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim)
-        for each in infos
-        if each.name not in weights and _is_known(each.type.tensor_type)
-    }
-    batch = next((shapes[name][0] for name in inputs if shapes.get(name)), 1) or 1
     return Dataflow(
         operators=tuple(_operators(graph, weights)),
-        inputs=inputs,
+        inputs=tuple(each.name for each in graph.input if each.name not in weights),
         outputs=tuple(each.name for each in graph.output),
         weights=frozenset(weights),
-        shapes=shapes,
-        bytes_per_input={
-            name: math.prod(shape) * _item_bytes(types[name].elem_type) // batch for name, shape in shapes.items()
-        },
-        batch=batch,
     )
 
 
@@ -219,20 +134,43 @@ def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
         )
 
 
-def _is_known(tensor: Any) -> bool:
-    """Whether the sizes of all axes of an onnx.TypeProto.Tensor are known."""
-    return bool(tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim))
-
-
-def _item_bytes(elem_type: int) -> int:
-    import onnx
-
-    try:
-        return int(onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
-    except KeyError:  # numpy does not have the type
-        return 1
-
-
 def sizes_of_input(info: Any) -> tuple[int | None, ...]:
     """Returns the sizes of an input's axes; None for an open axis."""
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)
+
+
+def arbitrary_inputs(inputs: Sequence[Any], open_size: int) -> dict[str, Any]:
+    """Returns normally distributed numbers, or ones for integers, for inputs (ValueInfoProtos) of a graph.
+
+    Open axes have the size `open_size`. Open batch axes have the batch size of another input, or 1.
+    """
+    import onnx
+
+    first_axes = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
+    batch = next((dim.dim_value for dim in first_axes if dim.dim_value > 0), 1)
+    batch_names = {dim.dim_param for dim in first_axes} - {""}
+    generator, values = np.random.default_rng(0), {}
+    for each in inputs:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+        shape = [
+            dim.dim_value  # some exporters write -1 for an open axis
+            if dim.dim_value > 0
+            else batch
+            if axis == 0 or dim.dim_param in batch_names
+            else open_size
+            for axis, dim in enumerate(each.type.tensor_type.shape.dim)
+        ]
+        is_float = np.issubdtype(dtype, np.floating)
+        values[each.name] = (generator.standard_normal(shape) if is_float else np.ones(shape)).astype(dtype)
+    return values
+
+
+def returning(proto: Any, tensors: Iterable[str]) -> Any:
+    """Returns a copy of an onnx.ModelProto whose outputs are these tensors."""
+    import onnx
+
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors))
+    return model

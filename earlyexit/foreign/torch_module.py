@@ -18,9 +18,8 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
-from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_
 from earlyexit.foreign.model import (
     SURE,
     TEXT_LENGTH,
-    ForeignModel,
+    Divisible,
     answer_output,
     given_head,
     longest_accepted,
@@ -51,7 +50,7 @@ from earlyexit.foreign.torch_backbone import (
     call_of,
     type_of,
 )
-from earlyexit.named import NamedSpec, import_own
+from earlyexit.named import import_own
 from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec
 from earlyexit.network.piece import Layout
 
@@ -111,7 +110,7 @@ FED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchModel(ForeignModel):
+class TorchModel(Divisible):
     """A torch module that was traced and checked. Operators and tensors of `flow` have the names of `module`'s nodes.
 
     Every block computes by itself the tensors that follow from sizes and lengths (masks, positions), or from weights.
@@ -140,9 +139,6 @@ class TorchModel(ForeignModel):
         upper = size.node.shape_env.bound_sympy(size.node.expr).upper  # the bound that tracing found
         return int(upper) if upper.is_finite and 0 < upper < UNBOUNDED else TEXT_LENGTH
 
-    def with_answer(self, codec: NamedSpec) -> Self:
-        return self.with_outputs(self._output)
-
     def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
         recorder, threads = _Recorder(self.module), torch.get_num_threads()
         inputs = [value[:1] for value in self.examples.values()]
@@ -155,14 +151,12 @@ class TorchModel(ForeignModel):
             torch.set_num_threads(threads)
         return with_shares(sites, self.flow, self.flow.outputs, recorder.seconds)
 
-    def specs(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
+    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
         return [result_or_reason(list, map(self.spec, cut)) for cut in cuts]
 
-    def build(
-        self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
-    ) -> Pretrained:
+    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
         """Also raises GraphError if the module needs other masks, positions or token types than those that are fed."""
-        backbone, max_length = self.cut(cuts), codec.get("max_length")
+        backbone, max_length = self.cut(cuts), self.codec.get("max_length")
         if backbone.inputs[0].per_token:
             most, must = max_length or min(self.longest, TEXT_LENGTH), max_length is not None
             backbone.max_length = longest_accepted(self.name, most, lambda tokens: _runs(backbone, tokens), must=must)
@@ -171,7 +165,7 @@ class TorchModel(ForeignModel):
             check_own(backbone, rows)
         except (RuntimeError, IndexError) as error:
             raise GraphError(f"{self.name} does not take any number of inputs: {first_line(error)}") from error
-        return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None)
+        return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=self.codec)
 
     @cached_property
     def codec_inputs(self) -> tuple[str, ...]:
@@ -186,7 +180,7 @@ class TorchModel(ForeignModel):
     @cached_property
     def answer(self) -> str:
         """The tensor with the answers as logits (B, C): the input of a softmax, or the logarithm of probabilities."""
-        name = self._output
+        name = self.output
         node = next(each for each in self.module.graph.nodes if each.name == name)
         if node.target in SOFTMAX and node.args[1] in (1, -1):
             logits: Any = node.args[0]
@@ -237,10 +231,11 @@ class TorchModel(ForeignModel):
     def _outputs(self) -> dict[str, Tensor]:
         """The module's outputs for its examples."""
         with torch.no_grad():
-            return dict(zip(self.flow.outputs, self.run(*self.examples.values()), strict=True))
+            values = _values(self.module, *self.examples.values())
+        return {name: values[name] for name in self.flow.outputs}
 
     @cached_property
-    def _output(self) -> str:
+    def output(self) -> str:
         """The output that is a classifier's answer, (B, C): the one that the user named, or the only one."""
         requested, outputs, batch = self.options.output, self._outputs, self.flow.batch
         if requested is not None:
@@ -322,9 +317,7 @@ class TorchModel(ForeignModel):
     @torch.inference_mode()
     def _check_examples(self, backbone: ExportedBackbone) -> None:
         """Raises GraphError if the backbone and the module return different answers for the module's examples."""
-        interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
-        interpreter.run(*self.examples.values(), enable_io_processing=False)
-        [expected] = [value for node, value in interpreter.env.items() if node.name == self.answer]
+        expected = _values(self.module, *self.examples.values())[self.answer]
         first, mask = self.examples[self.codec_inputs[0]], self.examples.get("attention_mask")
         per_token = backbone.inputs[0].per_token
         lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
@@ -412,18 +405,15 @@ def read_torch(name: str) -> TorchModel:
         for node in module.graph.nodes:
             check_operator(name, base_name(node), node.name)
         examples = _examples(name, module, arguments)
-        recorder = _Recorder(module)
-        recorder.run(*examples.values(), enable_io_processing=False)
+        tensors = _values(module, *examples.values())
         batch, nodes = len(next(iter(examples.values()))), list(module.graph.nodes)
+        weights = frozenset(node.name for node in nodes if node.op == "get_attr")
         flow = Dataflow(
-            operators=tuple(operators_of(module, recorder.shapes)),
+            operators=tuple(operators_of(module, tensors)),
             inputs=tuple(examples),
             outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
-            weights=frozenset(node.name for node in nodes if node.op == "get_attr"),
-            shapes=recorder.shapes,
-            bytes_per_input={name: num_bytes // batch for name, num_bytes in recorder.num_bytes.items()},
-            batch=batch,
-        )
+            weights=weights,
+        ).measured({name: each for name, each in tensors.items() if name not in weights}, batch)
         graph = TorchModel(name=name, module=module, examples=examples, flow=flow)
         _check_batch(graph)
     return graph
@@ -512,22 +502,24 @@ def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[
     return examples
 
 
+def _values(module: fx.GraphModule, *inputs: Tensor) -> dict[str, Tensor]:
+    """Runs a module. Returns the values of all its nodes that return one tensor, by name."""
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+    interpreter.run(*inputs, enable_io_processing=False)
+    return {node.name: each for node, each in interpreter.env.items() if isinstance(each, Tensor)}
+
+
 class _Recorder(fx.Interpreter):
-    """Runs a module. Records the shape and bytes of every node's result, and the node's shortest time in seconds."""
+    """Runs a module. Records the shortest time of every node in seconds."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.num_bytes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         begin = perf_counter()
         result = super().run_node(n)
         self.seconds[n.name] = min(self.seconds.get(n.name, inf), perf_counter() - begin)
-        if isinstance(result, Tensor) and n.op != "get_attr":
-            self.shapes[n.name] = tuple(result.shape)
-            self.num_bytes[n.name] = result.numel() * result.element_size()
         return result
 
 

@@ -19,9 +19,9 @@ from earlyexit.data.rows import IMAGE, LabelledRows, check_folder_names, has_lab
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
 from earlyexit.families.base import Pretrained
-from earlyexit.foreign import read_foreign
+from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.dataflow import Site
-from earlyexit.foreign.model import ForeignModel, ForeignOptions
+from earlyexit.foreign.model import Divisible, ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, Encoded
@@ -202,7 +202,8 @@ def _cut(
     job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, notify: Notify
 ) -> tuple[Pretrained, Cuts]:
     """Writes the network in blocks; returns it with its cuts. Raises GraphError for too few sites."""
-    sites = crossing_sites(job, foreign, codec, notify)
+    opened = open_foreign(foreign, codec, folder)
+    sites = crossing_sites(job, opened, notify)
     num_blocks = job.blocks or min(MAX_BLOCKS, len(sites) + 1)
     if num_blocks > len(sites) + 1:
         raise GraphError(
@@ -211,10 +212,10 @@ def _cut(
         )
     chosen = balanced_cuts([site.seconds_share or 0.0 for site in sites], num_blocks)
     cuts = tuple(sites[k].tensors for k in chosen)
-    notify(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    notify(f"{job.backbone}: {len(opened.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
         notify("--sets finds more sites, at which two or three tensors together carry all information")
-    return foreign.build(cuts, codec, folder, rows), cuts
+    return opened.build(cuts, rows), cuts
 
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
@@ -241,14 +242,14 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     return learned, held
 
 
-def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, notify: Notify) -> tuple[Site, ...]:
+def crossing_sites(job: InjectJob, foreign: Divisible, notify: Notify) -> tuple[Site, ...]:
     """Returns the sites where the model can be cut; raises GraphError if there is none."""
-    sites = foreign.with_answer(codec).sites(sets=job.sets)
+    sites = foreign.sites(sets=job.sets)
     if not sites:
         tensors = "one to three tensors carry" if job.sets else "one tensor carries"
         hint = "" if job.sets else "; --sets also cuts where two or three tensors do"
         raise GraphError(f"{job.backbone}: no site: nowhere between its operators {tensors} all information{hint}")
-    refused = foreign.refused([site.tensors for site in sites], codec)
+    refused = foreign.refused([site.tensors for site in sites])
     if not refused:
         return sites
     names = ", ".join(" and ".join(map(repr, tensors)) for tensors in refused)

@@ -13,6 +13,7 @@ import torch
 
 from earlyexit.backends.onnx import OnnxSegments, export
 from earlyexit.errors import ModelFolderError
+from earlyexit.foreign import open_foreign
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Encoded, Segment, stack_values
@@ -37,7 +38,7 @@ def of_torch(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
     """A torch module, cut at every site."""
     graph = traced(name)
     cuts = [site.tensors for site in find_sites(graph.flow)]
-    return ramped(graph.build(cuts, {}, folder), "exported", codec=codec)
+    return ramped(open_foreign(graph, {}, folder).build(cuts), "exported", codec=codec)
 
 
 def of_onnx(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:

@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 from earlyexit.families.base import Pretrained
-from earlyexit.foreign import read_foreign
+from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps
@@ -228,12 +228,12 @@ def read_graph(path: Path, **asked: Any) -> ForeignModel:
 
 def pictures_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("r0",), ("r1",))) -> Pretrained:
     """Cuts the file of a `pictures_graph` into a model folder."""
-    return read_graph(path, pixels=PIXELS).build(cuts, CODEC, folder)
+    return open_foreign(read_graph(path, pixels=PIXELS), CODEC, folder).build(cuts)
 
 
 def words_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("h0",), ("h1",))) -> Pretrained:
     """Cuts the file of a `words_graph` into a model folder."""
-    return read_graph(path).build(cuts, TEXT, folder)
+    return open_foreign(read_graph(path), TEXT, folder).build(cuts)
 
 
 def with_ramps(pretrained: Pretrained) -> EarlyExitModel:

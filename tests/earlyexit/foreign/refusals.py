@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from earlyexit.families import find_family
+from earlyexit.foreign import open_foreign
 from earlyexit.foreign.onnx_model import read_onnx
 from earlyexit.foreign.torch_module import TorchModel
 from earlyexit.network.checkpoint import random_model
@@ -39,7 +40,7 @@ def cut_at_a_weight() -> object:
 
 
 def taken_module(name: str, **codec: int) -> Read:
-    return lambda folder: traced(name).build((), codec, folder)
+    return lambda folder: open_foreign(traced(name), codec, folder).build(())
 
 
 def modules() -> dict[str, Read]:
@@ -71,7 +72,7 @@ def onnx_files() -> dict[str, Read]:
     ) -> Read:
         def read(folder: Path) -> object:
             graph = onnx_graphs.read_graph(onnx_graphs.saved(make(), folder / "from"), **asked)
-            return graph.build(cuts, codec, folder)
+            return open_foreign(graph, codec, folder).build(cuts)
 
         return read
 

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
-from earlyexit.foreign import torch_module
+from earlyexit.foreign import open_foreign, torch_module
 from earlyexit.foreign.dataflow import cut_tensors, find_sites
 from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
@@ -46,7 +46,7 @@ def taken(name: str) -> Pretrained:
 
 
 def cut_at(graph: TorchModel, cuts: Sequence[Sequence[str]] = (), **codec: int) -> Pretrained:
-    return graph.build(cuts, codec, Path("of no use"))
+    return open_foreign(graph, codec, Path("of no use")).build(cuts)
 
 
 def model_of(name: str) -> EarlyExitModel:

@@ -25,6 +25,7 @@ from earlyexit.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.resnet import BlockSizes, ResidualBlock
+from earlyexit.foreign import open_foreign
 from earlyexit.foreign.dataflow import cut_tensors, find_sites
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.foreign.onnx_backbone import read_graph as read_kept
@@ -157,7 +158,7 @@ def resnet(folder: Path, *, by_dynamo: bool = False) -> Case:
     torch.manual_seed(0)
     path = exported(Residual(), {"x": torch.randn(2, 3, 12, 12)}, folder / "theirs.onnx", by_dynamo=by_dynamo)
     stem, _, first, _, second, _, _ = joins(path, "Relu")
-    model = with_ramps(read_graph(path).build([[stem], [first], [second]], ROWS, folder / "model"))
+    model = with_ramps(open_foreign(read_graph(path), ROWS, folder / "model").build([[stem], [first], [second]]))
     rng = np.random.default_rng(0)
     encoded = [Encoded(1, (rng.standard_normal((1, 3, 12, 12)).astype(np.float32),)) for _ in range(8)]
     return Case(path=path, model=model, encoded=encoded, feeds=lambda each: {"x": each.tensors[0]})
@@ -169,7 +170,7 @@ def bert(folder: Path, *, by_dynamo: bool = False) -> Case:
     path = exported(Logits(hf_model("bert", num_labels=3)), inputs, folder / "theirs.onnx", by_dynamo=by_dynamo)
     embedded, *norms = joins(path, "LayerNormalization")
     cuts = [[embedded], *([norm] for norm in norms[1:-1:2])]
-    model = with_ramps(read_graph(path).build(cuts, onnx_graphs.TEXT, folder / "model"))
+    model = with_ramps(open_foreign(read_graph(path), onnx_graphs.TEXT, folder / "model").build(cuts))
     return Case(path=path, model=model, encoded=onnx_graphs.random_words(LENGTHS), feeds=onnx_graphs.words_feeds)
 
 
@@ -317,7 +318,7 @@ def test_probabilities_become_their_logarithm(tmp_path: Path) -> None:
 def test_integer_pixels_are_unchanged(tmp_path: Path, layout: str, dtype: str, order: str) -> None:
     path = saved(onnx_graphs.bytes_graph(layout, dtype=dtype), tmp_path / "from")
     pixels_of = {} if order == "RGB" else {"order": order}
-    taken = read_graph(path, pixels=pixels_of).build([["r0"]], onnx_graphs.CODEC, tmp_path)
+    taken = open_foreign(read_graph(path, pixels=pixels_of), onnx_graphs.CODEC, tmp_path).build([["r0"]])
     model = with_ramps(taken)
     for encoded in onnx_graphs.random_pictures(3):
         [pixels] = encoded.tensors
@@ -361,18 +362,18 @@ def taken(
     rows: Sequence[Encoded] = (),
     **asked: Any,
 ) -> Pretrained:
-    return read_graph(saved(graph, folder / "from"), **asked).build(cuts, codec, folder, rows)
+    return open_foreign(read_graph(saved(graph, folder / "from"), **asked), codec, folder).build(cuts, rows)
 
 
 def test_integers_can_cross_but_cannot_have_an_exit(tmp_path: Path) -> None:
     text = """numbers (float[B, 4] x) => (float[B, 4] logits) {
         h = Gemm(x, w, b) bytes = Cast <to = 2> (h) back = Cast <to = 1> (bytes) logits = Gemm(back, w, b) }"""
     path = saved(small_graph(text, w=(4, 4), b=(4,)), tmp_path / "from")
-    model, cuts = read_graph(path), [["h"], ["bytes"]]
+    model, cuts = open_foreign(read_graph(path), NUMBERS, tmp_path / "model"), [["h"], ["bytes"]]
     why = "an exit needs floating point numbers; 'bytes' is uint8"
-    assert model.refused(cuts, NUMBERS) == {("bytes",): why}
+    assert model.refused(cuts) == {("bytes",): why}
     with pytest.raises(ModelFolderError, match=f"no ramp can be after block 1: {why}"):
-        with_ramps(model.build(cuts, NUMBERS, tmp_path / "model"))
+        with_ramps(model.build(cuts))
 
 
 def test_one_of_several_outputs_can_be_chosen_and_several_inputs_used(tmp_path: Path) -> None:
@@ -415,13 +416,13 @@ def rows_below(end: int, count: int = 40) -> list[Encoded]:
 
 def test_where_the_number_of_inputs_rounds_the_users_rows_decide(tmp_path: Path) -> None:
     path, cuts = saved(rounding_graph(), tmp_path / "from"), [["normed"]]
-    graph = read_graph(path)
+    graph = open_foreign(read_graph(path), LETTERED, tmp_path)
     with pytest.raises(GraphError, match=r"block 0 .* than alone \(by .* affects .* rows .* inject --data"):
-        graph.build(cuts, LETTERED, tmp_path)
+        graph.build(cuts)
     with pytest.raises(GraphError, match=r"changes the answers to rows of the data \(by .*; 1% of it is allowed"):
-        graph.build(cuts, LETTERED, tmp_path, rows_below(2))
+        graph.build(cuts, rows_below(2))
     rows = rows_below(LETTERS)
-    model = with_ramps(graph.build(cuts, LETTERED, tmp_path, rows))
+    model = with_ramps(graph.build(cuts, rows))
     answers = exit_outputs(model, rows)[model.num_blocks - 1]
     wanted = onnxruntime.InferenceSession(path).run(None, {"bytes": np.concatenate([each.tensors[0] for each in rows])})
     assert np.allclose(answers.softmax(1), torch.from_numpy(wanted[0]).softmax(1), atol=1e-4)

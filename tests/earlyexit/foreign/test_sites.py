@@ -157,15 +157,6 @@ def test_weights_beside_a_file_are_found_and_unusable_inputs_are_errors(tmp_path
         file.timed(find_sites(file.flow))
 
 
-def test_unknown_bytes_are_measured() -> None:
-    file = read_onnx(model_file("squeezenet"))
-    told = find_sites(file.flow)
-    untold = find_sites(replace(file.flow, bytes_per_input={}))
-    assert {each.bytes_per_input for each in untold} == {None}
-    measured = file.timed(untold, repeats=1)
-    assert [each.bytes_per_input for each in measured] == [each.bytes_per_input for each in told]
-
-
 def test_torch_modules_are_timed_operator_by_operator() -> None:
     graph = traced("resnet14")
     found = shares(graph.timed(find_sites(graph.flow), repeats=3))
@@ -217,7 +208,7 @@ def test_unnamed_nodes_and_duplicate_names_get_a_unique_name(tmp_path: Path) -> 
 def test_weights_beside_the_file_are_listed_but_not_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
     file = read_onnx(saved(tmp_path, two_layers(beside(weight("w", 4, 6), "weights/w.bin"))))
     assert file.beside == (tmp_path / "weights" / "w.bin",)
-    assert file.flow.shapes["a"] == (1, 6)
+    assert file.flow.shapes == {"x": (1, 4)}, "those of other tensors need the weights"
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(96))
@@ -261,10 +252,7 @@ def test_a_shape_that_is_computed_from_sizes_is_inferred(tmp_path: Path) -> None
     assert flow.bytes_per_input["y"] == 120
 
 
-def test_shapes_of_large_constants_and_custom_operators_are_known(tmp_path: Path) -> None:
-    nodes = [("ConstantOfShape", "huge", "zeros"), ("MatMul", "x zeros", "y")]
-    model = graph_of(nodes, ["x"], ["y"], [whole("huge", [4, 2**40])])
-    assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 2**40)
+def test_shapes_of_composed_operators_are_known(tmp_path: Path) -> None:
     nodes = [("LessOrEqual", "x x", "same"), ("Where", "same x x", "y")]
     model = graph_of(nodes, ["x"], ["y"])
     model.opset_import[0].version = 14
@@ -292,15 +280,15 @@ def test_the_shape_of_an_expansion_exported_by_torch_is_inferred(tmp_path: Path)
     assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
 
 
-def test_no_shape_is_guessed_from_values_beside_the_model(tmp_path: Path) -> None:
+def test_a_shape_that_depends_on_values_beside_the_model_is_known(tmp_path: Path) -> None:
     nodes = [helper.make_node("Concat", ["axis", "axis"], ["shape"], axis=0), ("Reshape", "x shape", "y")]
     model = graph_of(nodes, ["x"], ["y"], [whole("axis", [2])])
     path = tmp_path / "beside.onnx"
     onnx.save_model(model, path, save_as_external_data=True, location="beside.bin", size_threshold=0)
-    assert "y" not in read_onnx(path).flow.shapes
+    assert read_onnx(path).flow.shapes["y"] == (2, 2)
 
 
-def test_a_graph_whose_shapes_cannot_be_inferred_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_graph_that_cannot_be_run_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = graph_of([("Relu", "x", "a"), ("Relu", "x", "a"), ("Relu", "a", "y")], ["x"], ["y"])
-    assert read_onnx(saved(tmp_path, model)).flow.shapes["y"] == (1, 4)
+    assert read_onnx(saved(tmp_path, model)).flow.shapes == {"x": (1, 4)}
     assert "some shapes of the graph" in caplog.text

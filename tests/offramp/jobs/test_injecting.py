@@ -17,7 +17,6 @@ from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
 from earlyexit.errors import DataError, GraphError, InputError, OfframpError
 from earlyexit.foreign.torch_backbone import GRAPH_FILE
 from earlyexit.foreign.torch_module import TorchModel
-from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
@@ -162,12 +161,12 @@ def test_an_impossible_cut_is_reported_and_a_model_without_a_cut_is_refused(tmp_
     assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
 
     class Nowhere(TorchModel):
-        def refused(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> dict[tuple[str, ...], str]:
+        def refused(self, cuts: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
             return {tuple(cut): "it is crooked" for cut in cuts}
 
     found = read_model(job_of(), rows_of())
     with pytest.raises(GraphError, match=r"pictures: cannot be cut at any site; not at '.*': it is crooked$"):
-        crossing_sites(job_of(), Nowhere(**vars(found)), {"name": "image"}, print)
+        crossing_sites(job_of(), Nowhere(**vars(found)), print)
 
 
 def test_sets_of_tensors_cut_a_module_with_a_mask_without_changing_its_answers(tmp_path: Path) -> None:
