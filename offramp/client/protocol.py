@@ -81,9 +81,6 @@ class Prediction(SimpleNamespace):
             return False
         return all(np.array_equal(value, vars(other)[name]) for name, value in vars(self).items())
 
-    def __hash__(self) -> int:  # type: ignore[override] # SimpleNamespace is not hashable
-        return hash((self.exit, self.request_id))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:

