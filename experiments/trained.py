@@ -27,11 +27,10 @@ from typing import Any
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.training.augmentation import Augmentation
 from experiments.data import RUNS, require_data
-from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrate import calibrate, record_exits
 from offramp.commands.jobs import CalibrateJob, TrainJob
 from offramp.commands.output import progress_bars
 from offramp.commands.packaged import resolve_backbone
-from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import outcome_figures
 from offramp.commands.train import train
 from profiles.scores import Score

@@ -110,7 +110,7 @@ def record(
     `truth_N`: the labels of the inputs; without them, the full model counts as right. `facts`: the provenance.
     """
     from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
-    from offramp.commands.recording import records_from_outputs
+    from offramp.commands.calibrate import records_from_outputs
 
     ramped = with_ramps(material.model, ramps)
     unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)

@@ -81,6 +81,19 @@ class Generation:
     request_id: str = field(default="", compare=False)
 
 
+class PredictOptions(TypedDict, total=False):
+    """Options of predictions."""
+
+    truncate: bool
+    """Whether a text that is too long is truncated instead of refused."""
+    timeout_s: float | None
+    """Timeout of the whole call in seconds; None for the client's."""
+    request_id: str | None
+    in_words: bool
+    """Whether answers to image files are those of `POST /predict` in JSON: a class map is a PNG file in base64 with its
+    classes, and keypoints have the names of their joints."""
+
+
 class Options(TypedDict, total=False):
     """Options of generation."""
 
@@ -323,42 +336,20 @@ class AsyncClient:
         else:
             self._http.close()
 
-    async def predict(
-        self,
-        given: Input,
-        *,
-        truncate: bool = False,
-        timeout_s: float | None = None,
-        request_id: str | None = None,
-        in_words: bool = False,
-    ) -> Prediction:
+    async def predict(self, given: Input, **options: Unpack[PredictOptions]) -> Prediction:
         """Returns the answer to one input: a text, a pair of texts, an image (bytes or path), or arrays.
 
-        `truncate`: a text that is too long is truncated instead of refused. Answers with many numbers are arrays. With
-        `in_words`, answers to image files are those of `POST /predict` in JSON: a class map is a PNG file in base64
-        with its classes, and keypoints have the names of their joints.
+        Answers with many numbers are arrays.
         """
-        body = await self._body([given], given, truncate=truncate, in_words=in_words)
-        [prediction] = await self._predictions(body, 1, timeout_s, request_id)
+        [prediction] = await self._predict([given], given, options)
         return prediction
 
-    async def predict_many(
-        self,
-        given: Sequence[Input],
-        *,
-        truncate: bool = False,
-        timeout_s: float | None = None,
-        request_id: str | None = None,
-        in_words: bool = False,
-    ) -> list[Prediction]:
+    async def predict_many(self, given: Sequence[Input], **options: Unpack[PredictOptions]) -> list[Prediction]:
         """Returns the answers to several inputs of one kind, in order. One request sends all, and fails as a whole."""
         if isinstance(given, str | bytes | Path | Mapping):
             raise InputError("predict_many takes a list of inputs; use predict for a single one")
         rows = list(given)
-        if not rows:
-            return []
-        body = await self._body(rows, rows, truncate=truncate, in_words=in_words)
-        return await self._predictions(body, len(rows), timeout_s, request_id)
+        return await self._predict(rows, rows, options) if rows else []
 
     async def live(self) -> bool:
         """Returns whether the server is running and reachable."""
@@ -459,25 +450,24 @@ class AsyncClient:
             state = "not there" if row is None else row["state"]
             raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
 
-    async def _body(
-        self, rows: Sequence[Input], as_json: object, *, truncate: bool, in_words: bool
-    ) -> dict[str, object] | TensorBody:
-        """Returns the body of a prediction request; `as_json`: the inputs as JSON data, if they are texts."""
+    async def _predict(self, rows: Sequence[Input], as_json: object, options: PredictOptions) -> list[Prediction]:
+        """Sends one request with all inputs; `as_json`: the inputs as JSON data, if they are texts."""
+        truncate, timeout_s = options.get("truncate", False), options.get("timeout_s")
+        body: dict[str, object] | TensorBody
         if are_texts(rows):
-            return predict_body(as_json, truncate=truncate)
-        if not self._metadata:
-            self._metadata.update(await self.metadata())
-        if in_words and answers_are_large(self._metadata) and (files := encode_files(rows)) is not None:
-            return predict_body(files, truncate=truncate)
-        return tensor_body(rows, self._metadata, {"truncate": True} if truncate else {})
-
-    async def _predictions(
-        self, body: dict[str, object] | TensorBody, num_inputs: int, timeout_s: float | None, request_id: str | None
-    ) -> list[Prediction]:
+            body = predict_body(as_json, truncate=truncate)
+        else:
+            if not self._metadata:
+                self._metadata.update(await self.metadata())
+            in_words = options.get("in_words", False) and answers_are_large(self._metadata)
+            if in_words and (files := encode_files(rows)) is not None:
+                body = predict_body(files, truncate=truncate)
+            else:
+                body = tensor_body(rows, self._metadata, {"truncate": True} if truncate else {})
         path = body.path if isinstance(body, TensorBody) else path_of("predict")
-        request = _Request(method="POST", path=path, request_id=request_id or _new_id(), body=body)
+        request = _Request(method="POST", path=path, request_id=options.get("request_id") or _new_id(), body=body)
         payload = await self._send_with_retries(request, self._timeout_s if timeout_s is None else timeout_s)
-        return read_predictions(payload, num_inputs=num_inputs, request_id=request.request_id)
+        return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
 
     async def _send_generation(self, prompt: Prompt, options: Options, request_id: str, *, streams: bool) -> Any:
         if self._model_name is None:

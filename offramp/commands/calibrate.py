@@ -1,9 +1,12 @@
-"""Calibrates single models, chains and decoders: makes exit records of rows, and finds thresholds with a guarantee."""
+"""Calibrates single models, chains and decoders: makes exit records of labelled rows, and finds thresholds.
+
+Large outputs are processed batch by batch, so that only a few numbers per input and exit remain in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +15,32 @@ import torch
 from torch import Tensor
 
 from earlyexit.codecs import find_codec
+from earlyexit.codecs.chain import ChainCodec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import LabelledRows
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.network.boundary import FloatName
 from earlyexit.network.chain import Chain
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import ModelCard, check_prunable, load_model, read_card, save_model
 from earlyexit.policies import make_policy
+from earlyexit.policies.base import ExitOutput
+from earlyexit.policies.ensemble import STATE_DTYPE, mixed, weighted_state
+from earlyexit.policies.threshold import ThresholdPolicy, shares_above
 from earlyexit.tasks import find_task
-from earlyexit.tasks.base import IntArray, ValueArray
+from earlyexit.tasks.base import IntArray, Task, ValueArray
+from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask, first_token
-from earlyexit.training.ramps import Progress, no_progress
+from earlyexit.training.ramps import (
+    Progress,
+    exit_outputs,
+    importance_of,
+    no_progress,
+    outputs_by_batch,
+    times_measured,
+)
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
+from earlyexit.words import alpha_for, num_words, relative_importance
 from offramp.commands.calibration_files import (
     forget_calibration,
     keeps_answers,
@@ -33,16 +50,6 @@ from offramp.commands.calibration_files import (
 )
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs, parameters_by_block
-from offramp.commands.recording import (
-    Ensemble,
-    Outputs,
-    choose_score,
-    compute_outputs,
-    ensemble_records,
-    find_ensemble,
-    join_records,
-    run_pruned,
-)
 from offramp.commands.thresholds import (
     CalibrationData,
     calibration_facts,
@@ -53,12 +60,331 @@ from offramp.commands.thresholds import (
     likely_thresholds,
     promised_records,
 )
-from offramp.commands.train import prompts_of
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
+from optimizer.confidences import LEVELS, choose_confidences
+from optimizer.ensemble import RULES, Gain, fit_weights, held_out_gain
 from optimizer.plan import policy_of_score
-from profiles.networks import ALONE_FILE, DECAY, PRUNE, subsets
+from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets
 from profiles.records import ExitRecords
-from profiles.scores import SCORES, Score
+from profiles.scores import SCORES, BoolArray, Score
+
+SERVED = "likelihood"
+"""Rule whose weights are used for serving; the weights of other rules are only reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """An ensemble of a chain's networks, fitted on the design rows."""
+
+    weights: Mapping[int, float]
+    """Weights of the networks, by their end blocks."""
+    by_rule: Mapping[str, Mapping[int, float]]
+    """Weights of every rule."""
+    gain: Gain | None
+    """Leave-one-out gain on the rows that no network but the last answers; None without such rows."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the gain is significant, so that answers are mixed."""
+        return self.gain is not None and self.gain.is_sure
+
+    def document(self) -> dict[str, Any]:
+        """Returns the ensemble as JSON data."""
+        return {
+            "on": self.is_on,
+            "weights": {rule: dict(weights) for rule, weights in self.by_rule.items()},
+            "gain": None if self.gain is None else asdict(self.gain),
+        }
+
+
+def find_ensemble(
+    outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
+) -> Ensemble:
+    """Returns an ensemble that is fitted on `rows` of a chain's temperature-scaled outputs (N, C), by block.
+
+    `goes_on_NE`: whether each row goes on at the end of each network but the last.
+    """
+    shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
+    truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
+    by_rule = {name: fit_weights(shares, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
+    gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
+    return Ensemble(weights=by_rule[SERVED], by_rule=by_rule, gain=gain)
+
+
+def mixed_outputs(
+    outputs: Mapping[int, Tensor],
+    chain: Chain,
+    task: Task,
+    weights: Mapping[int, float],
+    used: Collection[int] | None = None,
+) -> dict[int, Tensor]:
+    """Returns the outputs (N, C) of every exit by block, mixed with those of earlier networks.
+
+    They equal the served ones, rounding included. `used`: the networks that a plan uses, None for all. Other networks
+    contribute nothing, and their own outputs are unchanged.
+    """
+    state_BS = torch.zeros(len(next(iter(outputs.values()))), task.num_outputs, dtype=STATE_DTYPE)
+    result = dict(outputs)
+    for block in sorted(outputs):
+        if used is not None and chain.network_of(block) not in used:
+            continue
+        result[block] = mixed(ExitOutput(task, outputs[block]), state_BS).outputs_BC
+        if block in weights:
+            state_BS = weighted_state(result[block], weights[block])
+    return result
+
+
+Confidences = Mapping[int, float]
+Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
+"""Row indices, and the temperature-scaled outputs of each exit for these rows, by block."""
+
+
+def record_exits(
+    folder: Path,
+    data: LabelledRows,
+    policy: Score,
+    *,
+    confidences: Confidences | None = None,
+    weights: Mapping[int, float] | None = None,
+    dtype: FloatName = "float32",
+    progress: Progress = no_progress,
+) -> ExitRecords:
+    """Runs a calibrated model on labelled rows and returns exit records. Networks of a chain run on every row.
+
+    `confidences`: for the policy `share`. `weights`: those of a chain's ensemble.
+    """
+    card = read_card(folder)
+    task = find_task(card.task)
+    truth_N = data.targets(task, find_codec(card.codec, folder))
+    outputs, tokens_N = compute_outputs(folder, card, data, dtype, progress)
+    if weights is None:
+        records = join_records(outputs, policy, task, truth_N, confidences=confidences)
+    else:
+        [whole] = outputs
+        records = join_records([whole], policy, task, truth_N, confidences=confidences)
+        records = ensemble_records(whole[1], records, card.chain, task, truth_N, weights)
+    return replace(records, tokens_N=tokens_N)
+
+
+def compute_outputs(
+    folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress, *, fitted: bool = True
+) -> tuple[Iterable[Outputs], IntArray | None]:
+    """Returns the outputs of every exit for the rows, and the number of tokens of each row in the first network.
+
+    Outputs are scaled by the fitted temperatures, or by 1 if not `fitted`. Only one network of a chain is in memory at
+    a time. Large outputs of a single model are computed batch by batch. Raises ModelFolderError if the models of a
+    chain have changed.
+    """
+    chain, tokens_N = card.chain, None
+    outputs: dict[int, Tensor] = {}
+    for network, member in enumerate(card.members(folder)):
+        model = load_model(member, dtype=getattr(torch, dtype))
+        if not fitted:
+            model.temperatures_E.fill_(1.0)
+        if model.ramp_indices != tuple(chain.ramps_of(network)):
+            raise ModelFolderError(
+                f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, but had "
+                f"{list(chain.ramps_of(network))} when the chain was made; make it again with `offramp chain`"
+            )
+        encoded = data.encode(find_codec(model.info.codec, member))
+        if network == 0 and model.max_length > 1:
+            tokens_N = np.array([each.length for each in encoded], dtype=np.int64)
+        if chain.is_one and model.task.large:
+            return outputs_by_batch(model, encoded, progress=progress), tokens_N
+        first, name = chain.starts[network], chain.names[network]
+        report: Progress = progress if chain.is_one else lambda step, *of, name=name: progress(f"{step} {name}", *of)
+        outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=report).items()}
+    return [(range(len(data)), outputs)], tokens_N
+
+
+def ensemble_records(
+    outputs: Mapping[int, Tensor],
+    alone: ExitRecords,
+    chain: Chain,
+    task: Task,
+    truth_N: ValueArray,
+    weights: Mapping[int, float],
+    used: Sequence[int] | None = None,
+) -> ExitRecords:
+    """Returns exit records with mixed outputs (`mixed_outputs`).
+
+    `alone`: the records without mixing. Losses compare with the last network's own answers, so the end can have a loss.
+    """
+    mixture = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
+    answers_NE, full_N = mixture.answers(), alone.answers()[:, -1]
+    losses_NE = np.stack([task.loss(answers_NE[:, column], full_N) for column in range(answers_NE.shape[1])], axis=1)
+    assert mixture.true_losses_NE is not None
+    assert alone.true_losses_NE is not None
+    return replace(
+        alone,
+        scores_NR=mixture.scores_NR,
+        losses_NR=losses_NE[:, :-1],
+        end_losses_N=losses_NE[:, -1],
+        end_true_losses_N=mixture.true_losses_NE[:, -1],
+        answers_NE=np.column_stack([answers_NE[:, :-1], full_N]),
+        true_losses_NE=np.column_stack([mixture.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
+        provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},
+    )
+
+
+def choose_score(task: Task, requested: Score | None) -> Score:
+    """Returns the requested score, or the task's default; raises DataError for a score that the task does not have."""
+    is_label = isinstance(task, LabelTask)
+    if requested in ("foreseen", "similar"):
+        raise DataError(
+            f"{requested} is only for models that generate tokens, not for the task {task.name}; "
+            "confidence is for all tasks"
+        )
+    if requested == "entropy" and not is_label:
+        raise DataError(f"entropy is only for labels, not for the task {task.name}; confidence is for all tasks")
+    if requested == "share" and not task.num_principal_values:
+        raise DataError(f"share is not for the task {task.name}, which has no maps; confidence is for all tasks")
+    if requested is not None:
+        return requested
+    return "entropy" if is_label else "share" if task.large and task.num_principal_values else "confidence"
+
+
+def join_records(
+    parts: Iterable[Outputs],
+    policy: Score,
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    confidences: Confidences | None = None,
+    choice: tuple[IntArray, float] | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Returns exit records of all rows, in order, from temperature-scaled outputs of parts of the rows.
+
+    The last block of the outputs is the full model. The policy `share` needs `confidences`, or with `choice` rows and a
+    budget, for which each ramp gets the best of a hundred confidences. Raises PlanError without both.
+    """
+    choice = choice if policy == "share" else None
+    rows: list[int] = []
+    records, shares = [], []
+    for part_rows, outputs in parts:
+        of_exits = {block: ExitOutput(task, outputs[block]) for block in sorted(outputs)}
+        rows += part_rows
+        known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
+        records.append(_records_of(of_exits, policy, task, truth_N[list(part_rows)], known))
+        if choice is not None:  # the share of principal values above each level, for every ramp
+            (*ramps, _), levels_L = of_exits.values(), torch.from_numpy(LEVELS)
+            of_ramps = [shares_above(each.principal_values, levels_L).cpu().numpy() for each in ramps]
+            shares.append(np.stack(of_ramps, axis=1))
+    joined = ExitRecords.join(records).subset(np.argsort(rows))
+    joined = replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
+    if choice is None:
+        return joined
+    design, budget = choice
+    shares_NRL = np.concatenate(shares)[np.argsort(rows)]
+    levels = choose_confidences(shares_NRL[design], joined.losses_NR[design], budget)
+    return replace(
+        joined,
+        scores_NR=shares_NRL[:, np.arange(len(levels)), levels],
+        confidences={ramp: round(float(LEVELS[level]), 4) for ramp, level in zip(joined.ramps, levels, strict=True)},
+    )
+
+
+def records_from_outputs(
+    outputs: Mapping[int, Tensor],
+    policy: Score,
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Returns exit records from the temperature-scaled outputs (N, ...) of all rows, by block."""
+    return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, provenance=provenance)
+
+
+def _records_of(
+    of_exits: Mapping[int, ExitOutput], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
+) -> ExitRecords:
+    *ramps, last = of_exits
+    judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
+    assert isinstance(judge, ThresholdPolicy)
+    answers_NE = np.stack([of_exit.value_B.numpy() for of_exit in of_exits.values()], axis=1)
+    scores = [judge.score(ramp, of_exits[ramp]).numpy() for ramp in ramps]
+    no_scores = np.zeros((len(truth_N), 0))
+    tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(of_exits))], axis=1)
+    return ExitRecords.of_answers(
+        answers_NE,
+        score=policy,
+        num_blocks=last + 1,
+        ramps=tuple(ramps),
+        sample_ids=tuple(map(str, range(len(truth_N)))),
+        scores_NR=(np.stack(scores, axis=1) if scores else no_scores).astype(np.float32),
+        truth_N=truth_N,
+        loss=task.loss,
+        zero_one=task.zero_one,
+        keep_answers=answers_NE.ndim == 2,  # answers are looked up by id as a label or a number
+        confidences=None if policy != "share" or confidences is None else {ramp: confidences[ramp] for ramp in ramps},
+        tallies_NE=tallies_NE if tallies_NE.shape[2] else None,
+    )
+
+
+def run_pruned(
+    folder: Path,
+    card: ModelCard,
+    data: LabelledRows,
+    whole: Mapping[int, Tensor],
+    *,
+    share: float,
+    parts: tuple[IntArray, IntArray],
+    dtype: FloatName,
+    progress: Progress,
+) -> tuple[dict[int, Tensor], dict[str, Any]]:
+    """Runs a chain with word pruning: each network passes its texts on without a share of the words.
+
+    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts, of which those of the first
+    network are used. Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share
+    of all words that the last network does not get, the share of an input's tokens that each network gets, and the
+    factor by which measuring attention slows down each network but the last. Raises DataError for an impossible share.
+    """
+    chain = card.chain
+    codec = find_codec(card.codec, folder)
+    assert isinstance(codec, ChainCodec)
+    rows = whole_rows = data.rows(codec)
+    kept, measuring = [1.0], list[float]()
+    outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
+    prune: dict[int, float] = {}
+    for network, member in enumerate(card.members(folder)):
+        model = load_model(member, dtype=getattr(torch, dtype))
+        encoded = codec.of(network).encode(rows, truncate=True)
+        if network:
+            whole_encoded = codec.of(network).encode(whole_rows, truncate=True)
+            kept.append(sum(each.length for each in encoded) / sum(each.length for each in whole_encoded))
+            first = chain.starts[network]
+            exits = exit_outputs(model, encoded, progress=progress)
+            outputs |= {first + block: each for block, each in exits.items()}
+        if network < len(chain.lengths) - 1:
+            importance = importance_of(model, encoded, progress=progress)
+            measuring.append(times_measured(model, encoded))
+            words = codec.of(network).words
+            standings = [relative_importance(words(rows[row]), importance[row]) for row in parts[0].tolist()]
+            alpha = prune[chain.ends[network]] = alpha_for(share, np.concatenate(standings))
+            rows = [
+                codec.pruned_for(network + 1, network, row, own, alpha).row
+                for row, own in zip(rows, importance, strict=True)
+            ]
+    words_cut = 1 - num_words(rows) / num_words(whole_rows)
+    return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
+
+
+MAX_PROMPT_TOKENS = 128
+"""Maximum number of tokens of a text in the training of a decoder's ramps."""
+
+
+def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:
+    """Returns the tokens of each row's text, at most `MAX_PROMPT_TOKENS`, or with `chat` of a user message.
+
+    Those of an encoder-decoder end with the token that starts answers. Raises InputError if there is no chat template.
+    """
+    start = () if task.start is None else (task.start,)
+    if not chat:
+        return [codec.tokens(text)[:MAX_PROMPT_TOKENS] + start for text in data.texts]
+    return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
+
 
 OWN = ""
 """Name of the chain's own calibration, which is in the model folder itself."""

@@ -46,8 +46,10 @@ def run(job: CalibrateOptions) -> None:
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
     """Calibrates a model. The rows of decoders are prompts; models that keep their answers need no labels either."""
-    from offramp.commands.calibrate import calibrate  # imports torch, which calibrating exit records does not need
-    from offramp.commands.recording import record_exits
+    from offramp.commands.calibrate import (
+        calibrate,  # imports torch, which calibrating exit records does not need
+        record_exits,
+    )
 
     if (model / CONFIG).is_file() and not (model / CARD_FILE).is_file():
         run = command("ramp", model, "--data", data)

@@ -51,10 +51,10 @@ from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
+from offramp.commands.calibrate import choose_score, prompts_of, records_from_outputs
 from offramp.commands.calibration_files import calibrate_command, forget_calibration, read_calibration
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
 from offramp.commands.output import make_folder, progress_bars, provenance, warn
-from offramp.commands.recording import choose_score, records_from_outputs
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
 HELD_OUT = "held_out"
@@ -62,8 +62,6 @@ HELD_OUT = "held_out"
 DECODER_STYLES = ("adapted", "normed")
 NUM_DECODER_RAMPS = 4
 """Default number of a decoder's ramps, each of which takes memory in training and time for every token."""
-MAX_PROMPT_TOKENS = 128
-"""Maximum number of tokens of a text in the training of a decoder's ramps."""
 
 
 def train(
@@ -240,17 +238,6 @@ def train_tokens(job: TrainJob, data: LabelledRows, folder: Path, progress: Prog
     train_token_ramps(model, token_states(model, texts, prompt_lengths, options), options)
     save_model(model, folder)
     return model
-
-
-def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:
-    """Returns the tokens of each row's text, at most `MAX_PROMPT_TOKENS`, or with `chat` of a user message.
-
-    Those of an encoder-decoder end with the token that starts answers. Raises InputError if there is no chat template.
-    """
-    start = () if task.start is None else (task.start,)
-    if not chat:
-        return [codec.tokens(text)[:MAX_PROMPT_TOKENS] + start for text in data.texts]
-    return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
 
 
 def _token_task(job: TrainJob, backbone: Backbone) -> TokenTask:

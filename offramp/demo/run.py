@@ -55,8 +55,10 @@ class Prepared:
 
 def prepare(runs: Path, data: Path | None) -> Prepared:
     """Trains and calibrates a model, unless an earlier run has made it from the same data."""
-    from offramp.commands.calibrate import calibrate  # imports torch
-    from offramp.commands.recording import record_exits
+    from offramp.commands.calibrate import (
+        calibrate,  # imports torch
+        record_exits,
+    )
     from offramp.commands.train import train
 
     runs.mkdir(parents=True, exist_ok=True)

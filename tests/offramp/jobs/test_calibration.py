@@ -26,12 +26,11 @@ from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.ramps import exit_outputs
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
-from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrate import calibrate, compute_outputs, join_records, record_exits, records_from_outputs
 from offramp.commands.calibrate_command import calibration_tables, leave_text
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
-from offramp.commands.recording import compute_outputs, join_records, record_exits, records_from_outputs
 from offramp.commands.thresholds import (
     CalibrationData,
     calibrate_records,

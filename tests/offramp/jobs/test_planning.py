@@ -18,6 +18,7 @@ from earlyexit.network.model import ChainNetwork
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
+from offramp.commands.calibrate import find_ensemble, mixed_outputs
 from offramp.commands.forecast import forecast_document, forecast_table, read_series, window_rates
 from offramp.commands.plan import (
     NoPlanAnswer,
@@ -31,7 +32,6 @@ from offramp.commands.plan import (
     what_if_document,
     what_if_table,
 )
-from offramp.commands.recording import find_ensemble, mixed_outputs
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.ensemble import mix_networks
 from optimizer.evaluate import evaluate
