@@ -29,7 +29,7 @@ from experiments.report.text import report_text
 from experiments.studies.__main__ import FIGURES, FOLDERS, run_logged
 from experiments.studies.picture import draw
 from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path, write_record
-from offramp.commands.plan_picture import load_pyplot
+from offramp.commands.plan import load_pyplot
 
 KEPT, COMMITTED = Path("experiments", "results"), Path("experiments", "REPORT.md")
 PRELOADED = ("experiments.studies.packing", "experiments.studies.sides", "matplotlib.pyplot", "scipy.stats")

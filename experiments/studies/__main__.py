@@ -20,7 +20,7 @@ from experiments.data import RUNS
 from experiments.kit import print_table
 from experiments.studies.picture import draw
 from experiments.studies.study import About, Effort, Outcome, Record, Study, perform, record_of, write_record
-from offramp.commands.plan_picture import load_pyplot
+from offramp.commands.plan import load_pyplot
 
 FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-quick"}
 """Output folders, from which the report reads."""

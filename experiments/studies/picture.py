@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from earlyexit.errors import InputError
-from offramp.commands.plan_picture import load_pyplot
+from offramp.commands.plan import load_pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -286,15 +286,10 @@ def join_records(
 
 
 def records_from_outputs(
-    outputs: Mapping[int, Tensor],
-    policy: Score,
-    task: Task,
-    truth_N: ValueArray,
-    *,
-    provenance: dict[str, Any] | None = None,
+    outputs: Mapping[int, Tensor], policy: Score, task: Task, truth_N: ValueArray, **options: Any
 ) -> ExitRecords:
-    """Returns exit records from the temperature-scaled outputs (N, ...) of all rows, by block."""
-    return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, provenance=provenance)
+    """Returns exit records from the temperature-scaled outputs (N, ...) of all rows, by block; see `join_records`."""
+    return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, **options)
 
 
 def _records_of(
@@ -324,29 +319,23 @@ def _records_of(
 
 
 def run_pruned(
-    folder: Path,
-    card: ModelCard,
-    data: LabelledRows,
-    whole: Mapping[int, Tensor],
-    *,
-    share: float,
-    parts: tuple[IntArray, IntArray],
-    dtype: FloatName,
-    progress: Progress,
+    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
-    """Runs a chain with word pruning: each network passes its texts on without a share of the words.
+    """Runs a chain with word pruning: each network passes its texts on without the job's share of the words.
 
-    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts, of which those of the first
+    Alphas are chosen on the design rows. `run`: every exit's outputs on whole texts, of which those of the first
     network are used. Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share
     of all words that the last network does not get, the share of an input's tokens that each network gets, and the
     factor by which measuring attention slows down each network but the last. Raises DataError for an impossible share.
     """
+    share, design, dtype = recorded.job.prune, recorded.parts[0], recorded.job.dtype
+    assert share is not None
     chain = card.chain
     codec = find_codec(card.codec, folder)
     assert isinstance(codec, ChainCodec)
     rows = whole_rows = data.rows(codec)
     kept, measuring = [1.0], list[float]()
-    outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
+    outputs = {block: each for block, each in run[1].items() if block < chain.bounds[0]}
     prune: dict[int, float] = {}
     for network, member in enumerate(card.members(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))
@@ -361,7 +350,7 @@ def run_pruned(
             importance = importance_of(model, encoded, progress=progress)
             measuring.append(times_measured(model, encoded))
             words = codec.of(network).words
-            standings = [relative_importance(words(rows[row]), importance[row]) for row in parts[0].tolist()]
+            standings = [relative_importance(words(rows[row]), importance[row]) for row in design.tolist()]
             alpha = prune[chain.ends[network]] = alpha_for(share, np.concatenate(standings))
             rows = [
                 codec.pruned_for(network + 1, network, row, own, alpha).row
@@ -573,12 +562,9 @@ def _calibrate_pruned(
     whole texts.
     """
     job, task, labels, [unpruned], (rows, outputs) = recorded.job, recorded.task, recorded.labels, recorded.views, run
-    assert job.prune is not None
     assert task is not None
     assert labels is not None
-    pruned, pruning = run_pruned(
-        folder, chain, data, outputs, share=job.prune, parts=recorded.parts, dtype=job.dtype, progress=progress
-    )
+    pruned, pruning = run_pruned(recorded, folder, chain, data, run, progress)
     facts, last = recorded.facts | pruning, max(outputs)
     made = [(rows, pruned | {last: outputs[last]})]  # answers are compared with the reference's on whole texts
     at_end, full = (task.answer(each[last]).numpy() for each in (pruned, outputs))

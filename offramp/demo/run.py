@@ -24,7 +24,7 @@ from offramp.commands.machine import kept_profile, on_cores, plan_for, processor
 from offramp.commands.options import DemoJob
 from offramp.commands.output import progress_bars, run_in_subprocess
 from offramp.commands.packaged import resolve_backbone
-from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
+from offramp.commands.plan import FUSED, SHRINKING, load_pyplot
 from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, results_table, served
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.decision import Strategy

@@ -12,7 +12,7 @@ import pytest
 
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError
-from offramp.commands.plan_picture import draw_plan
+from offramp.commands.plan import draw_plan
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.plan_file import read_plan
