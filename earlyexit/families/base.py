@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,6 +41,7 @@ class Backbone(nn.Module, ABC):
     own_runtime: ClassVar[bool] = False
     """Whether the blocks need a runtime of their own, so that they cannot be exported or captured."""
 
+    config: Any
     num_blocks: int
     inputs: Boundary
     """The tensors that `embed` accepts."""
@@ -91,9 +92,12 @@ class Backbone(nn.Module, ABC):
         """
         return None
 
-    @abstractmethod
     def to_config(self) -> JsonDict:
-        """Returns the JSON configuration from which the family's `build` makes an equal, untrained backbone."""
+        """Returns the JSON configuration from which the family's `build` makes an equal, untrained backbone.
+
+        By default, the fields of the dataclass `config`.
+        """
+        return asdict(self.config)
 
     def sha256(self) -> str:
         """Returns a digest of the weights, independent of their device, that identifies the network."""
@@ -130,20 +134,25 @@ class Pretrained:
     """The codec of the inputs; None if it is chosen by the data."""
 
 
-class Family(ABC):
+class Family:
     """Builds backbones from configurations and checkpoints."""
 
     name: str
+    sizes: ClassVar[Callable[..., Any]]
+    """The dataclass of the backbone's configuration."""
+    backbone: ClassVar[Callable[..., Backbone]]
+    """The class of the backbone."""
     lazy_weights: bool = True
     """Whether saved weights replace all tensors, so that `build` may create them on the meta device."""
 
-    @abstractmethod
     def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
         """Returns a backbone with random weights. `config`: of `Backbone.to_config`; missing keys get defaults.
 
         `folder`: the model's folder, for families with additional files (`Backbone.write_files`), or None. Raises
         ModelFolderError for files that do not match the configuration.
         """
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        return type(self).backbone(type(self).sizes(**values))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         """Returns the network of a loaded `transformers` model of this family.

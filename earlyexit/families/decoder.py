@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from operator import is_
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, renamed
+from earlyexit.families.base import Backbone, Family, FinalHead, Pretrained, names_in_blocks, renamed
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
@@ -249,6 +248,7 @@ def apply_rotary(values_NHd: Tensor, rotary: Tensors) -> Tensor:
 class DecoderBackbone(Backbone):
     """Embeddings and decoder blocks, with a store of keys and values."""
 
+    config: DecoderConfig
     reorders_linears = True
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -350,9 +350,6 @@ class DecoderBackbone(Backbone):
         signed_sin_N1d = torch.cat([-sin_Nh, sin_Nh], dim=-1)[:, None]
         return cos_N1d.to(dtype), signed_sin_N1d.to(dtype)
 
-    def to_config(self) -> JsonDict:
-        return asdict(self.config)
-
 
 _RUN = TensorSpec(name=RUN, shape=(5,), dtype="int32", below=1)
 """One row per input; see `sequence.run_of`. Zeros, which warm-ups use, stand for no sequence."""
@@ -375,9 +372,7 @@ class Llama(Family):
     """Decoders of the `transformers` type `llama` with unscaled rotary positions."""
 
     name = "llama"
-
-    def build(self, config: JsonDict, folder: Path | None = None) -> DecoderBackbone:
-        return DecoderBackbone(DecoderConfig(**config))
+    sizes, backbone = DecoderConfig, DecoderBackbone
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         """Raises ModelFolderError for scaled positions, biases, and activations other than SiLU."""

@@ -6,9 +6,9 @@ verify that weights and results equal those of `transformers`. Tensor legend as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, renamed
+from earlyexit.families.base import Backbone, Family, FinalHead, Pretrained, names_in_blocks, renamed
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, pad_rows, padded_num_rows
 from earlyexit.network.piece import Layout, Masks, Tensors
@@ -158,6 +158,7 @@ class EncoderBlock(nn.Module):
 class EncoderBackbone(Backbone):
     """Embeddings and encoder blocks."""
 
+    config: EncoderConfig
     measures_importance = True
     fills_rows = False
     """Whether `run_blocks` pads the rows once, rather than each linear layer (see `earlyexit.network.layers`)."""
@@ -206,9 +207,6 @@ class EncoderBackbone(Backbone):
         """
         return None
 
-    def to_config(self) -> JsonDict:
-        return asdict(self.config)
-
 
 EMBEDDINGS = {
     "word.weight": ("embeddings.word_embeddings.weight",),
@@ -240,6 +238,8 @@ class Bert(Family):
     """BERT and other encoders with its structure, such as MiniLM. Subclasses define the differences."""
 
     name = "bert"
+    sizes: ClassVar[Callable[..., Any]] = EncoderConfig
+    backbone: ClassVar[Callable[..., EncoderBackbone]] = EncoderBackbone
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = PARTS
     block_prefix: ClassVar[str] = "encoder.layer.{}"
     has_token_types: ClassVar[bool] = True
@@ -248,14 +248,11 @@ class Bert(Family):
     head_parts: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
     """Names of the dense layer and the classifier in a fine-tuned checkpoint."""
 
-    def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
-        return EncoderBackbone(EncoderConfig(**config))
-
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         has_head = hasattr(hf_model, "classifier")
         encoder = getattr(hf_model, self.name) if has_head else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()
-        backbone = self.build(asdict(self.encoder_config(hf_model.config, pairs=pairs)))
+        backbone = type(self).backbone(self.encoder_config(hf_model.config, pairs=pairs))
         self.copy_weights(backbone, weights)
         if not has_head:
             return Pretrained(backbone=backbone, head=None, label_names=None)
@@ -305,11 +302,9 @@ class DistilBert(Bert):
     parts = DISTIL_PARTS
     block_prefix = "transformer.layer.{}"
     has_token_types = False
+    sizes = partial(EncoderConfig, num_blocks=6)
     head_style = "pooler-relu"
     head_parts = ("pre_classifier", "classifier")
-
-    def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
-        return super().build({"num_blocks": 6, **config})
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
         size, activation = hf_config.hidden_dim, hf_config.activation
@@ -416,6 +411,7 @@ class MPNet(Bert):
     """MPNet: no token types, and positions that start after the padding index, as in RoBERTa."""
 
     name = "mpnet"
+    sizes, backbone = MPNetConfig, MPNetBackbone
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **PARTS,
         "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
@@ -424,9 +420,6 @@ class MPNet(Bert):
     }
     has_token_types = False
     head_parts = ("classifier.dense", "classifier.out_proj")
-
-    def build(self, config: JsonDict, folder: Path | None = None) -> MPNetBackbone:
-        return MPNetBackbone(MPNetConfig(**config))
 
     def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
         super().copy_weights(backbone, weights)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import STATE_DICTS, find_family
-from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
+from earlyexit.families.base import Backbone, FinalHead, Pretrained
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
@@ -39,6 +39,8 @@ class ImageConfig:
 class ImageBackbone(Backbone):
     """Consecutive modules over images. `stem` maps pixels to the first block's input."""
 
+    config: ImageConfig
+
     def __init__(self, config: ImageConfig, stem: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.config = config
@@ -56,9 +58,6 @@ class ImageBackbone(Backbone):
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
         return (self.blocks[index](hidden[0]),)
-
-    def to_config(self) -> JsonDict:
-        return asdict(self.config)
 
 
 class NormalisedPixels(nn.Module):
@@ -112,8 +111,32 @@ def load_state_file(path: Path) -> tuple[Pretrained, str]:
     )
 
 
-def fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> None:
-    """Load weights, which have our names, into a backbone. Raises ModelFolderError if they do not fit."""
+def filled(
+    make: Callable[[], Backbone],
+    weights: Mapping[str, Tensor],
+    layers: Mapping[str, str],
+    classifier: str,
+    codec: NamedSpec,
+    *,
+    called: str,
+) -> Pretrained:
+    """Returns the network of a state dict. `layers`: name of a layer with weights -> our name.
+
+    Raises ModelFolderError if the weights do not fit the network, which messages call `called`.
+    """
+    with torch.device("meta"):
+        backbone = make()
+    head, parts = linear_head(weights, classifier), {name: name.rpartition(".") for name in weights}
+    renamed = {
+        f"{layers.get(layer, layer)}.{kind}": weights[name]
+        for name, (layer, _, kind) in parts.items()
+        if layer != classifier
+    }
+    _fill(backbone, renamed, called)
+    return Pretrained(backbone=backbone, head=head, label_names=None, codec=codec)
+
+
+def _fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> None:
     # Batch norms may lack num_batches_tracked.
     norms = {name.rsplit(".", 1)[0] for name in weights if name.endswith("running_mean")}
     counts = {f"{norm}.num_batches_tracked": torch.tensor(0) for norm in norms}

@@ -7,22 +7,19 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Family, JsonDict, Pretrained
+from earlyexit.families.base import Family, Pretrained
 from earlyexit.families.images import (
     ImageBackbone,
     ImageConfig,
     NormalisedPixels,
-    fill,
+    filled,
     image_codec,
-    linear_head,
     tensor_of,
 )
 from earlyexit.ramps.pooling import halved
@@ -264,34 +261,26 @@ class ResNet(Family):
     """Residual networks, from state dicts with the names of torchvision or of the common CIFAR implementation."""
 
     name = "resnet"
+    backbone = ResNetBackbone
 
-    def build(self, config: JsonDict, folder: Path | None = None) -> ResNetBackbone:
-        """See `Family.build`. Models saved by early versions have `depth` and `side` of a CIFAR network."""
-        values: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
-        sizes = {field.name for field in fields(ResNetConfig)} - {"mean", "std"}
-        return ResNetBackbone(ResNetConfig(**values) if sizes & values.keys() else cifar_layout(**values))
+    @staticmethod
+    def sizes(**values: Any) -> ResNetConfig:
+        """Returns the configuration. Models saved by early versions have `depth` and `side` of a CIFAR network."""
+        own = {field.name for field in fields(ResNetConfig)} - {"mean", "std"}
+        return ResNetConfig(**values) if own & values.keys() else cifar_layout(**values)
 
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)
         if classifier is None or not {"conv1.weight", "layer1.0.conv1.weight"} <= set(weights):
             return None
         config = find_config(weights)
-        with torch.device("meta"):
-            backbone = ResNetBackbone(config)
-        renamed: dict[str, Tensor] = {}  # for example, `layer1.0.bn1.bias` becomes `blocks.0.norm_1.bias`
-        for name, tensor in weights.items():
-            part, _, kind = name.rpartition(".")
-            found = LAYER.fullmatch(part)
-            if part in STEM:
-                renamed[f"stem.{STEM[part]}.{kind}"] = tensor
-            elif found and found[3] in PARTS:
-                index = config.firsts[int(found[1]) - 1] + int(found[2])
-                renamed[f"blocks.{index}.{PARTS[found[3]]}.{kind}"] = tensor
-            elif part not in CLASSIFIERS:
-                renamed[name] = tensor
-        fill(backbone, renamed, f"ResNet-{config.depth}")
+        layers = {theirs: f"stem.{ours}" for theirs, ours in STEM.items()}  # and `layer1.0.bn1` is `blocks.0.norm_1`
+        for found in filter(None, map(LAYER.fullmatch, {name.rpartition(".")[0] for name in weights})):
+            if found[3] in PARTS:
+                layers[found[0]] = f"blocks.{config.firsts[int(found[1]) - 1] + int(found[2])}.{PARTS[found[3]]}"
         codec = image_codec(config, shortest_edge=256 if config.stem == "large" else None)
-        return Pretrained(backbone=backbone, head=linear_head(weights, classifier), label_names=None, codec=codec)
+        called = f"ResNet-{config.depth}"
+        return filled(lambda: ResNetBackbone(config), weights, layers, classifier, codec, called=called)
 
 
 def _convolution(before: int, after: int, *, kernel: int = 3, stride: int = 1, dilation: int = 1) -> nn.Conv2d:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, renamed
+from earlyexit.families.base import Family, Pretrained, names_in_blocks, renamed
 from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, pretrained
 from earlyexit.families.encoder import causal_bias, relative_bias
 from earlyexit.network.layers import ACTIVATIONS
@@ -367,9 +366,7 @@ class T5(Family):
     """Encoder-decoders of the `transformers` type `t5`."""
 
     name = "t5"
-
-    def build(self, config: JsonDict, folder: Path | None = None) -> Seq2SeqBackbone:
-        return Seq2SeqBackbone(Seq2SeqConfig(**config))
+    sizes, backbone = Seq2SeqConfig, Seq2SeqBackbone
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         """Raises ModelFolderError for a model without a head over its vocabulary, and for unknown activations."""
@@ -456,9 +453,7 @@ class Marian(Family):
     """Encoder-decoders of the `transformers` type `marian` whose two sides share vocabulary, heads and sizes."""
 
     name = "marian"
-
-    def build(self, config: JsonDict, folder: Path | None = None) -> Seq2SeqBackbone:
-        return Seq2SeqBackbone(Seq2SeqConfig(**config))
+    sizes, backbone = Seq2SeqConfig, Seq2SeqBackbone
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         """Raises ModelFolderError for a model without a head over its vocabulary, and for sides that differ in size."""

@@ -11,22 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from pathlib import Path
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Family, JsonDict, Pretrained
+from earlyexit.families.base import Family, Pretrained
 from earlyexit.families.images import (
     ImageBackbone,
     ImageConfig,
     NormalisedPixels,
-    fill,
+    filled,
     image_codec,
-    linear_head,
     tensor_of,
 )
 
@@ -145,10 +142,7 @@ class Vgg(Family):
     """VGG-11, 13, 16 and 19, from state dicts with torchvision's names."""
 
     name = "vgg"
-
-    def build(self, config: JsonDict, folder: Path | None = None) -> VggBackbone:
-        fields: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
-        return VggBackbone(VggConfig(**fields))
+    sizes, backbone = VggConfig, VggBackbone
 
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
         if f"{CLASSIFIER}.weight" not in weights:
@@ -173,16 +167,9 @@ def _pretrained(like: VggConfig, weights: Mapping[str, Tensor]) -> Pretrained:
     widths = [width for width, (*_, pooled) in zip(channels, like.convolution_sizes(), strict=True) if pooled]
     hidden = tuple(sizes[name] for name in HIDDEN if name in sizes)
     config = replace(like, widths=tuple(widths), hidden=hidden)
-    with torch.device("meta"):
-        backbone = VggBackbone(config)
-    renamed = {}
-    for name, tensor in weights.items():
-        layer, _, kind = name.rpartition(".")
-        if layer != CLASSIFIER:
-            renamed[f"{our_names.get(layer, layer)}.{kind}"] = tensor
-    fill(backbone, renamed, f"VGG-{like.depth}")
     codec = image_codec(config, shortest_edge=256)
-    return Pretrained(backbone=backbone, head=linear_head(weights, CLASSIFIER), label_names=None, codec=codec)
+    called = f"VGG-{like.depth}"
+    return filled(lambda: VggBackbone(config), weights, our_names, CLASSIFIER, codec, called=called)
 
 
 def _names(config: VggConfig) -> Iterator[tuple[str, str]]:

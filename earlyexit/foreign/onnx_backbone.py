@@ -273,6 +273,7 @@ class OnnxBackbone(Backbone):
     session per block is kept for probes and training.
     """
 
+    config: GraphConfig
     reorders_linears: ClassVar[bool] = False
     float32_only: ClassVar[bool] = True
     own_runtime: ClassVar[bool] = True
