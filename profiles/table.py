@@ -71,8 +71,11 @@ class LatencyTable:
 
 
 def _interpolate(batch_X: FloatArray, batches: tuple[int, ...], seconds_RB: FloatArray) -> FloatArray:
-    rows = [np.interp(batch_X, batches, row) for row in seconds_RB]
-    return np.array(rows).reshape(len(seconds_RB), *np.shape(batch_X))
+    """Returns what `np.interp` returns for each row, but for all rows together, which is much faster."""
+    known_B, inside_X = np.array(batches, dtype=np.float64), np.clip(batch_X, batches[0], batches[-1])
+    cell_X = np.searchsorted(known_B, inside_X, side="right") - 1
+    slope_RB = np.diff(seconds_RB, append=seconds_RB[:, -1:]) / np.diff(known_B, append=np.inf)
+    return np.asarray(slope_RB[:, cell_X] * (inside_X - known_B[cell_X]) + seconds_RB[:, cell_X])
 
 
 def check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
