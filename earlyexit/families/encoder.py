@@ -81,6 +81,13 @@ class EncoderConfig:
     token_types: int = 0
     """Number of token types, such as 2 for the first and second text of a pair. 0 if inputs have no token types; the
     embedding of the first type is then added to the positions."""
+    num_buckets: int = 0
+    """Buckets of relative positions, half of them for keys after the query, by which attention scores have a bias; a
+    multiple of 4. 0: there is no bias."""
+
+    def __post_init__(self) -> None:
+        if self.num_buckets % 4:
+            raise ModelFolderError(f"num_buckets must be a multiple of 4, not {self.num_buckets}")
 
 
 class Embeddings(nn.Module):
@@ -170,6 +177,7 @@ class EncoderBackbone(Backbone):
         self.max_length = config.max_length
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_blocks))
+        self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads) if config.num_buckets else None
         counts = {"token_ids": config.vocab_size, "token_types": config.token_types}
         self.inputs = tuple(
             TensorSpec(name=name, shape=(), dtype="int32", per_token=True, below=count)
@@ -185,7 +193,9 @@ class EncoderBackbone(Backbone):
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         hidden_ND, *measured = hidden
-        masks = layout.masks(self.attention_bias(layout), hidden_ND.dtype)
+        # The bias depends only on the distance of two tokens, because an input may begin anywhere in a row.
+        bias_HTT = None if self.distance_bias is None else relative_bias(self.distance_bias, layout.longest)
+        masks = layout.masks(bias_HTT, hidden_ND.dtype)
         if not measured:
             rows = len(hidden_ND) if self.fills_rows and padded_num_rows(len(hidden_ND)) > len(hidden_ND) else None
             hidden_ND = hidden_ND if rows is None else pad_rows(hidden_ND)
@@ -200,12 +210,8 @@ class EncoderBackbone(Backbone):
             importance_N = importance_N + received_N
         return hidden_ND, importance_N
 
-    def attention_bias(self, layout: Layout) -> Tensor | None:
-        """Returns the bias that all blocks add to attention scores, (H, queries T, keys T); None if there is none.
-
-        It must depend only on the distance of two tokens, because an input may begin anywhere in a row.
-        """
-        return None
+    def to_config(self) -> JsonDict:
+        return {name: value for name, value in asdict(self.config).items() if value or name != "num_buckets"}
 
 
 EMBEDDINGS = {
@@ -278,6 +284,8 @@ class Bert(Family):
         kinds = ("weight", "bias")
         names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, kinds)
         backbone.blocks.load_state_dict(renamed(weights, names))
+        if backbone.distance_bias is not None:
+            backbone.distance_bias.load_state_dict({"weight": weights[BUCKETS]})
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
         """Returns the sizes of a `transformers` configuration. `pairs`: see `from_transformers`."""
@@ -381,37 +389,11 @@ POSITION_OFFSET = 2
 """Position of the first token: MPNet's padding index is 1, regardless of its configuration."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MPNetConfig(EncoderConfig):
-    """Sizes of an MPNet; the defaults are mpnet-base's."""
-
-    vocab_size: int = 30527
-    position_offset: int = POSITION_OFFSET
-    norm_eps: float = 1e-5
-    num_buckets: int = 32
-    """Number of buckets of relative positions. Half of them are for keys after the query."""
-
-
-class MPNetBackbone(EncoderBackbone):
-    """An encoder whose attention has a bias by relative position."""
-
-    config: MPNetConfig
-
-    def __init__(self, config: MPNetConfig) -> None:
-        super().__init__(config)
-        if config.num_buckets < 4 or config.num_buckets % 4:
-            raise ModelFolderError(f"num_buckets must be a multiple of 4, not {config.num_buckets}")
-        self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads)
-
-    def attention_bias(self, layout: Layout) -> Tensor:
-        return relative_bias(self.distance_bias, layout.longest)
-
-
 class MPNet(Bert):
     """MPNet: no token types, and positions that start after the padding index, as in RoBERTa."""
 
     name = "mpnet"
-    sizes, backbone = MPNetConfig, MPNetBackbone
+    sizes = partial(EncoderConfig, vocab_size=30527, position_offset=POSITION_OFFSET, norm_eps=1e-5, num_buckets=32)
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **PARTS,
         "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
@@ -421,11 +403,6 @@ class MPNet(Bert):
     has_token_types = False
     head_parts = ("classifier.dense", "classifier.out_proj")
 
-    def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
-        super().copy_weights(backbone, weights)
-        assert isinstance(backbone, MPNetBackbone)
-        backbone.distance_bias.load_state_dict({"weight": weights[BUCKETS]})
-
-    def encoder_config(self, hf_config: Any, *, pairs: bool) -> MPNetConfig:
-        config = sizes_of(hf_config, position_offset=POSITION_OFFSET)
-        return MPNetConfig(**asdict(config), num_buckets=hf_config.relative_attention_num_buckets)
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        buckets = hf_config.relative_attention_num_buckets
+        return sizes_of(hf_config, position_offset=POSITION_OFFSET, num_buckets=buckets)
