@@ -173,16 +173,12 @@ class SourceBlock(nn.Module):
 class SidedPlaces:
     """The indices of the decoder's rows and of sources' rows, and their places in the store."""
 
-    own: KvIndex | None
-    """Places of the decoder's rows; None if all rows are of sources."""
-    crossing: KvIndex | None
-    """Places of the sources to which the decoder's rows attend."""
-    own_M: Tensor | None
-    """Indices of the decoder's rows; None if there are no others."""
-    source: Tensor | None
-    """Indices of the sources' rows."""
-    source_places: Tensor | None
-    """Places of the keys and values of the sources' rows."""
+    answers: tuple[KvIndex, KvIndex] | None
+    """Places of the decoder's rows, and of the sources to which they attend; None if all rows are of sources."""
+    answer_rows: Tensor | slice
+    """Indices of the decoder's rows."""
+    sources: tuple[Tensor, Tensor] | None
+    """Indices of the sources' rows, and the places of their keys and values; None if there are none."""
 
 
 class AnswerBlock(Block):
@@ -200,23 +196,23 @@ class AnswerBlock(Block):
 
     def forward(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
         self._keep_source(index, hidden_ND, where, kv)
-        if where.own is None or where.crossing is None:
+        if where.answers is None:
             return hidden_ND
-        if where.own_M is None:
-            return self._answered(index, hidden_ND, where.own, where.crossing, kv)
-        answered_MD = self._answered(index, hidden_ND[where.own_M], where.own, where.crossing, kv)
-        return hidden_ND.index_copy(0, where.own_M, answered_MD)
+        answered_MD = self._answered(index, hidden_ND[where.answer_rows], *where.answers, kv)
+        if isinstance(where.answer_rows, slice):
+            return answered_MD
+        return hidden_ND.index_copy(0, where.answer_rows, answered_MD)
 
     def keep(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> None:
         self._keep_source(index, hidden_ND, where, kv)
-        if where.own is not None:
-            own_MD = hidden_ND if where.own_M is None else hidden_ND[where.own_M]
-            _, keys_MHd, values_MHd = self.attention.queries_keys_values(own_MD)
-            kv.write(index, where.own.write_N, keys_MHd, values_MHd)
+        if where.answers is not None:
+            _, keys_MHd, values_MHd = self.attention.queries_keys_values(hidden_ND[where.answer_rows])
+            kv.write(index, where.answers[0].write_N, keys_MHd, values_MHd)
 
     def _keep_source(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> None:
-        if where.source is not None and where.source_places is not None:
-            kv.write(index, where.source_places, *self.crossing.kept(hidden_ND[where.source]))
+        if where.sources is not None:
+            rows, places = where.sources
+            kv.write(index, places, *self.crossing.kept(hidden_ND[rows]))
 
     def _answered(self, index: int, hidden_MD: Tensor, own: KvIndex, crossing: KvIndex, kv: KvStore) -> Tensor:
         queries_MHd, keys_MHd, values_MHd = self.attention.queries_keys_values(hidden_MD)
@@ -283,18 +279,17 @@ class Seq2SeqBackbone(DecoderBackbone):
 
     def where(self, runs: Sequence[Run]) -> SidedPlaces:
         sides, kv = _Sides.of(runs), self.memory.kv
-        own = crossing = bias_DH = None
+        answers = bias_DH = None
         if sides.answers:
             if self.distances is not None:
                 longest = max(run.end - run.source for run in sides.answers)
                 bias_DH = causal_bias(self.distances, longest, self.config.max_distance)
-            own, crossing = kv.places(sides.answers, bias_DH=bias_DH), kv.places(sides.answers, source=True)
+            answers = kv.places(sides.answers, bias_DH=bias_DH), kv.places(sides.answers, source=True)
         if not sides.sources:
-            return SidedPlaces(own, crossing, None, None, None)
+            return SidedPlaces(answers, slice(None), None)
         places = np.concatenate([kv.place_of(run.sequence, run.start, run.end) for run in sides.sources])
-        return SidedPlaces(
-            own, crossing, self._index(sides.answer_rows), self._index(sides.source_rows), self._index(places)
-        )
+        sources = self._index(sides.source_rows), self._index(places)
+        return SidedPlaces(answers, self._index(sides.answer_rows), sources)
 
     def _sinusoids(self, runs: Sequence[Run]) -> Tensor:
         """Returns sinusoidal positions within source or answer, (N, D) (Vaswani et al. 2017, section 3.5).
