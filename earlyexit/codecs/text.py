@@ -27,7 +27,6 @@ LONG_CHARS = 20_000
 """Characters of a request above which tokenizing takes milliseconds."""
 TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
 TOKENIZER_FILE = "tokenizer.json"
-TextOrPair = str | tuple[str, str]
 CHARACTERS_PER_TOKEN = 16
 """Length of the prefix of a long text that is tokenized first, in characters per token of `max_length`."""
 MARGIN = 64
@@ -129,16 +128,14 @@ class TokenizedCodec(Codec[Row]):
             raise UnprocessableInputError(f"input {empty} has no tokens")
         return encodings
 
-    def _shortened(self, row: Row) -> TextOrPair:
+    def _shortened(self, row: Row) -> Row:
         """Returns the row, or prefixes of its texts that still have more than `max_length` tokens.
 
         It saves time. The first `max_length` tokens of a prefix that is long enough are equal to those of the text.
         """
-        if isinstance(row, str):
-            return self._prefix(row)
-        pair = cast(tuple[str, str], row)
-        first, second = map(self._prefix, pair)
-        return pair if first is pair[0] and second is pair[1] else (first, second)
+        texts = self.texts(row)
+        prefixes = tuple(map(self._prefix, texts))
+        return row if prefixes == texts else self.row_of(prefixes)
 
     def _prefix(self, text: str) -> str:
         size = (self.max_length + MARGIN) * CHARACTERS_PER_TOKEN
@@ -210,11 +207,8 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
         raise InputError(f'{where}: two texts are needed, as in {{"inputs": [["a text", "another"]]}}')
 
     def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
-        return [self._encoded(encoding) for encoding in self.encodings(rows, truncate=truncate)]
-
-    def _encoded(self, encoding: Encoding) -> Encoded:
-        columns = (encoding.ids, encoding.type_ids) if self.token_types else (encoding.ids,)
-        return Encoded(len(encoding.ids), tuple(np.array(column, dtype=np.int32) for column in columns))
+        encodings = self.encodings(rows, truncate=truncate)
+        return [_encoded(each.ids, each.type_ids) if self.token_types else _encoded(each.ids) for each in encodings]
 
 
 MOST_WORDS = 20_000
@@ -269,17 +263,16 @@ def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:
     return found if all(found.ids(text) in (None, tokenizer.encode(text).ids) for text in _SAMPLES) else None
 
 
-def _encoded(ids: list[int]) -> Encoded:
-    return Encoded(len(ids), (np.array(ids, dtype=np.int32),))
+def _encoded(*columns: list[int]) -> Encoded:
+    return Encoded(len(columns[0]), tuple([np.array(column, dtype=np.int32) for column in columns]))
 
 
-def _encode(tokenizer: Tokenizer, *rows: TextOrPair, with_offsets: bool = False) -> list[Encoding]:
+def _encode(tokenizer: Tokenizer, *rows: Any, with_offsets: bool = False) -> list[Encoding]:
     # A batch call starts the tokenizer's thread pool, which does not pay off for a single short text.
-    row = rows[0]
-    is_short = len(rows) == 1 and (len(row) if isinstance(row, str) else len(row[0]) + len(row[1])) < LONG
+    texts = (rows[0],) if isinstance(rows[0], str) else rows[0]
     try:
-        if is_short:
-            return [tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)]
+        if len(rows) == 1 and sum(map(len, texts)) < LONG:
+            return [tokenizer.encode(*texts)]
         encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
         encodings: list[Encoding] = encode(list(rows))
     except Exception as error:  # tokenizers raises no other class
