@@ -55,7 +55,7 @@ class Ramp(nn.Module):
     def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Returns the head's input, one row per input, from a packed hidden state. Uses no trained weights."""
         has_row_per_input = layout.per_input(hidden)
-        return self.gather_rows(hidden if has_row_per_input else POOLINGS[self.pooling].of_tokens(hidden, layout))
+        return self.gather_rows(hidden if has_row_per_input else POOLINGS[self.pooling](hidden, layout))
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         """Returns the head's input from rows of whole inputs, (B, ...)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -35,27 +34,23 @@ def _means_of_cells(values_BCHW: Tensor) -> Tensor:
     return means
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    of_tokens: Callable[[Tensor, Layout], Tensor]
-    """Pools packed rows to one row per input."""
-    of_map: Callable[[Tensor], Tensor] | None = None
-    """Pools float32 maps; None if the pooling does not apply to maps."""
-    in_cells: bool = False
-    """Whether a map has one result per channel and cell, rather than one per channel."""
-
-
 def _cells(sides: Sequence[int]) -> list[int]:
     return [min(CELLS, side) for side in sides]
 
 
 # mean: of an input's tokens or map. first, last: its first or last token. grid: means of a map's cells, or of tokens.
-POOLINGS = {
-    "mean": _Kind(_mean_of_tokens, lambda values_BCHW: values_BCHW.flatten(2).mean(2)),
-    "first": _Kind(lambda hidden, layout: hidden[layout.first_token_B]),
-    "last": _Kind(lambda hidden, layout: hidden[layout.last_token_B]),
-    "grid": _Kind(_mean_of_tokens, _means_of_cells, in_cells=True),
+POOLINGS: dict[str, Callable[[Tensor, Layout], Tensor]] = {
+    "mean": _mean_of_tokens,
+    "first": lambda hidden, layout: hidden[layout.first_token_B],
+    "last": lambda hidden, layout: hidden[layout.last_token_B],
+    "grid": _mean_of_tokens,
 }
+"""What pools packed rows to one row per input."""
+OF_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda values_BCHW: values_BCHW.flatten(2).mean(2),
+    "grid": _means_of_cells,
+}
+"""What pools float32 maps, for poolings that apply to maps. A grid has a result per channel and cell."""
 if TYPE_CHECKING:
     Pooling = str
 else:  # at run time, so that pydantic checks names in files against the table
@@ -68,18 +63,16 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
     Raises ModelFolderError if the pooling does not apply to this shape.
     """
     channels, *sides = row
-    if sides and (POOLINGS[pooling].of_map is None or len(sides) > MOST_SIDES):
+    if sides and (pooling not in OF_MAPS or len(sides) > MOST_SIDES):
         raise ModelFolderError(
             f"a hidden state of the shape {list(row)} cannot be pooled by {pooling!r}; use grid for maps"
         )
-    return channels * prod(_cells(sides)) if POOLINGS[pooling].in_cells else channels
+    return channels * prod(_cells(sides)) if pooling == "grid" else channels
 
 
 def pool_maps(maps: Tensor, pooling: Pooling) -> Tensor:
     """Returns one vector per map, (B, D), from maps (B, C, ...)."""
-    of_map = POOLINGS[pooling].of_map
-    assert of_map is not None
-    return of_map(maps.float()).flatten(1).to(maps.dtype)
+    return OF_MAPS[pooling](maps.float()).flatten(1).to(maps.dtype)
 
 
 def halved(sides: Sequence[int], times: int) -> tuple[int, ...]:
