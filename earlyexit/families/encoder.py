@@ -126,40 +126,30 @@ class EncoderBlock(nn.Module):
         self.down = SummedLinear(config.intermediate_size, size)
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
-    def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks, rows: int | None = None) -> Tensor:
+    def forward(
+        self, hidden_ND: Tensor, layout: Layout, masks: Masks, rows: int | None = None, *, measures: bool = False
+    ) -> Tensors:
         """Returns the packed hidden state after the block, (N, D). Only attention needs the layout.
 
-        `rows`: the number of rows of the layout, if more rows follow as padding; None if there is no padding.
+        `rows`: the number of rows of the layout, if more rows follow as padding; None if there is no padding. With
+        `measures`, it also returns the attention that every token receives, (N,).
         """
+
+        def attend(qkv_RTD: Tensor, mask: Tensor | None) -> Tensors:
+            qkv_3RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+            query, key, value = qkv_3RHTd[0], qkv_3RHTd[1], qkv_3RHTd[2]
+            if measures:
+                context_RHTd, received_RT = attend_and_measure(query, key, value, mask, layout.counted_RT)
+                return context_RHTd.transpose(1, 2).flatten(-2), received_RT
+            context_RHTd = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            return (context_RHTd.transpose(1, 2).flatten(-2),)
+
         qkv_ND = self.qkv(hidden_ND)
-        (context_ND,) = layout.attend(qkv_ND if rows is None else qkv_ND[:rows], masks, self._attend)
+        context_ND, *received_N = layout.attend(qkv_ND if rows is None else qkv_ND[:rows], masks, attend)
         if rows is not None:
             context_ND = torch.cat((context_ND, hidden_ND[rows:]))
-        return self._finish(hidden_ND, context_ND)
-
-    def measured(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> tuple[Tensor, Tensor]:
-        """Returns the result of `forward`, and the attention that every token receives, (N,)."""
-        counted_RT = layout.counted_RT
-
-        def attend(qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-            context_RHTd, received_RT = attend_and_measure(*self._by_head(qkv_RTD), mask, counted_RT)
-            return context_RHTd.transpose(1, 2).flatten(-2), received_RT
-
-        context_ND, received_N = layout.attend(self.qkv(hidden_ND), masks, attend)
-        return self._finish(hidden_ND, context_ND), received_N
-
-    def _attend(self, qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor]:
-        context_RHTd = F.scaled_dot_product_attention(*self._by_head(qkv_RTD), attn_mask=mask)
-        return (context_RHTd.transpose(1, 2).flatten(-2),)
-
-    def _by_head(self, qkv_RTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv_3RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        return qkv_3RHTd[0], qkv_3RHTd[1], qkv_3RHTd[2]
-
-    def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
-        hidden = self.attention_norm(self.attention_out(context, hidden))
-        result: Tensor = self.feed_forward_norm(self.down(self.up(hidden), hidden))
-        return result
+        hidden_ND = self.attention_norm(self.attention_out(context_ND, hidden_ND))
+        return self.feed_forward_norm(self.down(self.up(hidden_ND), hidden_ND)), *received_N
 
 
 class EncoderBackbone(Backbone):
@@ -196,19 +186,14 @@ class EncoderBackbone(Backbone):
         # The bias depends only on the distance of two tokens, because an input may begin anywhere in a row.
         bias_HTT = None if self.distance_bias is None else relative_bias(self.distance_bias, layout.longest)
         masks = layout.masks(bias_HTT, hidden_ND.dtype)
-        if not measured:
-            rows = len(hidden_ND) if self.fills_rows and padded_num_rows(len(hidden_ND)) > len(hidden_ND) else None
-            hidden_ND = hidden_ND if rows is None else pad_rows(hidden_ND)
-            for index in range(first, end):
-                hidden_ND = self.blocks[index](hidden_ND, layout, masks, rows)
-            return (hidden_ND if rows is None else hidden_ND[:rows],)
-        (importance_N,) = measured
-        importance_N = importance_N.float()  # in half precision, a sum over many blocks would lose small terms
-        for block in self.blocks[first:end]:
-            assert isinstance(block, EncoderBlock)
-            hidden_ND, received_N = block.measured(hidden_ND, layout, masks)
-            importance_N = importance_N + received_N
-        return hidden_ND, importance_N
+        fills = self.fills_rows and not measured and padded_num_rows(len(hidden_ND)) > len(hidden_ND)
+        rows = len(hidden_ND) if fills else None
+        hidden_ND = hidden_ND if rows is None else pad_rows(hidden_ND)
+        measured = [each.float() for each in measured]  # in half precision, sums over blocks would lose small terms
+        for index in range(first, end):
+            hidden_ND, *received = self.blocks[index](hidden_ND, layout, masks, rows, measures=bool(measured))
+            measured = [sum_N + received_N for sum_N, received_N in zip(measured, received, strict=True)]
+        return hidden_ND if rows is None else hidden_ND[:rows], *measured
 
     def to_config(self) -> JsonDict:
         return {name: value for name, value in asdict(self.config).items() if value or name != "num_buckets"}
