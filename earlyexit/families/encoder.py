@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, FinalHead, Pretrained, names_in_blocks, renamed
+from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, renamed
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, pad_rows, padded_num_rows
 from earlyexit.network.piece import Layout, Masks, Tensors
