@@ -82,7 +82,17 @@ def train(
         if job.task == TOKEN:
             return train_tokens(job, data, folder, progress)
         model, features, targets = _train(job, data, folder, progress)
-    for each in _warnings(model, features, targets, held_out, out, progress):
+    if model.task.large:
+        return model
+    if held_out is not None and len(held_out):
+        codec = find_codec(model.info.codec, out)
+        targets = held_out.targets(model.task, codec)
+        outputs = exit_outputs(model, held_out.encode(codec), progress=progress)
+    elif features is not None:
+        outputs = outputs_of_features(model, features)
+    else:
+        return model
+    for each in warnings_on(outputs, model.task, targets, model.info.provenance):
         on_warning(each)
     return model
 
@@ -112,34 +122,12 @@ def _train(
     return model, features, targets
 
 
-def _warnings(
-    model: EarlyExitModel,
-    features: dict[int, Tensor] | None,
-    targets: ValueArray,
-    held_out: LabelledRows | None,
-    out: Path,
-    progress: Progress,
-) -> list[str]:
-    if model.task.large:
-        return []
-    if held_out is not None and len(held_out):
-        codec = find_codec(model.info.codec, out)
-        targets = held_out.targets(model.task, codec)
-        outputs = exit_outputs(model, held_out.encode(codec), progress=progress)
-    elif features is not None:
-        outputs = outputs_of_features(model, features)
-    else:
-        return []
-    return warnings_on(outputs, model.task, targets, model.info.provenance, block_costs=None)
-
-
 def warnings_on(
     outputs: Mapping[int, Tensor],
     task: Task,
     truth_N: ValueArray,
     model: Mapping[str, Any],
-    *,
-    block_costs: Sequence[float] | None,
+    block_costs: Sequence[float] | None = None,
 ) -> list[str]:
     """Returns reasons against serving a trained model, with advice, from its outputs (N, C) by block.
 

@@ -1,4 +1,4 @@
-"""Compares plans on one running service: the plans take turns, and each gets the same load."""
+"""Compares plans on one running service, of which each gets the same load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import numpy as np
@@ -71,7 +71,6 @@ def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterat
         yield service
 
 
-ROUNDS = 2
 KEPT = 0.99
 """Share of the requests that `planned` must answer in time at the chosen load."""
 STEP, MAX_STEPS = 0.88, 5
@@ -118,44 +117,24 @@ class PlanRun:
     """Share of the answers that equal the full model's."""
 
 
-class Turn(NamedTuple):
-    """The outcome of one load."""
-
-    records: Sequence[RequestRecord]
-    counts: Counts
-    cpu_s: float
-    """Processor time of all processes of the service."""
-
-
 def compare_plans(
     service: RunningService, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
 ) -> tuple[float, dict[str, PlanRun]]:
     """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the results."""
-    current: str | None = None
-
-    def measure(name: str, load: Load, seed: int) -> Turn:
-        nonlocal current
-        is_new, current = name != current, name
-        return asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
-
     rate_per_s, half = start_per_s, replace(load, seconds=load.seconds / 2)
     for _ in range(MAX_STEPS):
-        trial = summarize(plans["planned"], half, [measure("planned", half, 0)])
+        trial = asyncio.run(run(service, plans["planned"], half, rate_per_s, 0))
         console.print(f"planned at {rate_per_s:.0f} inputs/s: {trial.in_time:.1%} in time")
         if trial.in_time >= KEPT:
             break
         rate_per_s *= STEP
-    turns: dict[str, list[Turn]] = {name: [] for name in plans}
-    for number in range(ROUNDS):
-        for name in list(plans)[:: -1 if number % 2 else 1]:  # every second round in reverse order
-            turns[name].append(measure(name, load, number + 1))
-    return rate_per_s, {name: summarize(plans[name], load, each) for name, each in turns.items()}
+    return rate_per_s, {name: asyncio.run(run(service, plan, load, rate_per_s, 1)) for name, plan in plans.items()}
 
 
-async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool) -> Turn:
+async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int) -> PlanRun:
     """Switches to the plan and sends the load at this rate, in inputs per second.
 
-    `is_new`: another plan ran before. Replicas reset their counts with the first call of a new plan.
+    Replicas reset the counts of their batches with the first call of another plan.
     """
     await service.apply(plan, hold=True)
     process = Poisson(rate_per_s=rate_per_s / load.inputs_per_request)
@@ -170,17 +149,14 @@ async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float
         timeout_s=4 * load.slo_s,
         seed=seed,
     )
-    before, cpu_s = {} if is_new else batch_counts(service.url), children_cpu_s()
+    before_s = children_cpu_s()
     records = await run_load(config)
-    cpu_s = children_cpu_s() - cpu_s
-    after = batch_counts(service.url)
-    counts = {first: tuple(np.subtract(after[first], before.get(first, (0, 0))).tolist()) for first in after}
-    return Turn(records, counts, cpu_s)
+    spent_s = children_cpu_s() - before_s
+    return summarize(plan, load, records, batch_counts(service.url), spent_s)
 
 
-def summarize(plan: Plan, load: Load, turns: Sequence[Turn]) -> PlanRun:
-    """Returns the results of a plan's turns. Latencies are those of requests that were scheduled after the warm-up."""
-    records = [record for turn in turns for record in turn.records]
+def summarize(plan: Plan, load: Load, records: Sequence[RequestRecord], counts: Counts, spent_s: float) -> PlanRun:
+    """Returns the results of one run. Latencies are those of requests that were scheduled after the warm-up."""
     counted = [record for record in records if record.scheduled_s >= load.warm_s]
     latencies_s = [record.latency_s for record in counted if record.error is None] or [float("nan")]
     in_time = sum(each_s <= load.slo_s for each_s in latencies_s)
@@ -190,23 +166,23 @@ def summarize(plan: Plan, load: Load, turns: Sequence[Turn]) -> PlanRun:
     return PlanRun(
         plan=plan,
         in_time=in_time / max(1, len(counted)),
-        in_time_per_s=in_time * load.inputs_per_request / (load.seconds * len(turns)),
+        in_time_per_s=in_time * load.inputs_per_request / load.seconds,
         p50_s=p50_s,
         p99_s=p99_s,
-        cpu_per_answer_s=sum(turn.cpu_s for turn in turns) / num_answers,
-        batch_at_block=batch_at_block(plan, [turn.counts for turn in turns], exits),
+        cpu_per_answer_s=spent_s / num_answers,
+        batch_at_block=batch_at_block(plan, counts, exits),
         mean_blocks=sum((block + 1) * count for block, count in exits.items()) / num_answers,
         agreement=sum(answer.label == load.full_model[index] for index, answer in answers) / num_answers,
     )
 
 
-def batch_at_block(plan: Plan, turns: Sequence[Counts], exits: Mapping[int, int]) -> tuple[float, ...]:
+def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tuple[float, ...]:
     """Returns the mean batch at every block: the batch of its split, times the share of inputs that reach the block."""
     reach = [sum(count for exit_block, count in exits.items() if exit_block >= at) for at in range(plan.num_blocks)]
     return tuple(
         inputs / max(1, batches) * reach[block] / max(1, reach[split.first])
         for split in plan.splits
-        for batches, inputs in [np.sum([turn.get(split.first, (0, 0)) for turn in turns], axis=0).tolist()]
+        for batches, inputs in [counts.get(split.first, (0, 0))]
         for block in range(split.first, split.end)
     )
 

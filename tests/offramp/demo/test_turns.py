@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from earlyexit.network.boundary import Split
 from offramp.client.protocol import Prediction
 from offramp.commands.machine import plan_for, stock_s
 from offramp.demo.run import V100, draw, emulated_problem
-from offramp.demo.turns import Load, PlanRun, Turn, batch_at_block, results_table, summarize
+from offramp.demo.turns import Load, PlanRun, batch_at_block, results_table, summarize
 from offramp.load.generator import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.exit_records import exit_records
@@ -58,18 +57,16 @@ def ran(splits: tuple[Split, ...]) -> PlanRun:
 
 
 def test_a_batch_shrinks_by_those_that_leave_and_requests_count_after_the_warm_up() -> None:
-    assert batch_at_block(plan(SHRINKING), [{0: (10, 100)}], EXITS) == pytest.approx((10, 4, 4, 2))
-    assert batch_at_block(plan(FUSED), [{0: (10, 60)}, {0: (0, 40), 1: (5, 40)}], EXITS) == pytest.approx((10, 8, 8, 4))
-    assert batch_at_block(plan(FUSED), [{0: (10, 100)}], {0: 100}) == (10, 0, 0, 0)
+    assert batch_at_block(plan(SHRINKING), {0: (10, 100)}, EXITS) == pytest.approx((10, 4, 4, 2))
+    assert batch_at_block(plan(FUSED), {0: (10, 100), 1: (5, 40)}, EXITS) == pytest.approx((10, 8, 8, 4))
+    assert batch_at_block(plan(FUSED), {0: (10, 100)}, {0: 100}) == (10, 0, 0, 0)
     records = [request(0.5, 0.1, "yes", 0), request(3.0, 0.4, "yes", 0), request(4.0, 2.0, "no", 3)]
-    found = summarize(plan(SHRINKING), LOAD, [Turn(records, {0: (2, 3)}, cpu_s=0.6)])
+    found = summarize(plan(SHRINKING), LOAD, records, {0: (2, 3)}, spent_s=0.6)
     assert (found.in_time, found.in_time_per_s) == (0.5, 0.1), "one of two, in ten seconds"
     assert found.p50_s == pytest.approx(1.2)
     assert found.cpu_per_answer_s == pytest.approx(0.2), "of all three answers"
     assert found.agreement == pytest.approx(2 / 3)
     assert found.mean_blocks == pytest.approx(2.0)
-    twice = summarize(plan(SHRINKING), LOAD, [Turn(records, {0: (2, 3)}, cpu_s=0.6)] * 2)
-    assert replace(twice, p99_s=found.p99_s) == found, "rates, shares and times are those of both turns"
 
 
 def test_the_table_has_a_row_for_every_plan_and_the_picture_is_drawn(tmp_path: Path) -> None:
