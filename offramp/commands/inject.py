@@ -30,6 +30,7 @@ from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
+from offramp.commands.calibration_files import replacing_model
 from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions
 from offramp.commands.output import command, progress_bars, provenance, warn
 from offramp.commands.train import (
@@ -37,7 +38,6 @@ from offramp.commands.train import (
     codec_for,
     load_codec,
     outputs_of_features,
-    replacing_model,
     unlabelled,
     warnings_on,
 )

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -52,7 +50,7 @@ from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_p
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
 from offramp.commands.calibrate import choose_score, prompts_of, records_from_outputs
-from offramp.commands.calibration_files import calibrate_command, forget_calibration, read_calibration
+from offramp.commands.calibration_files import calibrate_command, read_calibration, replacing_model
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
 from offramp.commands.output import make_folder, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
@@ -263,46 +261,6 @@ def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progre
             joint = JOINT_OPTIONS
         options = replace(joint, augmentation=job.augmentation, patience=job.patience)
     return job.training_options(options, imitate=job.imitate, progress=progress)
-
-
-def save_classifier(checkpoint: Path, labels: tuple[str, ...], folder: Path) -> None:
-    """Saves a checkpoint's classifier as a model folder without ramps."""
-    pretrained, family = load_pretrained(str(checkpoint))
-    model = add_ramps(
-        pretrained,
-        name=folder.name,
-        family=family,
-        codec={"name": "text", "max_length": pretrained.backbone.max_length},
-        task=LabelTask(labels),
-        ramps=RampOptions(at=()),
-        provenance=provenance(backbone=str(checkpoint)),
-    )
-    with replacing_model(folder) as made:
-        copy_tokenizer(str(checkpoint), made)
-        save_model(model, made)
-
-
-@contextmanager
-def replacing_model(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder for a model. Its files then replace the model in `out`, unless an error is raised.
-
-    The calibration of the old model is deleted. After an error, `out` is removed if it is new and empty. Raises
-    InputError if `out` cannot be a folder, or is a checkpoint's folder.
-    """
-    if (out / "config.json").is_file() and not (out / CARD_FILE).is_file():
-        raise InputError(f"{out} is a checkpoint of transformers, which would be overwritten; choose another --out")
-    is_new = not out.exists()
-    make_folder(out)
-    try:
-        with TemporaryDirectory(dir=out, prefix=".made-") as made:
-            yield Path(made)
-            forget_calibration(out)
-            for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # the card last
-                path.replace(out / path.name)
-    except BaseException:
-        if is_new and not any(out.iterdir()):
-            out.rmdir()
-        raise
 
 
 def run(job: TrainOptions) -> None:

@@ -19,11 +19,11 @@ from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.data.rows import LabelledRows, read_labelled, write_labelled
 from earlyexit.network.store import read_card
 from offramp.commands.calibration_files import read_calibration
+from offramp.commands.checkpoint import resolve_backbone
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, stock_s
 from offramp.commands.options import DemoJob
 from offramp.commands.output import progress_bars, run_in_subprocess
-from offramp.commands.packaged import resolve_backbone
 from offramp.commands.plan import FUSED, SHRINKING, load_pyplot
 from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, results_table, served
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.commands import packaged
+from offramp.commands import checkpoint
+from offramp.commands.checkpoint import resolve_backbone, unpack
 from offramp.commands.jobs import TrainOptions
-from offramp.commands.packaged import resolve_backbone, unpack
 
 WEIGHTS = b"weights"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
@@ -49,10 +49,10 @@ def test_joined_parts_are_the_checkpoints_folder_and_other_weights_are_refused(t
 
 def test_mpnet_without_its_packages_must_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(packaged, "MPNET_PARTS", ("no-such-package",))
+    monkeypatch.setattr(checkpoint, "MPNET_PARTS", ("no-such-package",))
     with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'offramp\[mpnet\]'"):
         resolve_backbone("mpnet")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = tmp_path / "offramp" / packaged.MPNET
+    place = tmp_path / "offramp" / checkpoint.MPNET
     place.mkdir(parents=True)
     assert resolve_backbone("mpnet") == str(place)

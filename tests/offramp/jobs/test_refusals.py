@@ -21,10 +21,10 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.augmentation import Augmentation
 from offramp.commands.calibration_files import read_calibration
+from offramp.commands.checkpoint import unpack
 from offramp.commands.forecast import read_series
 from offramp.commands.inject import check_names, inject
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob, default_task
-from offramp.commands.packaged import unpack
 from offramp.commands.plan import serving_plan
 from offramp.commands.predict import IMAGES, map_folder
 from offramp.commands.profile import profile_model
