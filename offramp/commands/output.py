@@ -68,7 +68,16 @@ FIRST_LINE = 1000
 def progress_bars() -> Iterator[Report]:
     """Yields a callback (step, done, total) that shows progress on stderr. A total of 0 means that it is unknown."""
     if not sys.stderr.isatty():
-        yield _lines()
+        printed: dict[str, int] = {}
+
+        def print_line(step: str, done: int, total: int) -> None:
+            level = done * 10 // total if total else (done // FIRST_LINE).bit_length() - 1
+            if level > printed.get(step, -1):  # a tenth of the total, or the count has doubled
+                printed[step] = level
+                of_total = f" / {total}" if total else ""
+                print(f"{step:<10} {done:>8}{of_total}", file=sys.stderr, flush=True)
+
+        yield print_line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -102,20 +111,6 @@ def _bars(*columns: ProgressColumn, **options: Any) -> Progress:
     from rich.progress import Progress, TextColumn
 
     return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), **options)
-
-
-def _lines() -> Report:
-    """Returns a callback that prints a line for each tenth of the total, or each time that the count has doubled."""
-    printed: dict[str, int] = {}
-
-    def report(step: str, done: int, total: int) -> None:
-        level = done * 10 // total if total else (done // FIRST_LINE).bit_length() - 1
-        if level > printed.get(step, -1):
-            printed[step] = level
-            of_total = f" / {total}" if total else ""
-            print(f"{step:<10} {done:>8}{of_total}", file=sys.stderr, flush=True)
-
-    return report
 
 
 Result = TypeVar("Result")

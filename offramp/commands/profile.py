@@ -87,24 +87,19 @@ def splits_of(job: ProfileJob, model: Network) -> tuple[TimedSplit, ...]:
         raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
     further = 0
     if keeps:
-        _check_sequences(job, model, lengths)
+        prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
+        if prompt > model.max_length:
+            raise InputError(
+                f"batch {job.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
+                f"most {model.max_length}"
+            )
+        if job.context_tokens >= model.max_length:
+            raise InputError(f"a step after {job.context_tokens} tokens; the model takes at most {model.max_length}")
         # Additional context tokens, enough to measure the cost of context.
         further = max(0, min(FURTHER * job.context_tokens, model.max_length - 1 - job.context_tokens))
     elif job.context is not None:
         raise InputError("--context is only for decoders, whose steps read the keys and values of earlier tokens")
     return profile_splits(model.num_blocks, model.ramp_indices, job.batches, lengths, model.chain.starts, further)
-
-
-def _check_sequences(job: ProfileJob, model: Network, lengths: Sequence[int]) -> None:
-    """Raises InputError if prompts, or the context of steps, are longer than the model allows."""
-    prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
-    if prompt > model.max_length:
-        raise InputError(
-            f"batch {job.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
-            f"most {model.max_length}"
-        )
-    if job.context_tokens >= model.max_length:
-        raise InputError(f"a step after {job.context_tokens} tokens; the model takes at most {model.max_length}")
 
 
 def profile_model(

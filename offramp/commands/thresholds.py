@@ -106,7 +106,11 @@ class CalibrationData:
 
 
 def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:
-    """Returns an outcome's figures as JSON data, with those of the task if it has any."""
+    """Returns an outcome's figures as JSON data, with those of the task, such as mean IoU, if it has any."""
+    of_task: dict[str, float] = {}
+    if task is not None and outcome.tallies_N is not None and outcome.full_tallies_N is not None:
+        early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
+        of_task = early | {f"full_{name}": value for name, value in full.items()}
     return {
         "inputs": len(outcome.exits_N),
         "agreement": outcome.agreement,
@@ -117,16 +121,8 @@ def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metr
         "num_blocks": outcome.num_blocks,
         "survival": list(outcome.survival),
         "exits": outcome.exit_counts,
-        **({} if task is None else task_figures(outcome, task)),
+        **of_task,
     }
-
-
-def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
-    """Returns figures of the task, such as mean IoU, for the early answers and for the full model."""
-    if outcome.tallies_N is None or outcome.full_tallies_N is None:
-        return {}
-    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
-    return early | {f"full_{name}": value for name, value in full.items()}
 
 
 def design_and_test_rows(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
