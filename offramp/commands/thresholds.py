@@ -235,30 +235,24 @@ def warnings_of(
     `accuracy`: the full model's. `constant`: `constant_accuracy`. `saved`: the share of the full model's work that
     exits save. `model`: its provenance. Each is None if it is unknown.
     """
-    warnings = []
+    warnings, facts = [], model or {}
     if accuracy is not None and constant is not None and accuracy <= constant:
+        advice = "more rows, more epochs or another backbone may help"
+        if "cuts" in facts:
+            advice = "check the order of --labels, and --mean, --std and --bgr"
+        elif facts.get("joint") is False:
+            advice = "train the backbone with its ramps (train --joint)"
         warnings.append(
             f"the full model answers {accuracy:.1%} of the rows right, but a constant answer would be right for "
-            f"{constant:.1%}: {_accuracy_advice(model or {})}"
+            f"{constant:.1%}: {advice}"
         )
     if saved is not None and saved < LEAST_SAVED:
-        warnings.append(f"exits save {max(0.0, saved):.1%} of the model's work: {_saving_advice(model)}")
+        train = "train its backbone too (train --joint), or " if facts.get("joint") is False else ""
+        advice = f"{train}serve it without exits (offramp serve FOLDER --plan stock)"
+        if model is None:
+            advice = "do not use exits, or allow a larger --budget"
+        warnings.append(f"exits save {max(0.0, saved):.1%} of the model's work: {advice}")
     return warnings
-
-
-def _accuracy_advice(model: Mapping[str, Any]) -> str:
-    if "cuts" in model:
-        return "check the order of --labels, and --mean, --std and --bgr"
-    if model.get("joint") is False:
-        return "train the backbone with its ramps (train --joint)"
-    return "more rows, more epochs or another backbone may help"
-
-
-def _saving_advice(model: Mapping[str, Any] | None) -> str:
-    if model is None:
-        return "do not use exits, or allow a larger --budget"
-    train = "train its backbone too (train --joint), or " if model.get("joint") is False else ""
-    return f"{train}serve it without exits (offramp serve FOLDER --plan stock)"
 
 
 def calibration_warnings(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
@@ -18,7 +18,7 @@ from earlyexit.named import NAME_PATTERN
 from offramp.commands.options import Address, Job, OrderOption, option_error, parse_order
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    pass
 
 JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")
@@ -121,36 +121,30 @@ class FolderDocument(ApplicationDocument):
     plan: PlanOptions = Field(default_factory=PlanOptions)
 
 
-OPTIONS = {
-    "plan": "plan.plan",
-    "batch": "plan.batch",
-    "replicas": "plan.replicas",
-    "device": "plan.device",
-    "order": "plan.order",
-    "dispatch": "plan.dispatch",
-    "port": "ingress.port",
-    "host": "ingress.host",
-    "front": "ingress.front",
-    "ingress_replicas": "ingress.replicas",
-    "dtype": "model.dtype",
-    "hop_dtype": "model.hop_dtype",
-    "backend": "model.backend",
-    "attention": "model.attention",
-    "threads": "model.threads_per_replica",
-    "kv_tokens": "model.kv_tokens",
-    "kv_fill": "model.kv_fill",
-    "max_queued": "ingress.max_queued",
-    "max_body_bytes": "ingress.max_body_bytes",
-    "max_held_bytes": "ingress.max_held_bytes",
-    "timeout_s": "ingress.default_timeout_s",
-    "token_timeout_s": "ingress.token_timeout_s",
-    "grpc_port": "ingress.grpc_port",
-    "trace_ratio": "tracing.ratio",
-    "api_keys": "access.keys_file",
-    "rate_limit": "access.rate_per_s",
-    "cors_origin": "access.cors_origins",
+SHAPES = {
+    "plan": PlanOptions,
+    "ingress": IngressDocument,
+    "model": ServedModelDocument,
+    "tracing": TracingDocument,
+    "access": AccessDocument,
 }
-"""Options of `offramp serve` that are fields of `FolderDocument`, with their paths."""
+"""Parts of a `FolderDocument` by their names."""
+OPTIONS = {
+    **{name: ("plan", name) for name in ("plan", "batch", "replicas", "device", "order", "dispatch")},
+    **{name: ("ingress", name) for name in ("port", "host", "front")},
+    "ingress_replicas": ("ingress", "replicas"),
+    **{name: ("model", name) for name in ("dtype", "hop_dtype", "backend", "attention")},
+    "threads": ("model", "threads_per_replica"),
+    **{name: ("model", name) for name in ("kv_tokens", "kv_fill")},
+    **{name: ("ingress", name) for name in ("max_queued", "max_body_bytes", "max_held_bytes")},
+    "timeout_s": ("ingress", "default_timeout_s"),
+    **{name: ("ingress", name) for name in ("token_timeout_s", "grpc_port")},
+    "trace_ratio": ("tracing", "ratio"),
+    "api_keys": ("access", "keys_file"),
+    "rate_limit": ("access", "rate_per_s"),
+    "cors_origin": ("access", "cors_origins"),
+}
+"""Options of `offramp serve` that are fields of `FolderDocument`, with their part and their name in it."""
 MACHINE_DEFAULTS = {
     "batch": "32; without --plan as measured, up to 16",
     "replicas": "1; without --plan as many as this machine has room for",
@@ -162,18 +156,9 @@ WITH_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
 """Options of `offramp serve` that are allowed with a service file."""
 
 
-def _field_at(model: type[BaseModel], path: str) -> FieldInfo:
-    """Returns a copy of the field at a path such as `ingress.port`."""
-    *parents, last = path.split(".")
-    for name in parents:
-        annotation = model.model_fields[name].annotation
-        [model] = [each for each in (annotation, *getattr(annotation, "__args__", ())) if isinstance(each, type(model))]
-    return copy.copy(model.model_fields[last])
-
-
 def _with_options(job: type[JobT]) -> type[JobT]:
     """Adds the fields of `OPTIONS` to a job."""
-    options = {option: _field_at(FolderDocument, path) for option, path in OPTIONS.items()}
+    options = {option: copy.copy(SHAPES[part].model_fields[name]) for option, (part, name) in OPTIONS.items()}
     for option, default in MACHINE_DEFAULTS.items():
         meaning = str(options[option].description).partition(" None: ")[0]
         options[option].default, options[option].description = None, f"{meaning} None: {default}"
@@ -219,11 +204,11 @@ class ServeJob(Job):
         if self.otlp_endpoint is not None:
             document["tracing"] = {"endpoint": self.otlp_endpoint}
         for name in self.model_fields_set & set(OPTIONS):
-            part, _, field = OPTIONS[name].partition(".")
+            part, field = OPTIONS[name]
             document.setdefault(part, {})[field] = getattr(self, name)
         try:
             return FolderDocument.model_validate(document)
         except ValidationError as error:
             [first, *_] = error.errors()
-        path = ".".join(map(str, first["loc"]))
-        raise option_error(next((name for name, at in OPTIONS.items() if at == path), path), first)
+        place = tuple(map(str, first["loc"]))
+        raise option_error(next((name for name, at in OPTIONS.items() if at == place), ".".join(place)), first)
