@@ -182,7 +182,7 @@ def run(name: str, folder: Path | None = None) -> dict[str, Any]:
             train(job, learn, folder, progress=progress)
     calibration = made.calibration(job.source)
     card, _ = calibrate(folder, validate, calibration)
-    outcome = record_exits(folder, unseen, card.policy, dtype=calibration.dtype).outcome(card.thresholds)
+    outcome = record_exits(folder, unseen, card, calibration.dtype).outcome(card.thresholds)
     return {"thresholds": card.thresholds, "tested": card.tested, "test": outcome_figures(outcome)}
 
 

@@ -142,27 +142,21 @@ Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
 def record_exits(
     folder: Path,
     data: LabelledRows,
-    policy: Score,
-    *,
-    confidences: Confidences | None = None,
-    weights: Mapping[int, float] | None = None,
+    calibration: CalibrationCard,
     dtype: FloatName = "float32",
     progress: Progress = no_progress,
 ) -> ExitRecords:
-    """Runs a calibrated model on labelled rows and returns exit records. Networks of a chain run on every row.
-
-    `confidences`: for the policy `share`. `weights`: those of a chain's ensemble.
-    """
-    card = read_card(folder)
+    """Runs a calibrated model on labelled rows and returns exit records. Networks of a chain run on every row."""
+    card, policy, confidences = read_card(folder), calibration.policy, calibration.confidences
     task = find_task(card.task)
     truth_N = data.targets(task, find_codec(card.codec, folder))
     outputs, tokens_N = compute_outputs(folder, card, data, dtype, progress)
-    if weights is None:
+    if calibration.weights is None:
         records = join_records(outputs, policy, task, truth_N, confidences=confidences)
     else:
         [whole] = outputs
         records = join_records([whole], policy, task, truth_N, confidences=confidences)
-        records = ensemble_records(whole[1], records, card.chain, task, truth_N, weights)
+        records = ensemble_records(whole[1], records, card.chain, task, truth_N, calibration.weights)
     return replace(records, tokens_N=tokens_N)
 
 

@@ -46,10 +46,7 @@ def run(job: CalibrateOptions) -> None:
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
     """Calibrates a model. The rows of decoders are prompts; models that keep their answers need no labels either."""
-    from offramp.commands.calibrate import (
-        calibrate,  # imports torch, which calibrating exit records does not need
-        record_exits,
-    )
+    from offramp.commands.calibrate import calibrate, record_exits  # imports torch, which records do not need
 
     if (model / CONFIG).is_file() and not (model / CARD_FILE).is_file():
         run = command("ramp", model, "--data", data)
@@ -73,13 +70,7 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
             report["beside"] = {name: _report(each) for name, each in beside.items()}
         if held_out is not None:
             test_records = record_exits(
-                model,
-                held_out,
-                card.policy,
-                confidences=card.confidences,
-                weights=card.weights,
-                dtype=job.dtype,
-                progress=lambda what, done, total: progress(f"test {what}", done, total),
+                model, held_out, card, job.dtype, lambda what, done, total: progress(f"test {what}", done, total)
             )
             report["test"] = outcome_figures(test_records.outcome(card.thresholds), task, card.metric)
     reference = None if model_card.chain.is_one else model_card.chain.names[-1]

@@ -79,7 +79,7 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
             train(job, learn, folder, progress=progress)
         calibrate(folder, validate, CalibrateJob(budget=BUDGET, seed=SEED, source=source))
     calibration = read_calibration(folder)
-    expected = record_exits(folder, test, calibration.policy)
+    expected = record_exits(folder, test, calibration)
     return Prepared(folder=folder, test=test, calibration=calibration, expected=expected)
 
 

@@ -112,8 +112,8 @@ def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model
     after = load_model(model).state_dict()
     assert card.provenance["dtype"] == "bfloat16"
     assert all(after[name].equal(before[name]) for name in before if name != "temperatures_E")
-    again = record_exits(model, rows, card.policy, dtype="bfloat16")
-    whole = record_exits(model, rows, card.policy)
+    again = record_exits(model, rows, card, "bfloat16")
+    whole = record_exits(model, rows, card)
     np.testing.assert_allclose(again.scores_NR, records.scores_NR, atol=1e-2)
     assert not np.array_equal(again.scores_NR, whole.scores_NR)
 
@@ -321,10 +321,10 @@ def test_records_hold_the_policys_scores_and_figures_of_the_task(mapper: Path, s
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     tables = calibration_tables("share", {"thresholds": card.thresholds, "tested": card.tested})
     assert "mean IoU" in list(tables[1].columns[0].cells)
-    again = record_exits(mapper, seen, card.policy, confidences=card.confidences)
+    again = record_exits(mapper, seen, card)
     np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
     with pytest.raises(PlanError, match="the score share needs confidences"):
-        record_exits(mapper, seen, "share")
+        record_exits(mapper, seen, card.model_copy(update={"confidences": None}))
 
 
 def test_large_outputs_are_processed_batch_by_batch(mapper: Path, seen: LabelledRows) -> None:

@@ -201,7 +201,7 @@ def test_records_of_a_chain_join_the_answers_of_each_model(models: Path, rows: L
     assert records.losses_NR.tolist() == (answers[:, :-1] != answers[:, -1:]).tolist()
     assert records.tokens_N is not None
     assert records.tokens_N.tolist() == [each.length for each in encoded]
-    again = record_exits(models / "chain", rows, card.policy)
+    again = record_exits(models / "chain", rows, card)
     np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
     assert before == {name: (models / name / WEIGHTS_FILE).read_bytes() for name in before}, "models stay as they are"
     assert beside_of(models / "chain") == (), "whose ramps are named has one calibration"
