@@ -62,14 +62,7 @@ def run(job: BenchJob) -> None:
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with progress_bars() as progress:
         records = asyncio.run(run_load(config, partial(progress, "requests"), api_key=job.api_key))
-    report = summarize(
-        records,
-        started_at=started_at,
-        seed=job.seed,
-        slo_s=job.slo_ms / 1000,
-        offered_rps=offered_rps,
-        labels=labels,
-    )
+    report = summarize(job, records, started_at, offered_rps, labels)
     print_result(report, lambda: [render(report)], as_json=job.as_json)
     first = {record.error: record.message for record in reversed(records) if record.message is not None}
     for kind, message in first.items():
@@ -130,11 +123,9 @@ def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
 
 
 def summarize(
+    job: BenchJob,
     records: Sequence[RequestRecord],
-    *,
     started_at: str,
-    seed: int,
-    slo_s: float,
     offered_rps: float | None,
     labels: Sequence[str] | None,
 ) -> dict[str, Any]:
@@ -145,13 +136,18 @@ def summarize(
     """
     answered = [record for record in records if record.error is None]
     answers = [prediction for record in answered for prediction in record.predictions]
-    exits = sorted(Counter(answer.exit for answer in answers).items())
+    exits, slo_s = sorted(Counter(answer.exit for answer in answers).items()), job.slo_ms / 1000
+    latencies_s, latency = [record.latency_s for record in answered], None
+    if latencies_s:
+        by_share = zip(PERCENTILES, np.percentile(latencies_s, PERCENTILES).tolist(), strict=True)
+        latency = {f"p{share}_s": value for share, value in by_share}
+        latency |= {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
     duration_s = max((record.done_s for record in records), default=0.0)  # until the last outcome
     lateness_p99_s = None if offered_rps is None else percentile([record.lateness_s for record in records], 99)
     return {
         "schema_version": SCHEMA_VERSION,
         "started_at": started_at,
-        "seed": seed,
+        "seed": job.seed,
         "duration_s": duration_s,
         "num_requests": len(records),
         "num_inputs": sum(len(record.input_indices) for record in records),
@@ -161,7 +157,7 @@ def summarize(
         "achieved_rps": len(answers) / (duration_s or math.inf),
         "goodput_rps": sum(len(r.predictions) for r in answered if r.latency_s <= slo_s) / (duration_s or math.inf),
         "slo_s": slo_s,
-        "latency": _latency([record.latency_s for record in answered]),
+        "latency": latency,
         "answers_by_exit": {str(block): number for block, number in exits},
         # An answer at the exit after block 0 took one block.
         "mean_exit_blocks": float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
@@ -172,14 +168,6 @@ def summarize(
         # Whether the client was so late that the latencies do not describe the server.
         "is_client_bound": lateness_p99_s is not None and lateness_p99_s > LATE_SHARE * slo_s,
     }
-
-
-def _latency(latencies_s: Sequence[float]) -> dict[str, float] | None:
-    if not latencies_s:
-        return None
-    by_share = zip(PERCENTILES, np.percentile(latencies_s, PERCENTILES).tolist(), strict=True)
-    figures = {f"p{share}_s": value for share, value in by_share}
-    return figures | {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
 
 
 def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:

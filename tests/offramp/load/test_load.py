@@ -16,6 +16,7 @@ from rich.console import Console
 
 from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
 from offramp.commands.bench import render, summarize
+from offramp.commands.options import BenchJob
 from offramp.commands.predict import stream_lines, stream_texts
 from offramp.load.generator import Generator, LoadConfig, RequestRecord, run_load
 from tests.clock import ManualClock
@@ -235,8 +236,8 @@ def report_of(
     offered_rps: float | None = 2.0,
     labels: Sequence[str] | None = ("a", "b"),
 ) -> dict[str, Any]:
-    began = "2026-01-01T00:00:00+00:00"
-    return summarize(records, started_at=began, seed=7, slo_s=slo_s, offered_rps=offered_rps, labels=labels)
+    job = BenchJob(data=Path("texts.csv"), seed=7, slo_ms=1000 * slo_s)
+    return summarize(job, records, "2026-01-01T00:00:00+00:00", offered_rps, labels)
 
 
 def test_percentiles_of_a_known_list() -> None:
