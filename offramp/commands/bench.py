@@ -39,15 +39,8 @@ def run(job: BenchJob) -> None:
         raise InputError(f"--arrivals {job.arrivals!r}; allowed: {', '.join(ARRIVALS)}")
     times_s = _send_times_s(job.arrivals, job.seconds, job.seed) if job.is_timed else None
     inputs, labels = _inputs(job)
-    load = partial(
-        LoadConfig,
-        url=job.url,
-        inputs=inputs,
-        inputs_per_request=job.inputs_per_request,
-        timeout_s=job.timeout_s,
-        seed=job.seed,
-        retries=job.retries,
-    )
+    same = job.model_dump(include={"url", "inputs_per_request", "timeout_s", "seed", "retries"})
+    load = partial(LoadConfig, inputs=inputs, **same)
     if job.sustained:
         _search(job, load)
         return

@@ -235,9 +235,7 @@ def _provenance(job: ProfileJob, model: Network, points: Sequence[Point], contex
     return provenance(
         **facts,
         **({} if context is None else {"context": context}),
-        threads=job.threads,
-        seed=job.seed,
-        repeats=job.repeats,
+        **job.model_dump(include={"threads", "seed", "repeats"}),
         timings=sum(len(point.seconds) for point in points),
         outliers=sum(point.outliers for point in points),
         spread=float(np.median([point.spread for point in points])),

@@ -350,13 +350,9 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
             problem=file.problem,
             plan=plan,
             **fields,
+            **job.model_dump(include={"duration_s", "warm_up_s", "inputs_per_request", "admission", "num_ingresses"}),
             arrivals_s=np.empty(0),
-            duration_s=job.duration_s,
-            warm_up_s=job.warm_up_s,
-            inputs_per_request=job.inputs_per_request,
             slo_s=file.problem.slo.latency_s,
-            admission=job.admission,
-            num_ingresses=job.num_ingresses,
         )
         scenario = with_sequences(scenario, file.problem, job)
     except PlanError as error:

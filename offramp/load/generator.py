@@ -193,18 +193,14 @@ class Generator:
         input_indices = self.config.input_indices(request_index)
         request_id = f"{random.getrandbits(128):032x}"
         outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
-        done_s = self.clock.now_s() - start_s
-        predictions, error, message = _read(outcome, len(input_indices), request_id)
         return RequestRecord(
             request_id=request_id,
             input_indices=input_indices,
             scheduled_s=scheduled_s,
             sent_s=sent_s,
-            done_s=done_s,
+            done_s=self.clock.now_s() - start_s,
             num_attempts=num_attempts,
-            predictions=predictions,
-            error=error,
-            message=message,
+            **_read(outcome, len(input_indices), request_id),
         )
 
     async def _attempts(
@@ -248,15 +244,15 @@ def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequen
     return tensor_body(rows, metadata, {} if ids is None else {"ids": ids})
 
 
-def _read(outcome: Outcome, num_inputs: int, request_id: str) -> tuple[tuple[Prediction, ...], str | None, str | None]:
-    """Returns the predictions, or the kind and the message of the error."""
+def _read(outcome: Outcome, num_inputs: int, request_id: str) -> dict[str, Any]:
+    """Returns the predictions, or the kind and the message of the error, as fields of a record."""
     if isinstance(outcome, NoReply) or error_kind(outcome) is not None:
-        return (), error_kind(outcome), str(error_of(outcome))
+        return {"error": error_kind(outcome), "message": str(error_of(outcome))}
     try:
         predictions = read_predictions(outcome.payload, num_inputs=num_inputs, request_id=request_id)
-        return tuple(map(_without_arrays, predictions)), None, None
     except OfframpError as error:  # counted, like every other failure of a single request
-        return (), "malformed", str(error)
+        return {"error": "malformed", "message": str(error)}
+    return {"predictions": tuple(map(_without_arrays, predictions))}
 
 
 def _without_arrays(prediction: Prediction) -> Prediction:
