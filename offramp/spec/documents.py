@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
@@ -121,7 +121,7 @@ class FolderDocument(ApplicationDocument):
     plan: PlanOptions = Field(default_factory=PlanOptions)
 
 
-SHAPES = {
+SHAPES: Mapping[str, type[BaseModel]] = {
     "plan": PlanOptions,
     "ingress": IngressDocument,
     "model": ServedModelDocument,
