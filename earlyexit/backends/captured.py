@@ -150,13 +150,13 @@ def shapes_within(budget: Budget, max_length: int) -> set[Shape]:
 
 
 def _uniform(num_inputs: int, length: int) -> Shape:
-    rows = _round_up(num_inputs, STEPS_OF_INPUTS)
+    rows = round_up(num_inputs, STEPS_OF_INPUTS)
     return Shape(num_tokens=rows * length, num_rows=rows, longest=length, mixed=False)
 
 
 def _mixed(num_inputs: int, num_tokens: int, longest: int, max_length: int) -> Shape:
     return Shape(
-        num_tokens=TOKENS_AT_ONCE * _round_up(-(-num_tokens // TOKENS_AT_ONCE), STEPS_OF_TOKENS),
+        num_tokens=TOKENS_AT_ONCE * round_up(-(-num_tokens // TOKENS_AT_ONCE), STEPS_OF_TOKENS),
         num_rows=_next_power(num_inputs) + 1,
         longest=min(max_length, max(SHORTEST, _next_power(longest))),
         mixed=True,
@@ -171,9 +171,9 @@ def _row_lengths(max_length: int) -> list[int]:
     return lengths
 
 
-def _round_up(number: int, steps: int) -> int:
-    """Returns the next number on a grid with `steps` numbers per octave."""
-    step = max(1, _next_power(number + 1) // 2 // steps)
+def round_up(number: int, steps: int, *, least: int = 1) -> int:
+    """Returns the next number on a grid with `steps` numbers per octave, which are at least `least` apart."""
+    step = max(least, _next_power(number + 1) // 2 // steps)
     return -(-number // step) * step
 
 

@@ -248,31 +248,22 @@ class Site:
 
 
 def cut_tensors(flow: Dataflow) -> tuple[str, ...]:
-    """Returns the tensors, except the inputs, that are on every path from an input to an output, in their order."""
-    import networkx as nx
+    """Returns the tensors, except the inputs, that are on every path from an input to an output, in their order.
 
-    source, sink = ("end", "inputs"), ("end", "outputs")
-    graph = nx.DiGraph()  # its vertices are the operators and tensors that are not free
-    for name in set(flow.inputs) - flow.free:
-        graph.add_edge(source, ("tensor", name))
-    for operator in flow.live:
-        if operator.kind == "random":
-            graph.add_edge(source, ("operator", operator.name))
-        for name in set(operator.inputs) - flow.free:
-            graph.add_edge(("tensor", name), ("operator", operator.name))
-        for name in operator.outputs:
-            graph.add_edge(("operator", operator.name), ("tensor", name))
-    for name in set(flow.outputs) - flow.free:
-        graph.add_edge(("tensor", name), sink)
-    if sink not in graph or source not in graph or not nx.has_path(graph, source, sink):
-        return ()
-    dominator = nx.immediate_dominators(graph, source)
-    dominators = []
-    vertex = dominator[sink]
-    while vertex != source:
-        dominators.append(vertex)
-        vertex = dominator[vertex]
-    return tuple(name for kind, name in reversed(dominators) if kind == "tensor" and name not in flow.inputs)
+    Every live operator is on such a path. So a tensor is on all paths if no other tensor passes from operators before
+    it to later ones, and no later operator draws random numbers.
+    """
+    read = {name: place for place, each in enumerate(flow.live) for name in each.inputs}  # the last place
+    read = {name: place for name, place in read.items() if name not in flow.free}
+    read |= dict.fromkeys(set(flow.outputs) - flow.free, len(flow.live))
+    last_random = max((place for place, each in enumerate(flow.live) if each.kind == "random"), default=-1)
+    waiting = set(flow.inputs) & read.keys()
+    cuts: list[str] = []
+    for place, each in enumerate(flow.live):
+        waiting = {name for name in waiting.union(each.outputs) if read.get(name, -1) > place}
+        if len(waiting) == 1 and place >= last_random:
+            cuts += waiting - {*flow.inputs, *cuts}
+    return tuple(cuts)
 
 
 def find_sites(flow: Dataflow) -> tuple[Site, ...]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.dataflow import Dataflow, Site, find_sites, with_cut_sets
@@ -18,11 +18,10 @@ from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, Encoded, TensorSpec, why_no_exit
 
 if TYPE_CHECKING:
-    from earlyexit.families.base import Backbone, FinalHead, Pretrained
+    from earlyexit.families.base import Backbone, Pretrained
 
 TEXT_LENGTH = 512
 """The assumed longest input in tokens, if the model does not define it."""
-T = TypeVar("T")
 SURE = 1e-3
 """How far the sum of probabilities may be from 1."""
 
@@ -87,60 +86,72 @@ class Divisible(ForeignModel):
     codec: NamedSpec = field(default_factory=dict)
     """The codec of its inputs."""
 
-    @abstractmethod
-    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
-        """Returns for each cut the tensors that cross it, or the reason why they cannot."""
+    @property
+    def called(self) -> str:
+        """The name of the model in messages."""
+        return self.name
 
     @abstractmethod
-    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
-        """Cuts the model, and compares the blocks with the uncut model (if it rounds, on `rows`)."""
+    def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
+        """Returns the tensors that cross a cut. Raises GraphError or ModelFolderError if they cannot cross."""
+
+    @abstractmethod
+    def blocks(self, cuts: Sequence[Sequence[str]]) -> Backbone:
+        """Returns the blocks between the cuts."""
+
+    @abstractmethod
+    def runs(self, backbone: Backbone, tokens: int) -> bool:
+        """Whether the model runs an input of so many tokens."""
+
+    @abstractmethod
+    def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
+        """Raises GraphError unless blocks agree with the uncut model, and inputs alone with inputs in a batch."""
 
     def refused(self, cuts: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
         """Returns the cuts at which the model cannot be cut or cannot have an exit, and the reasons."""
         reasons: dict[tuple[str, ...], str] = {}
-        for cut, specs in zip(map(tuple, cuts), self.specs(cuts), strict=True):
-            if (reason := specs if isinstance(specs, str) else why_no_exit(specs)) is not None:
+        for cut in map(tuple, cuts):
+            try:
+                reason = why_no_exit(self.specs(cut))
+            except (GraphError, ModelFolderError) as error:
+                reason = str(error)
+            if reason is not None:
                 reasons[cut] = reason
         return reasons
 
+    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
+        """Cuts the model, and compares the blocks with the uncut model (if it rounds, on `rows`)."""
+        from earlyexit.families.base import FinalHead, Pretrained
 
-def answer_output(name: str, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:
-    """Returns the only output that `can_be` the answer; `outputs`: shapes by name. Raises GraphError otherwise."""
-    candidates = [each for each in outputs if can_be(each)]
-    if len(candidates) == 1:
-        return candidates[0]
-    described = ", ".join(f"{each!r} {list(shape)}" for each, shape in outputs.items())
-    hint = "; several can be the answer, choose one with --output" if candidates else ""
-    raise GraphError(
-        f"{name} is no classifier: for {batch} inputs it returns {described}; one output of two or more numbers for "
-        f"each input is needed{hint}"
-    )
+        backbone = self.blocks(cuts)
+        if backbone.inputs[0].per_token:
+            backbone.max_length = self._longest_of(backbone)
+        self.compare(backbone, rows)
+        [last] = backbone.boundary(backbone.num_blocks - 1)
+        head = FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
+        return Pretrained(backbone=backbone, head=head, label_names=None, codec=self.codec)
 
+    def _longest_of(self, backbone: Backbone) -> int:
+        """Returns the length up to which the model runs all inputs. Raises GraphError if it is below the codec's."""
+        asked = self.codec.get("max_length")
+        most = asked or min(self.longest, TEXT_LENGTH)
+        if self.runs(backbone, most):
+            return most
+        longest = bisect_left(range(1, most), True, key=lambda tokens: not self.runs(backbone, tokens))
+        if asked or not longest:
+            raise GraphError(
+                f"{self.called} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}"
+            )
+        return longest
 
-def longest_accepted(name: str, most: int, runs: Callable[[int], bool], *, least: int = 1, must: bool) -> int:
-    """Returns the longest length up to `most` that a model `runs`, which then runs all shorter ones.
-
-    Raises GraphError if the length is 0, or is not `most` although it `must` be.
-    """
-    if runs(most):
-        return most
-    longest = bisect_left(range(least, most), True, key=lambda tokens: not runs(tokens)) + least - 1
-    if must or not longest:
-        raise GraphError(f"{name} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}")
-    return longest
-
-
-def given_head(backbone: Backbone) -> FinalHead:
-    """Returns the head of a model whose last block returns the outputs itself."""
-    from earlyexit.families.base import FinalHead
-
-    [last] = backbone.boundary(backbone.num_blocks - 1)
-    return FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
-
-
-def result_or_reason(function: Callable[..., T], *args: Any) -> T | str:
-    """Returns the result of a function, or the message of its GraphError or ModelFolderError."""
-    try:
-        return function(*args)
-    except (GraphError, ModelFolderError) as error:
-        return str(error)
+    def answer_among(self, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:
+        """Returns the only output that `can_be` the answer; `outputs`: shapes by name. Raises GraphError otherwise."""
+        candidates = [each for each in outputs if can_be(each)]
+        if len(candidates) == 1:
+            return candidates[0]
+        described = ", ".join(f"{each!r} {list(shape)}" for each, shape in outputs.items())
+        hint = "; several can be the answer, choose one with --output" if candidates else ""
+        raise GraphError(
+            f"{self.called} is no classifier: for {batch} inputs it returns {described}; one output of two or more "
+            f"numbers for each input is needed{hint}"
+        )

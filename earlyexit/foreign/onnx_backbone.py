@@ -199,9 +199,6 @@ UNKNOWN = (
 )
 """Messages of ONNX Runtime about unknown operators."""
 
-FileState = tuple[tuple[int, int, int], ...]
-"""The inode, size and modification time of files. If these are equal, the content is assumed to be equal."""
-
 
 def read_graph(folder: Path, file: str) -> Any:
     """Returns the ModelProto in a model's folder, without its weights. Raises ModelFolderError if it is not usable."""
@@ -219,22 +216,15 @@ def read_graph(folder: Path, file: str) -> Any:
 
 
 def fingerprint(folder: Path, file: str) -> str:
-    """Returns the SHA-256 of a graph's file and of its weights."""
+    """Returns the SHA-256 of a graph's file and of its weights. Raises ModelFolderError if one is missing."""
     digest = hashlib.sha256()
     for name in (file, file + WEIGHTS_SUFFIX):
-        with (folder / name).open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+        try:
+            with (folder / name).open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+        except OSError as error:
+            raise ModelFolderError(f"{folder} has no {name}, which its network needs") from error
     return digest.hexdigest()
-
-
-def state_of(folder: Path, file: str) -> FileState:
-    """Returns the state of a graph's file and of its weights. Raises ModelFolderError if one is missing."""
-    try:
-        stats = [(folder / name).stat() for name in (file, file + WEIGHTS_SUFFIX)]
-    except OSError as error:
-        missing = Path(error.filename).name
-        raise ModelFolderError(f"{folder} has no {missing}, which its network needs") from error
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats)
 
 
 def describe_error(error: Exception) -> str:
@@ -278,15 +268,13 @@ class OnnxBackbone(Backbone):
     float32_only: ClassVar[bool] = True
     own_runtime: ClassVar[bool] = True
 
-    def __init__(self, config: GraphConfig, folder: Path, state: FileState | None = None) -> None:
-        """`state`: the state of the files in `folder` when they were checked; None: now. Raises ModelFolderError."""
+    def __init__(self, config: GraphConfig, folder: Path) -> None:
         super().__init__()
         self.config = config
         self.num_blocks = len(config.cuts)
         self.inputs = config.entry
         self.max_length = config.max_length
         self._folder = folder
-        self._state = state or state_of(folder, config.file)
         self.sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
 
     def boundary(self, block: int) -> Boundary:
@@ -324,7 +312,7 @@ class OnnxBackbone(Backbone):
         return self.config.model_dump(mode="json")
 
     def sha256(self) -> str:
-        """Returns the digest of the graph and its weights. Sessions are opened only from files that had this digest."""
+        """Returns the digest of the graph and its weights."""
         return self.config.sha256
 
     def write_files(self, folder: Path) -> None:
@@ -348,11 +336,7 @@ class OnnxBackbone(Backbone):
         return dataflow_of(self._graph.graph)
 
     def _open(self, span: tuple[int, int, str]) -> tuple[Part, Any]:
-        """Returns the part of the graph with these blocks, and its session.
-
-        Raises ModelFolderError if the files have changed since they were checked.
-        """
-        self._check_files()
+        """Returns the part of the graph with these blocks, and its session."""
         first, end, device_type = span
         before = {each.name: each for each in self.config.before(first)}
         after = [each for each in self.config.cuts[end - 1] if each.name not in before]
@@ -362,15 +346,7 @@ class OnnxBackbone(Backbone):
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
         model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
-        session = open_graph(model, self._folder, device_type=device_type)
-        self._check_files()
-        return part, session
-
-    def _check_files(self) -> None:
-        if state_of(self._folder, self.config.file) != self._state:
-            raise ModelFolderError(
-                f"{self._folder / self.config.file} or its weights changed after the model was loaded: load it again"
-            )
+        return part, open_graph(model, self._folder, device_type=device_type)
 
 
 class OnnxGraph(Family):
@@ -389,14 +365,13 @@ class OnnxGraph(Family):
             raise ModelFolderError("an onnx model needs the file in its model folder; it cannot be made of sizes alone")
         if Path(graph.file).name != graph.file:
             raise ModelFolderError(f"{graph.file!r} is outside the model's folder {folder}")
-        state = state_of(folder, graph.file)
         if fingerprint(folder, graph.file) != graph.sha256:
             raise ModelFolderError(
                 f"{folder / graph.file} or its weights are not those of which the model was made: their SHA-256 is not "
                 f"{graph.sha256[:12]}..."
             )
         load_runtime()
-        return OnnxBackbone(graph, folder, state)
+        return OnnxBackbone(graph, folder)
 
 
 @dataclass(frozen=True, slots=True)

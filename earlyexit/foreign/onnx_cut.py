@@ -5,8 +5,10 @@ The graph and its weights are written to a folder, changed to take batches of an
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,10 +20,10 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
-from earlyexit.families.base import Pretrained
+from earlyexit.families.base import Backbone
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import SIZE_OPERATORS, Dataflow, UncutError, layout_role
-from earlyexit.foreign.model import SURE, Divisible, answer_output, given_head, longest_accepted, result_or_reason
+from earlyexit.foreign.model import SURE, Divisible
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
     FILE,
@@ -63,6 +65,8 @@ TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
 """The allowed difference between an input alone and in a batch. A graph that mixes inputs exceeds it by far."""
 TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
 """Operators that may be between token ids and the embedding table."""
+KEPT = 2**16
+"""The most numbers of a tensor whose values in the trials are kept."""
 WHOLE = ("int64", "int32", "uint8")
 """Types of images whose values stay integers from 0 to 255, because scaled values would be truncated."""
 
@@ -77,6 +81,10 @@ class DivisibleGraph(OnnxModel, Divisible):
     entry: Entry
     session: Any
     """Returns the outputs of the file, and all tensors between blocks."""
+
+    @property
+    def called(self) -> str:
+        return "the graph"
 
     def run(self, names: Sequence[str], values: Tensors, layout: Layout) -> dict[str, Array]:
         """Returns tensors for inputs from the codec. Raises GraphError if the graph cannot run them."""
@@ -93,12 +101,18 @@ class DivisibleGraph(OnnxModel, Divisible):
             ) from error
         return feeds | dict(zip(computed, results, strict=True))
 
-    def run_trials(self, names: Sequence[str]) -> dict[str, list[Array]]:
-        """Returns the values of every tensor for each of `SHAPES`."""
+    @cached_property
+    def trials(self) -> dict[str, list[Array]]:
+        """The values of every tensor for each of `SHAPES`. Large ones are zeros, of which only the shape is kept."""
         shapes = SHAPES if self.entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
-        layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
-        trials = [self.run(names, examples(self.entry.entry, layout), layout) for layout in layouts]
-        return {name: [trial[name] for trial in trials] for name in dict.fromkeys(names)}
+        names = [each.name for each in self.session.get_outputs()]
+        trials: dict[str, list[Array]] = defaultdict(list)
+        for num_inputs, tokens in shapes:
+            layout = layout_of([tokens] * num_inputs)
+            for name, value in self.run(names, examples(self.entry.entry, layout), layout).items():
+                is_kept = value.size <= KEPT
+                trials[name].append(value if is_kept else np.broadcast_to(value.dtype.type(0), value.shape))
+        return dict(trials)
 
     def with_answer(self) -> DivisibleGraph:
         """Returns the graph with the answer as its only output: the user's choice, or the only output that can be.
@@ -108,53 +122,46 @@ class DivisibleGraph(OnnxModel, Divisible):
         output, names = self.options.output, self.flow.outputs
         if output is not None and output not in self.flow.maker:
             raise GraphError(f"the graph has no tensor {output!r}; its outputs are {', '.join(names)}")
-        trials = self.run_trials(names if output is None else [output])
 
         def can_be(name: str) -> bool:
-            first, other, *_ = trials[name]
+            first, other, *_ = self.trials[name]
             if first.dtype.kind != "f" or first.ndim != 2 or (len(first), len(other)) != (2, 3):
                 return False
             return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
 
-        answer = answer_output("the graph", {name: trials[name][0].shape for name in trials}, can_be, batch=2)
-        return replace(self, flow=replace(self.flow, outputs=(answer,)))
+        shapes = {name: self.trials[name][0].shape for name in (names if output is None else [output])}
+        return replace(self, flow=replace(self.flow, outputs=(self.answer_among(shapes, can_be, batch=2),)))
 
-    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
-        sizes = [result_or_reason(self._sizes, [cut, self.flow.outputs]) for cut in cuts]
-        pairs = zip(cuts, sizes, strict=True)
-        names = [name for cut, read in pairs if isinstance(read, list) for name in (*cut, *read)]
-        trials = self.run_trials(names or self.flow.outputs)
+    def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
+        for name in self._sizes([cut, self.flow.outputs]):
+            sizes_of(name, self.trials[name])
+        return [crossing(name, self.trials[name]).spec() for name in cut]
 
-        def specs_of(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
-            if isinstance(read, str):
-                raise GraphError(read)
-            specs = [crossing(name, trials[name]).spec() for name in cut]
-            for name in read:
-                sizes_of(name, trials[name])
-            return specs
-
-        return list(map(result_or_reason, [specs_of] * len(cuts), cuts, sizes))
-
-    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
-        cuts, [answer] = [*cuts, self.flow.outputs], self.flow.outputs
+    def blocks(self, cuts: Sequence[Sequence[str]]) -> OnnxBackbone:
+        cuts = [*cuts, self.flow.outputs]
         sizes = self._sizes(cuts)
-        trials = self.run_trials([*(name for cut in cuts for name in cut), *sizes])
-        sums = np.abs(trials[answer][0].sum(1) - 1)
+        answers = self.trials[self.flow.outputs[0]][0]
+        sums = np.abs(answers.sum(1) - 1)
         config = GraphConfig(
             **dict(self.entry),
             file=FILE,
             sha256=fingerprint(self.folder, FILE),
-            cuts=tuple(tuple(crossing(name, trials[name]) for name in cut) for cut in cuts),
-            outputs="probabilities" if (trials[answer][0] >= 0).all() and (sums < SURE).all() else "logits",
-            sizes={name: sizes_of(name, trials[name]) for name in sizes},
+            cuts=tuple(tuple(crossing(name, self.trials[name]) for name in cut) for cut in cuts),
+            outputs="probabilities" if (answers >= 0).all() and (sums < SURE).all() else "logits",
+            sizes={name: sizes_of(name, self.trials[name]) for name in sizes},
         )
-        longest_accepted("the graph", self.entry.max_length, self._runs, least=SHAPES[0][1], must=True)
-        backbone = OnnxBackbone(config, self.folder)
-        self._compare(backbone, rows)
-        return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=self.codec)
+        return OnnxBackbone(config, self.folder)
 
-    def _compare(self, backbone: OnnxBackbone, rows: Sequence[Encoded]) -> None:
-        """Raises GraphError unless blocks agree with the uncut graph, and inputs alone with inputs in a batch."""
+    def runs(self, _: Backbone, tokens: int) -> bool:
+        layout = layout_of([tokens])
+        try:
+            self.run(self.flow.outputs, examples(self.entry.entry, layout), layout)
+        except GraphError:
+            return False
+        return True
+
+    def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
+        assert isinstance(backbone, OnnxBackbone)
         try:
             trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
         except TrialError as error:
@@ -171,12 +178,6 @@ class DivisibleGraph(OnnxModel, Divisible):
         """Returns the sizes that must be fed to blocks. Raises GraphError if the cuts do not separate the graph."""
         codec = [each.name for each in self.entry.codec_inputs]
         return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
-
-    def _runs(self, length: int) -> bool:
-        """Whether the graph takes an input of `length` tokens."""
-        layout = layout_of([length])
-        values = examples(self.entry.entry, layout)
-        return not isinstance(result_or_reason(self.run, self.flow.outputs, values, layout), str)
 
 
 def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph:

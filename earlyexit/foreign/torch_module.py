@@ -1,4 +1,4 @@
-"""Reads a torch module as a foreign model. It is traced with `torch.export` or, if that fails, with `torch.fx`.
+"""Reads a torch module as a foreign model. It is traced with `torch.export`.
 
 The user names a function `module:function`. It takes no arguments, and returns the module with its weights and example
 inputs: a tuple of tensors, or a dict of tensors by the names of `forward`'s parameters. Every tensor has one row per
@@ -28,18 +28,10 @@ from torch.utils import _pytree as pytree
 
 from earlyexit.data.rows import PAIR
 from earlyexit.errors import GraphError, ModelFolderError, first_line
-from earlyexit.families.base import Pretrained
-from earlyexit.families.own import check_own, layout_of
+from earlyexit.families.base import Backbone
+from earlyexit.families.own import check_own, examples, layout_of
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_operator, kind_of, with_shares
-from earlyexit.foreign.model import (
-    SURE,
-    TEXT_LENGTH,
-    Divisible,
-    answer_output,
-    given_head,
-    longest_accepted,
-    result_or_reason,
-)
+from earlyexit.foreign.model import SURE, TEXT_LENGTH, Divisible
 from earlyexit.foreign.torch_backbone import (
     LAYOUT_INPUTS,
     PREFIX,
@@ -56,10 +48,7 @@ from earlyexit.network.piece import Layout
 
 
 def base_name(node: fx.Node) -> str:
-    """Returns `conv2d` for a node that calls `aten.conv2d.default`, and `ReLU` for one that calls that layer."""
-    if node.op == "call_module":
-        assert node.graph.owning_module is not None
-        return type(node.graph.owning_module.get_submodule(str(node.target))).__name__
+    """Returns `conv2d` for a node that calls `aten.conv2d.default`."""
     if isinstance(node.target, str):
         return node.target
     packet = getattr(node.target, "overloadpacket", node.target)
@@ -122,11 +111,6 @@ class TorchModel(Divisible):
     examples: Mapping[str, Tensor]
     """Example inputs (B, ...) by name, in the order of `module.graph`."""
 
-    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns the outputs for a batch of inputs, in the order of `flow.outputs`."""
-        outputs = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
-        return tuple(each for each in pytree.tree_leaves(outputs) if isinstance(each, Tensor))
-
     @property
     def inputs(self) -> Boundary:
         return tuple(map(self._input_spec, self.codec_inputs))
@@ -151,27 +135,30 @@ class TorchModel(Divisible):
             torch.set_num_threads(threads)
         return with_shares(sites, self.flow, self.flow.outputs, recorder.seconds)
 
-    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
-        return [result_or_reason(list, map(self.spec, cut)) for cut in cuts]
+    def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
+        return list(map(self.spec, cut))
 
-    def build(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded] = ()) -> Pretrained:
+    @torch.inference_mode()
+    def runs(self, backbone: Backbone, tokens: int) -> bool:
+        layout = layout_of([tokens])
+        zeros = tuple(map(torch.zeros_like, examples(backbone.inputs, layout)))
+        try:
+            backbone.run_blocks(0, backbone.num_blocks, backbone.embed(zeros, layout), layout)
+        except (RuntimeError, IndexError):
+            return False
+        return True
+
+    def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
         """Also raises GraphError if the module needs other masks, positions or token types than those that are fed."""
-        backbone, max_length = self.cut(cuts), self.codec.get("max_length")
-        if backbone.inputs[0].per_token:
-            most, must = max_length or min(self.longest, TEXT_LENGTH), max_length is not None
-            backbone.max_length = longest_accepted(self.name, most, lambda tokens: _runs(backbone, tokens), must=must)
         self._check_examples(backbone)
         try:
             check_own(backbone, rows)
         except (RuntimeError, IndexError) as error:
             raise GraphError(f"{self.name} does not take any number of inputs: {first_line(error)}") from error
-        return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=self.codec)
 
     @cached_property
     def codec_inputs(self) -> tuple[str, ...]:
-        """The inputs from the codec, token types last. Raises GraphError for a module with unknown shapes."""
-        if any("val" not in node.meta for node in self.module.graph.nodes if node.op == "placeholder"):
-            raise GraphError(f"{self.name}: torch.export cannot trace it, and without its shapes it cannot be cut")
+        """The inputs from the codec, token types last. Raises GraphError if there are none."""
         names = [name for name in self.examples if name not in self._layout]
         if not names:
             raise GraphError(f"{self.name} takes only {', '.join(self._layout)}, which have no content of inputs")
@@ -199,7 +186,7 @@ class TorchModel(Divisible):
             raise ModelFolderError(f"{tensor!r} is {values.dtype}, but must be {', '.join(map(str, DTYPES))} to cross")
         return self._spec(tensor, DTYPES[values.dtype])
 
-    def cut(self, cuts: Sequence[Sequence[str]]) -> ExportedBackbone:
+    def blocks(self, cuts: Sequence[Sequence[str]]) -> ExportedBackbone:
         """Returns the backbone with its weights. It has one block more than there are cuts.
 
         Raises ModelFolderError for tensors that cannot cross, and if a block needs a tensor that is not in its cut.
@@ -231,7 +218,7 @@ class TorchModel(Divisible):
     def _outputs(self) -> dict[str, Tensor]:
         """The module's outputs for its examples."""
         with torch.no_grad():
-            values = _values(self.module, *self.examples.values())
+            values = values_of(self.module, *self.examples.values())
         return {name: values[name] for name in self.flow.outputs}
 
     @cached_property
@@ -246,7 +233,7 @@ class TorchModel(Divisible):
             fits = values.is_floating_point() and values.ndim == 2 and len(values) == batch and values.shape[1] >= 2
             return fits and requested in (None, name)
 
-        return answer_output(self.name, {name: each.shape for name, each in outputs.items()}, can_be, batch)
+        return self.answer_among({name: each.shape for name, each in outputs.items()}, can_be, batch)
 
     @cached_property
     def _nodes(self) -> dict[str, fx.Node]:
@@ -315,9 +302,11 @@ class TorchModel(Divisible):
         )
 
     @torch.inference_mode()
-    def _check_examples(self, backbone: ExportedBackbone) -> None:
+    def _check_examples(self, backbone: Backbone) -> None:
         """Raises GraphError if the backbone and the module return different answers for the module's examples."""
-        expected = _values(self.module, *self.examples.values())[self.answer]
+        expected = values_of(self.module, *self.examples.values())[self.answer]
+        if expected.isnan().any():
+            raise GraphError(f"{self.name} returns NaN for its example inputs")
         first, mask = self.examples[self.codec_inputs[0]], self.examples.get("attention_mask")
         per_token = backbone.inputs[0].per_token
         lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
@@ -362,21 +351,6 @@ def _is_fed(example: Tensor, name: str, layout: Layout) -> bool:
     return fed.shape == values.shape and bool((fed == values.to(fed.dtype))[layout.mask_BT].all())
 
 
-@torch.inference_mode()
-def _runs(backbone: ExportedBackbone, tokens: int) -> bool:
-    """Whether the backbone runs an input of so many tokens."""
-    layout = layout_of([tokens])
-    dtypes = {dtype: each for each, dtype in DTYPES.items()}
-    zeros = tuple(
-        torch.zeros(tokens if each.per_token else 1, *each.shape, dtype=dtypes[each.dtype]) for each in backbone.inputs
-    )
-    try:
-        backbone.run_blocks(0, backbone.num_blocks, backbone.embed(zeros, layout), layout)
-    except (RuntimeError, IndexError):
-        return False
-    return True
-
-
 def _lookups(node: fx.Node) -> Iterator[fx.Node]:
     """Yields the nodes that use a node's values as row numbers of a table, also after a conversion of their type."""
     for user in node.users:
@@ -405,7 +379,7 @@ def read_torch(name: str) -> TorchModel:
         for node in module.graph.nodes:
             check_operator(name, base_name(node), node.name)
         examples = _examples(name, module, arguments)
-        tensors = _values(module, *examples.values())
+        tensors = values_of(module, *examples.values())
         batch, nodes = len(next(iter(examples.values()))), list(module.graph.nodes)
         weights = frozenset(node.name for node in nodes if node.op == "get_attr")
         flow = Dataflow(
@@ -414,9 +388,7 @@ def read_torch(name: str) -> TorchModel:
             outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
             weights=weights,
         ).measured({name: each for name, each in tensors.items() if name not in weights}, batch)
-        graph = TorchModel(name=name, module=module, examples=examples, flow=flow)
-        _check_batch(graph)
-    return graph
+    return TorchModel(name=name, module=module, examples=examples, flow=flow)
 
 
 _Arguments = tuple[Tensor, ...] | dict[str, Tensor]
@@ -446,15 +418,13 @@ def _call_user_function(name: str) -> tuple[nn.Module, _Arguments]:
 
 
 def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """Returns the exported or symbolically traced module, without operators that only check inputs."""
+    """Returns the exported module, without operators that only check inputs."""
     try:
         module = _exported(network, arguments)
-    except Exception as export_error:  # tracing a user's module may raise any error
-        try:
-            module = fx.symbolic_trace(network)
-        except Exception as trace_error:
-            reasons = f"torch.export: {first_line(export_error)}; torch.fx: {first_line(trace_error)}"
-            raise GraphError(f"{name} cannot be traced with a dynamic batch size: {reasons}") from export_error
+    except Exception as error:  # tracing a user's module may raise any error
+        raise GraphError(
+            f"{name} cannot be traced with a dynamic batch size: torch.export: {first_line(error)}"
+        ) from error
     for node in reversed(module.graph.nodes):
         if node.target is torch.ops.aten.view.default:  # the strides of its input depend on the device's kernels
             node.target = torch.ops.aten.reshape.default
@@ -502,7 +472,7 @@ def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[
     return examples
 
 
-def _values(module: fx.GraphModule, *inputs: Tensor) -> dict[str, Tensor]:
+def values_of(module: fx.GraphModule, *inputs: Tensor) -> dict[str, Tensor]:
     """Runs a module. Returns the values of all its nodes that return one tensor, by name."""
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(*inputs, enable_io_processing=False)
@@ -521,25 +491,3 @@ class _Recorder(fx.Interpreter):
         result = super().run_node(n)
         self.seconds[n.name] = min(self.seconds.get(n.name, inf), perf_counter() - begin)
         return result
-
-
-def _check_batch(graph: TorchModel) -> None:
-    """Raises GraphError if an input has other outputs alone, or in a larger batch, than among the examples, or NaN."""
-    inputs = tuple(graph.examples.values())
-    expected = graph.run(*inputs)
-    if any(each.isnan().any() for each in expected):
-        raise GraphError(f"{graph.name} returns NaN for its example inputs")
-    for batch in (1, len(inputs[0]) + 1):
-        rows = torch.arange(batch) % len(inputs[0])
-        try:
-            outputs = graph.run(*(each[rows] for each in inputs))
-            pairs = zip(outputs, expected, strict=True)
-            same = all(torch.allclose(a, b[rows], rtol=TOLERANCE, atol=TOLERANCE) for a, b in pairs)
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise GraphError(
-                f"{graph.name} takes batches of {len(inputs[0])} only, not of {batch}: {first_line(error)}"
-            ) from error
-        if not same:
-            raise GraphError(
-                f"{graph.name} returns other outputs for an input in a batch of {batch} than among the examples"
-            )

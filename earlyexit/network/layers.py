@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from earlyexit.backends.captured import CapturedSegments, recorder_of
+from earlyexit.backends.captured import CapturedSegments, recorder_of, round_up
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 
@@ -60,8 +60,7 @@ def padded_num_rows(rows: int) -> int:
     oneDNN generates code for each number of rows, which takes 0.3 to 0.6 ms and 0.6 MB, and caches 1024 of them. Packed
     batches of mixed lengths, which shrink at ramps, would rarely have the same number of rows twice.
     """
-    step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
-    return -(-rows // step) * step
+    return round_up(rows, STEPS_PER_OCTAVE, least=LEAST_STEP)
 
 
 def pad_rows(values: Tensor) -> Tensor:

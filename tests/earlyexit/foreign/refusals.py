@@ -31,7 +31,7 @@ def node_of(model: TorchModel, part: str) -> str:
 
 def cut_inside_a_block() -> object:
     model = traced("pictures")
-    return model.cut([(node_of(model, "batch_norm"),)])
+    return model.blocks([(node_of(model, "batch_norm"),)])
 
 
 def cut_at_a_weight() -> object:
@@ -44,11 +44,12 @@ def taken_module(name: str, **codec: int) -> Read:
 
 
 def modules() -> dict[str, Read]:
-    names = ["fixed", "mixes", "branches", "alone", "no_examples", "empty_examples", "fails", "no_module", "nothing"]
+    names = ["fixed", "branches", "alone", "no_examples", "empty_examples", "fails", "no_module", "nothing"]
     return {
         **{f"module: {name}": module(name) for name in names},
         "module: a cut that forgets a tensor": lambda _: cut_inside_a_block(),
         "module: a cut at a weight": lambda _: cut_at_a_weight(),
+        "module: mixes": taken_module("mixes"),
         "module: longer inputs": taken_module("texts", max_length=30),
         "module: other positions": taken_module("placed_from_2"),
         "module: other types of tokens": taken_module("placed_second_texts"),

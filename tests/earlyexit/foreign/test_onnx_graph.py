@@ -261,19 +261,6 @@ def test_another_graph_or_other_weights_are_refused(case: Case, tmp_path: Path, 
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["graph.onnx", "graph.onnx.data"])
-def test_files_that_are_replaced_after_loading_are_not_opened(case: Case, tmp_path: Path, name: str) -> None:
-    save_model(case.model, tmp_path)
-    backbone = load_model(tmp_path).backbone
-    assert isinstance(backbone, OnnxBackbone)
-    backbone.sessions.prepare([(0, 1, "cpu")])
-    other = tmp_path / "other"
-    other.write_bytes((tmp_path / name).read_bytes())
-    other.replace(tmp_path / name)
-    with pytest.raises(ModelFolderError, match="changed after the model was loaded"):
-        backbone.sessions.prepare([(1, 2, "cpu")])
-
-
 def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:
     save_model(case.model, tmp_path)
     (tmp_path / "graph.onnx").unlink()
