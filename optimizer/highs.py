@@ -67,6 +67,7 @@ def minimize(
         program.integrality_ = kinds
     model = Highs()  # type: ignore[no-untyped-call]  # its constructor has no annotations
     model.setOptionValue("output_flag", False)
+    model.setOptionValue("threads", 1)  # the planner may run beside a service
     model.setOptionValue("mip_rel_gap", INTEGER_GAP)
     model.setOptionValue("time_limit", seconds)
     if integers is None and len(cost) < FEW_VARIABLES:

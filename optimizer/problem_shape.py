@@ -281,7 +281,7 @@ class ProblemDocument(StrictDocument):
     stayers_length: list[float] | None = None
     """Mean length of the inputs that reach each block, relative to all inputs. None: from the records, or equal."""
     models: None = None
-    """Instead of blocks, ramps, latency and bytes_per_sample: networks of a chain (`optimizer.models_file`)."""
+    """Instead of blocks, ramps, latency and bytes_per_sample: a chain's networks (`optimizer.models_file`)."""
     generation: GenerationDocument | None = None
     """For decoders: the sequences, whose steps are the inputs."""
     networks: list[int] = Field(default_factory=list)

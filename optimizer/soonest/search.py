@@ -110,7 +110,7 @@ class LatencySearch:
         return dropped
 
     def _feasible_plans(self, value: float) -> tuple[FeasiblePlan, ...]:
-        """Returns the best plans of the last layer that keep every promise when `optimizer.evaluate` scores them."""
+        """Returns the best plans of the last layer that keep every promise by `optimizer.evaluate`."""
         plans: list[FeasiblePlan] = []
         for label in range(min(len(self._layers[-1].int_LI), MOST_TRIED)):
             plan = if_feasible(self.problem, self._chain(label))

@@ -43,7 +43,8 @@ def test_machine_code_is_kept_between_processes(tmp_path: Path) -> None:
 def test_without_a_writable_cache_kernels_work_and_one_warning_is_logged() -> None:
     # The code of a function without a file cannot be cached.
     make = "exec('def add(a, b):\\n    return a + b\\ndef take(a, b):\\n    return a - b')"
-    code = f"from optimizer.compiled import compiled; {make}; assert compiled(add)(2, 3) + compiled(take)(3, 1) == 7"
+    use = "assert compiled(add)(2, 3) + compiled(take)(3, 1) == 7"
+    code = f"from optimizer.compiled import compiled; {make}; {use}"
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.count("compiled anew in every process") == 1
