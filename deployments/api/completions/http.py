@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,12 +114,16 @@ def event(content: object) -> bytes:
     return b"data: %b\n\n" % to_json(content)
 
 
-class ResponseWriter(ABC):
-    """Writes one answer in the format of its route."""
+class ResponseWriter:
+    """Writes one answer: in the format of Triton's generate extension, unless a subclass has another one.
 
-    def __init__(self, num_prompt: int, *, reports_exits: bool) -> None:
-        """`num_prompt`: tokens of the prompt. `reports_exits`: whether to report the exit of each token."""
+    There is one object, or one per part. The last has a finish reason.
+    """
+
+    def __init__(self, num_prompt: int, head: Mapping[str, Any], *, reports_exits: bool) -> None:
+        """`num_prompt`: tokens of the prompt. `head`: fields of every object. `reports_exits`: of each token."""
         self._num_prompt = num_prompt
+        self._head = head
         self._reports_exits = reports_exits
         self._exits: Counter[int] = Counter()
         """Tokens by the block after which they left."""
@@ -165,21 +168,27 @@ class ResponseWriter(ABC):
         """Returns the events that are sent together with the first part, and before it."""
         return b""
 
-    @abstractmethod
     def part(self, part: TextDelta) -> bytes:
         """Returns the event of a part of the text."""
+        return event({**self._head, "text_output": part.text, **self._token_exits(part)})
 
-    @abstractmethod
     def end(self) -> bytes:
         """Returns the events after the last part."""
+        return event(self._last(""))
 
-    @abstractmethod
     def error(self, error: OfframpError) -> bytes:
         """Returns the events that end a stream with an error."""
+        return event({"error": str(error)})
 
-    @abstractmethod
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         """Returns the whole answer, for requests without a stream."""
+        return self._last("".join(part.text for part in parts), *parts)
+
+    def _last(self, text: str, *parts: TextDelta) -> dict[str, Any]:
+        """Returns the object of the whole answer or of its end. `parts`: their tokens are reported with the rest."""
+        counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._exits.total()}
+        reasons = {"finish_reason": self.ended, **counts, **self._summary()}
+        return {**self._head, "text_output": text, **reasons, **self._token_exits(*parts, self._rest())}
 
 
 class OpenAiWriter(ResponseWriter):
@@ -194,7 +203,7 @@ class OpenAiWriter(ResponseWriter):
         tokenizer: Tokenizer,
     ) -> None:
         """`created_s`: seconds since 1970."""
-        super().__init__(num_prompt, reports_exits=bool(body.exits))
+        super().__init__(num_prompt, {}, reports_exits=bool(body.exits))
         self._body = body
         self._is_chat = isinstance(body, ChatBody)
         self._object = "chat.completion" if self._is_chat else "text_completion"
@@ -218,7 +227,7 @@ class OpenAiWriter(ResponseWriter):
         choice: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         more = {"offramp": self._summary() | self._token_exits(self._rest())}
         last = event(self._chunk({**choice, "logprobs": None}, self.ended, more))
-        usage = event(self._head(is_chunk=True) | {"choices": [], "usage": self._usage})
+        usage = event(self._about(is_chunk=True) | {"choices": [], "usage": self._usage})
         return b"".join((last, usage if self._reports_usage else b"", DONE))
 
     def error(self, error: OfframpError) -> bytes:
@@ -230,7 +239,7 @@ class OpenAiWriter(ResponseWriter):
         choice = {"message": message} if self._is_chat else {"text": text}
         choice |= self._logprobs([each for part in parts for each in part.results])
         return {
-            **self._head(is_chunk=False),
+            **self._about(is_chunk=False),
             "choices": [{"index": 0, **choice, "finish_reason": self.ended}],
             "usage": self._usage,
             "offramp": self._summary() | self._token_exits(*parts, self._rest()),
@@ -241,7 +250,7 @@ class OpenAiWriter(ResponseWriter):
         prompt, answer = self._num_prompt, self._exits.total()
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
-    def _head(self, *, is_chunk: bool) -> dict[str, Any]:
+    def _about(self, *, is_chunk: bool) -> dict[str, Any]:
         kind = f"{self._object}.chunk" if is_chunk and self._is_chat else self._object
         return {"id": self._id, "object": kind, "created": self._created_s, "model": self._body.model}
 
@@ -250,39 +259,13 @@ class OpenAiWriter(ResponseWriter):
     ) -> dict[str, Any]:
         usage: dict[str, Any] = {"usage": None} if self._reports_usage else {}
         choices = [{"index": 0, **choice, "finish_reason": ended}]
-        return {**self._head(is_chunk=True), "choices": choices, **usage, **more}
+        return {**self._about(is_chunk=True), "choices": choices, **usage, **more}
 
     def _logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
         writer = self._logprob_writer
         if writer is None:
             return {"logprobs": None}
         return {"logprobs": writer.of_chat(results) if self._is_chat else writer.of_text(results)}
-
-
-class GenerateWriter(ResponseWriter):
-    """Writes the answers of Triton's generate extension: one object, or one per part. The last has a finish reason."""
-
-    def __init__(self, num_prompt: int, model: str, version: str, body: GenerateBody) -> None:
-        super().__init__(num_prompt, reports_exits=bool(body.merged_parameters().exits))
-        self._head = {"model_name": model, "model_version": version} | ({"id": body.id} if body.id else {})
-
-    def part(self, part: TextDelta) -> bytes:
-        return event({**self._head, "text_output": part.text, **self._token_exits(part)})
-
-    def end(self) -> bytes:
-        return event({**self._head, "text_output": "", **self._summary(), **self._token_exits(self._rest())})
-
-    def error(self, error: OfframpError) -> bytes:
-        return event({"error": str(error)})
-
-    def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
-        text = "".join(part.text for part in parts)
-        token_exits = self._token_exits(*parts, self._rest())
-        return {**self._head, "text_output": text, **self._summary(), **token_exits}
-
-    def _summary(self) -> dict[str, Any]:
-        counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._exits.total()}
-        return {"finish_reason": self.ended, **counts, **super()._summary()}
 
 
 class GenerateRoutes:
@@ -354,7 +337,9 @@ class GenerateRoutes:
 
     def _writer(self, body: AnyBody, num_prompt: int, request_id: str) -> ResponseWriter:
         if isinstance(body, GenerateBody):
-            return GenerateWriter(num_prompt, self._backend.card.name, self._backend.version, body)
+            head = {"model_name": self._backend.card.name, "model_version": self._backend.version}
+            head |= {"id": body.id} if body.id else {}
+            return ResponseWriter(num_prompt, head, reports_exits=bool(body.merged_parameters().exits))
         return OpenAiWriter(num_prompt, body, request_id, int(self._clock.now_s()), self._codec.tokenizer)
 
     def _check_model(self, model: str) -> None:
