@@ -40,6 +40,9 @@ class SimulatedSequence(SequenceProgress):
         return self.until - self.seen
 
 
+Running = GenerationState[SimulatedSequence]
+
+
 class GeneratingIngress(SimulatedIngress):
     """An ingress whose requests are sequences."""
 
@@ -55,9 +58,9 @@ class GeneratingIngress(SimulatedIngress):
         """The generated tokens of each sequence, by its index."""
         self.ttft_s, self.tpot_s = array("d", [math.nan]) * number, array("d", [math.nan]) * number
         """By sequence index; NaN without a first or second token."""
-        self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
+        self._states: dict[int, Running] = {}
         """The running sequences, by the serial number of their current step."""
-        self._due: list[tuple[GenerationState[int], SimulatedSequence]] = []
+        self._due: list[Running] = []
         """The sequences whose next step is sent at the end of this moment."""
         self._step_number, self._stride = index, scenario.num_ingresses
 
@@ -68,7 +71,7 @@ class GeneratingIngress(SimulatedIngress):
             self.loop.admit(prompt, self._events.time_s)
         except OfframpError:
             return
-        self._step(self.loop.begin(sequence, self._events.time_s), sequence)
+        self._step(self.loop.begin(sequence, self._events.time_s))
         self.do(())
 
     def follow(self, placed: PlacedPlan) -> None:
@@ -90,22 +93,23 @@ class GeneratingIngress(SimulatedIngress):
             self._dispatch(call, hosting, block, delay_s)
         return True
 
-    def _step(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
+    def _step(self, state: Running) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
             deadline_s = state.waiting_since_s + self._lengths.timeout_s
-            self.core.step(PendingInput(number, now_s, deadline_s, state.step()), state.placement, now_s)
+            state.begin_step()
+            self.core.step(PendingInput(number, now_s, deadline_s, state.sequence.step()), state.placement, now_s)
         except OfframpError as error:
-            self._failed(state, sequence, error.kind)
+            self._failed(state, error.kind)
             return
         self._step_number += self._stride
-        self._states[number] = state, sequence
+        self._states[number] = state
 
     def _members(self, call: SimulatedCall) -> list[Step]:
         return [self._member(each, call.probe) for each in call.inputs]
 
     def _member(self, pending: PendingInput, probe: bool) -> Step:
-        state, sequence = self._states[pending.serial]
+        state = self._states[pending.serial]
         return Step(
             sample_id="",
             payload=pending,
@@ -113,59 +117,59 @@ class GeneratingIngress(SimulatedIngress):
             deadline_s=pending.deadline_s,
             probe=probe,
             sequence=state.placement.number,
-            context=sequence.seen,
-            behind=sequence.behind,
+            context=state.sequence.seen,
+            behind=state.sequence.behind,
         )
 
     def answered(self, answered: Answered) -> None:
         for each in answered.inputs:
-            state, sequence = self._states.pop(each.serial)
-            if sequence.advance():
+            state = self._states.pop(each.serial)
+            if state.sequence.advance():
                 self.loop.on_token(state, answered.block, self._events.time_s)
-            if sequence.is_whole:
-                self._end_sequence(state, sequence, "length")
+            if state.sequence.is_whole:
+                self._end_sequence(state, "length")
             else:
-                self._step_soon(state, sequence)
+                self._step_soon(state)
 
-    def _step_soon(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
+    def _step_soon(self, state: Running) -> None:
         """Schedules the next step for the end of this moment, so that steps are sent together (as live ones are)."""
-        self._due.append((state, sequence))
+        self._due.append(state)
         if len(self._due) == 1:
             self._events.at(self._events.time_s, WAKES, self._step_all, None)
 
     def _step_all(self, _: None) -> None:
         due, self._due = self._due, []
-        for state, sequence in due:
-            self._step(state, sequence)
+        for state in due:
+            self._step(state)
         self.do(())
 
     def _drop(self, numbers: Sequence[int], reason: str) -> None:
         for number in numbers:
-            self._failed(*self._states.pop(number), reason)
+            self._failed(self._states.pop(number), reason)
 
-    def _failed(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
+    def _failed(self, state: Running, reason: str) -> None:
         if reason != LOST:
-            self._end_sequence(state, sequence, reason)
+            self._end_sequence(state, reason)
             return
         self._free(state)
         try:
             pause_s = self.loop.restart(state)
         except StageUnavailableError as error:
-            self._end_sequence(state, sequence, error.kind)
+            self._end_sequence(state, error.kind)
             return
-        self._events.at(self._events.time_s + pause_s, WAKES, self._restart, (state, sequence))
+        self._events.at(self._events.time_s + pause_s, WAKES, self._restart, state)
 
-    def _restart(self, lost: tuple[GenerationState[int], SimulatedSequence]) -> None:
-        self._step(*lost)
+    def _restart(self, lost: Running) -> None:
+        self._step(lost)
         self.do(())
 
-    def _end_sequence(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
+    def _end_sequence(self, state: Running, reason: str) -> None:
         self.loop.end(state, reason)
         self._free(state)
-        self.ended_s, index = self._events.time_s, sequence.index
+        self.ended_s, index = self._events.time_s, state.sequence.index
         self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s
 
-    def _free(self, state: GenerationState[int]) -> None:
+    def _free(self, state: Running) -> None:
         """Frees the keys and values of a sequence at its replicas."""
         for slot, name in state.placement.replicas.items():
             replica = self._slots[slot].of[self.index].end_sequence(name, state.placement.number)

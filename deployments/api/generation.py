@@ -20,7 +20,7 @@ from deployments.ingress.dispatcher import Alarm, Dispatcher, call_later
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
-from earlyexit.network.boundary import Answer, Encoded, PackedArray
+from earlyexit.network.boundary import Answer, PackedArray
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
 
@@ -113,8 +113,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 class _RunningSequence:
     """A sequence with its stream and its current step."""
 
-    sequence: TokenSequence
-    state: GenerationState[Encoded]
+    state: GenerationState[TokenSequence]
     stream: Stream
     timeout_s: float
     """Timeout of the whole sequence; infinite if the request has none."""
@@ -169,7 +168,6 @@ class GenerateService:
         self.loop.admit(sequence.num_prompt, now_s)
         state = self.loop.begin(sequence, now_s)
         running = _RunningSequence(
-            sequence=sequence,
             state=state,
             stream=Stream(sequence.num_prompt),
             timeout_s=math.inf if timeout_s is None else timeout_s,
@@ -201,8 +199,9 @@ class GenerateService:
     def _step(self, running: _RunningSequence) -> None:
         """Sends the next step; raises what `Dispatcher.step` raises."""
         state = running.state
+        state.begin_step()
         running.step_input = self.dispatcher.step(
-            state.step(),
+            state.sequence.step(),
             state.placement,
             self._limit(running)[0],
             partial(self._on_outcome, running),
@@ -219,7 +218,7 @@ class GenerateService:
             return
         try:
             assert isinstance(outcome.value, PackedArray), "tokens and their log-probabilities"
-            result = running.sequence.answered(outcome.value.numpy(), outcome.exit)
+            result = running.state.sequence.answered(outcome.value.numpy(), outcome.exit)
         except Exception as error:  # only this sequence fails; the others of the same reply continue
             logger.exception("an answer to %s is not a valid token", running.request_id)
             message = f"the model's answer is not a valid token: {type(error).__name__}: {error}"
@@ -305,7 +304,7 @@ class GenerateService:
         if state.num_tokens:
             tokens = f"{state.num_tokens} token{'s' if state.num_tokens > 1 else ''}"
             message = f"the answer was cut short after {tokens} and {took_s:.1f} s: the next one exceeds {limit}"
-            self._fail(running, CutShortError(message, text=running.sequence.cut()))
+            self._fail(running, CutShortError(message, text=running.state.sequence.cut()))
         else:
             self._fail(running, DeadlineError(f"no token came within {took_s:.1f} s: the first one exceeds {limit}"))
 

@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from deployments.ingress.core.calls import (
     LONGEST_RETRY_S,
@@ -28,36 +28,20 @@ from deployments.ingress.core.inputs import STEP_QUEUE, Chains, IngressOptions, 
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost, sequence_numbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
+from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plan import Plan
 
-G = TypeVar("G", covariant=True)
-"""The input of a step: encoded tokens or, in the simulator, their number."""
+S = TypeVar("S", bound=SequenceProgress)
+"""The class of sequences. In the simulator, they have only lengths."""
 SOONEST_RETRY_S = 1.0
 OTHER_SLOTS = "the current plan runs its blocks on other slots"
 
 
-class TokenSequence(Protocol[G]):
-    """A sequence that is being generated."""
-
-    num_prompt: int
-    """The tokens of the prompt."""
-
-    @property
-    def says(self) -> bool:
-        """Whether the answer to the next step is a token."""
-
-    def begin(self, number: int) -> None:
-        """Starts the sequence, or restarts it with the tokens so far as the prompt, under a new number."""
-
-    def step(self) -> G:
-        """Returns the input of the next step."""
-
-
 @dataclass(slots=True, eq=False)
-class GenerationState(Generic[G]):
+class GenerationState(Generic[S]):
     """The state of one sequence from its arrival to its end."""
 
-    sequence: TokenSequence[G]
+    sequence: S
     placement: KVPlacement
     arrived_s: float
     ahead_tokens: int
@@ -72,10 +56,9 @@ class GenerationState(Generic[G]):
     """Generated tokens so far."""
     has_ended: bool = False
 
-    def step(self) -> G:
-        """Returns the input of the next step, and records in `placement` whether its answer is a token."""
+    def begin_step(self) -> None:
+        """Records in `placement` whether the answer to the next step is a token."""
         self.placement.yields_token = self.sequence.says
-        return self.sequence.step()
 
     @property
     def waiting_since_s(self) -> float:
@@ -158,7 +141,7 @@ class GenerationLoop:
             self.counts.refused += 1
             raise AdmissionError(why, retry_after_s=min(max(late_s, SOONEST_RETRY_S), LONGEST_RETRY_S))
 
-    def begin(self, sequence: TokenSequence[G], now_s: float) -> GenerationState[G]:
+    def begin(self, sequence: S, now_s: float) -> GenerationState[S]:
         """Starts an admitted sequence; returns its state. The caller sends its first step."""
         state = GenerationState(sequence, KVPlacement(next(self._numbers)), now_s, self._waiting_prompt_tokens)
         sequence.begin(state.placement.number)
@@ -168,7 +151,7 @@ class GenerationLoop:
         self._waiting_prompt_tokens += sequence.num_prompt
         return state
 
-    def on_token(self, state: GenerationState[G], exit_block: int, now_s: float) -> None:
+    def on_token(self, state: GenerationState[S], exit_block: int, now_s: float) -> None:
         """Records that a token came from an exit."""
         state.attempts = 0
         state.num_tokens += 1
@@ -183,7 +166,7 @@ class GenerationLoop:
         elif self._tpot is not None:
             self._tpot.answered(state.tpot_s, self.num_running - 1, 1, now_s)
 
-    def restart(self, state: GenerationState[G]) -> float:
+    def restart(self, state: GenerationState[S]) -> float:
         """Restarts a lost sequence with a new placement; returns the pause before its first step, in seconds.
 
         The first restart has no pause, because other replicas are probably available. Raises StageUnavailableError,
@@ -199,7 +182,7 @@ class GenerationLoop:
         self.counts.lost += 1
         return pause_s
 
-    def try_another_replica(self, state: GenerationState[G]) -> bool:
+    def try_another_replica(self, state: GenerationState[S]) -> bool:
         """Excludes a full replica from the placement of a new sequence; returns False if no further try is allowed.
 
         A sequence that a replica has already accepted is not moved in this way. It waits, and restarts.
@@ -215,7 +198,7 @@ class GenerationLoop:
         state.sequence.begin(state.placement.number)
         return True
 
-    def end(self, state: GenerationState[G], reason: str) -> None:
+    def end(self, state: GenerationState[S], reason: str) -> None:
         """Records the end of a sequence. `reason`: stop, length, or the kind of an error."""
         assert not state.has_ended, "a sequence ends once"
         state.has_ended = True
