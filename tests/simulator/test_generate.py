@@ -68,7 +68,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
         ingress.arrive(number)
     while service.events.next_s < np.inf:
         service.events.run_arrivals([service.events.next_s], lambda _: None)
-        for state, _ in ingress._states.values():
+        for state in ingress._states.values():
             places.setdefault(state.placement.number, set()).update(state.placement.replicas.items())
     assert [len(each) for each in places.values()] == [2, 2, 2]
     assert len(set().union(*places.values())) == 4
@@ -84,7 +84,7 @@ def test_a_sequence_whose_replica_dies_continues_on_another(at_s: float, ended_s
     assert isinstance(ingress, GeneratingIngress)
     ingress.arrive(0)
     service.events.run_arrivals([at_s], lambda _: None)
-    [(state, _)] = ingress._states.values()
+    [state] = ingress._states.values()
     [name] = state.placement.replicas.values()
     kill(service, next(each for each in service.replicas() if each.name == name))
     service.events.run_out()
