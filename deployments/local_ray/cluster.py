@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -78,25 +77,7 @@ HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRIC
 # The port of the proxy behind HAProxy that answers while there is no ingress.
 HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 
-WORKER_DIED = re.compile(r"Worker PID: (?P<pid>\d+)\b.*?\bWorker exit type: (?P<how>\w+)", flags=re.DOTALL)
-EXPECTED_MESSAGES = ("killed by `ray.kill`", "Raylet is terminated", "worker processes have been started")
-"""Messages that are not shown. Serve kills its own actors, the head watch reports the end of a raylet in more detail,
-and replicas of emulated accelerators need no core, so that there may be more processes than cores."""
-MAX_LINE_LENGTH = 200
-
 logger = logging.getLogger("offramp")
-
-
-def shorten_message(message: str) -> str | None:
-    """Returns one line for a message of Ray to its driver; None for an expected message."""
-    died = WORKER_DIED.search(message)
-    if died is not None:
-        return f"a Ray worker has died, pid {died['pid']} ({died['how']})"
-    lines = message.strip().splitlines()
-    if not lines or any(expected in message for expected in EXPECTED_MESSAGES):
-        return None
-    first = lines[0].strip()
-    return f"Ray says: {first if len(first) <= MAX_LINE_LENGTH else first[:MAX_LINE_LENGTH] + ' ...'}"
 
 
 @contextmanager
@@ -278,7 +259,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     import ray
 
     check_release()
-    log_ray_messages(shorten_message)
+    log_ray_messages()
 
     def kill_and_report(error: HeadLostError) -> None:
         kill_started()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.local_ray.cluster import MAX_LINE_LENGTH, shorten_message, without_pandas
-from deployments.local_ray.private import HELPER_STARTERS, on_loopback, without_helpers
+from deployments.local_ray.cluster import without_pandas
+from deployments.local_ray.private import HELPER_STARTERS, log_ray_messages, on_loopback, without_helpers
 from deployments.startup.sitecustomize import BLOCKED_MODULE, IMPORTER, PandasBlocker
 
 TRY = f"""
@@ -79,34 +79,24 @@ def test_a_lone_node_uses_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Ray's messages
 
-DIED = (
-    "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, "
-    "check the logs for the dead worker. Lease ID: 0500 Worker ID: 273e Node ID: dbf9 Worker IP address: 127.0.0.1 "
-    "Worker port: 39733 Worker PID: 3978 Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits "
-    "with a connection error code 2. End of file. Some common causes include: (1) the process was killed by"
-)
 
+def test_rays_messages_about_workers_are_logged_unless_they_are_expected(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import worker
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        pytest.param(DIED, "a Ray worker has died, pid 3978 (SYSTEM_ERROR)", id="a-worker-died"),
-        pytest.param(
-            "Task ServeController.graceful_shutdown failed. There are infinite retries remaining, so the task will be "
-            "retried. Error: The actor is dead because it was killed by `ray.kill`.",
-            None,
-            id="Serve-ends-its-own",
-        ),
-        pytest.param(
-            "\n2 workers killed due to memory pressure\nRefer to",
-            "Ray says: 2 workers killed due to memory pressure",
-            id="the-first-line",
-        ),
-        pytest.param("x" * 300, f"Ray says: {'x' * MAX_LINE_LENGTH} ...", id="not-more-than-a-line"),
-        pytest.param("Raylet is terminated. Termination is unexpected.", None, id="its-watcher-says-more"),
-        pytest.param("WARNING: 8 PYTHON worker processes have been started on node: 5", None, id="many-replicas"),
-        pytest.param("\n", None, id="nothing"),
-    ],
-)
-def test_rays_messages_about_workers_become_one_line(message: str, words: str | None) -> None:
-    assert shorten_message(message) == words
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)  # restores it
+    log_ray_messages()
+    for message in (
+        "A worker died or was killed while executing a task by an unexpected system error. Worker PID: 3978",
+        "Task ServeController.graceful_shutdown failed. Error: The actor is dead because it was killed by `ray.kill`.",
+        "\n2 workers killed due to memory pressure\nRefer to",
+        "Raylet is terminated. Termination is unexpected.",
+        "WARNING: 8 PYTHON worker processes have been started on node: 5",
+        "\n",
+    ):
+        worker.print_to_stdstream({"lines": [message], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    assert caplog.messages == [
+        "Ray says: A worker died or was killed while executing a task by an unexpected system error. Worker PID: 3978",
+        "Ray says: 2 workers killed due to memory pressure\nRefer to",
+    ]
