@@ -40,60 +40,6 @@ SPACE = "\u2581"
 """SentencePiece's symbol for a space."""
 
 
-class LogprobWriter:
-    """Writes the log-probabilities of tokens, and of the most probable alternatives."""
-
-    def __init__(self, tokenizer: Tokenizer, num_top_logprobs: int) -> None:
-        self._tokenizer = tokenizer
-        self._num_top_logprobs = num_top_logprobs
-        self._offset = 0
-        """Number of characters of the text so far."""
-
-    def of_chat(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns the `logprobs` of a chat completion's choice."""
-        return {
-            "content": [
-                {
-                    **self._entry(each.chosen.token, each.chosen.log_probability),
-                    "top_logprobs": [self._entry(token, value) for token, value in self._top(each)],
-                }
-                for each in results
-            ]
-        }
-
-    def of_text(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns the `logprobs` of a text completion's choice, or of its next part."""
-        texts = [self._text(each.chosen.token) for each in results]
-        *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
-        top = [{self._text(token): value for token, value in self._top(each)} for each in results]
-        return {
-            "tokens": texts,
-            "token_logprobs": [_bounded(each.chosen.log_probability) for each in results],
-            "top_logprobs": top if self._num_top_logprobs else None,
-            "text_offset": offsets,
-        }
-
-    def _top(self, result: StepResult) -> list[tuple[int, float]]:
-        tokens_k, log_probabilities_k = result.likeliest_2k[:, : self._num_top_logprobs]
-        pairs = zip(tokens_k.tolist(), log_probabilities_k.tolist(), strict=True)
-        return [(int(token), _bounded(value)) for token, value in pairs]
-
-    def _entry(self, token: int, log_probability: float) -> dict[str, Any]:
-        text = self._text(token)
-        is_whole = "\ufffd" not in text
-        return {
-            "token": text,
-            "logprob": _bounded(log_probability),
-            "bytes": list(text.encode()) if is_whole else None,
-        }
-
-    def _text(self, token: int) -> str:
-        """Returns the text of a single token; an incomplete character becomes the replacement character."""
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        begins_word = (self._tokenizer.id_to_token(token) or "").startswith(SPACE) and not text.startswith(" ")
-        return f" {text}" if begins_word else text
-
-
 def _bounded(log_probability: float) -> float:
     return max(log_probability, MIN_LOGPROB) if math.isfinite(log_probability) else MIN_LOGPROB
 
@@ -210,8 +156,10 @@ class OpenAiWriter(ResponseWriter):
         self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}"
         self._created_s = created_s
         self._reports_usage = body.include_usage
-        num_top = body.num_top_logprobs
-        self._logprob_writer = None if num_top is None else LogprobWriter(tokenizer, num_top)
+        self._num_top = body.num_top_logprobs
+        self._tokenizer = tokenizer
+        self._offset = 0
+        """Number of characters of the text whose log-probabilities were reported."""
 
     def begin(self) -> bytes:
         if self._is_chat:
@@ -262,10 +210,54 @@ class OpenAiWriter(ResponseWriter):
         return {**self._about(is_chunk=True), "choices": choices, **usage, **more}
 
     def _logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        writer = self._logprob_writer
-        if writer is None:
+        """Returns the log-probabilities of tokens, and of the most probable alternatives, if they are reported."""
+        if self._num_top is None:
             return {"logprobs": None}
-        return {"logprobs": writer.of_chat(results) if self._is_chat else writer.of_text(results)}
+        return {"logprobs": self._chat_logprobs(results) if self._is_chat else self._text_logprobs(results)}
+
+    def _chat_logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
+        """Returns the `logprobs` of a chat completion's choice."""
+        return {
+            "content": [
+                {
+                    **self._entry(each.chosen.token, each.chosen.log_probability),
+                    "top_logprobs": [self._entry(token, value) for token, value in self._top(each)],
+                }
+                for each in results
+            ]
+        }
+
+    def _text_logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
+        """Returns the `logprobs` of a text completion's choice, or of its next part."""
+        texts = [self._text(each.chosen.token) for each in results]
+        *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
+        top = [{self._text(token): value for token, value in self._top(each)} for each in results]
+        return {
+            "tokens": texts,
+            "token_logprobs": [_bounded(each.chosen.log_probability) for each in results],
+            "top_logprobs": top if self._num_top else None,
+            "text_offset": offsets,
+        }
+
+    def _top(self, result: StepResult) -> list[tuple[int, float]]:
+        tokens_k, log_probabilities_k = result.likeliest_2k[:, : self._num_top]
+        pairs = zip(tokens_k.tolist(), log_probabilities_k.tolist(), strict=True)
+        return [(int(token), _bounded(value)) for token, value in pairs]
+
+    def _entry(self, token: int, log_probability: float) -> dict[str, Any]:
+        text = self._text(token)
+        is_whole = "\ufffd" not in text
+        return {
+            "token": text,
+            "logprob": _bounded(log_probability),
+            "bytes": list(text.encode()) if is_whole else None,
+        }
+
+    def _text(self, token: int) -> str:
+        """Returns the text of a single token; an incomplete character becomes the replacement character."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        begins_word = (self._tokenizer.id_to_token(token) or "").startswith(SPACE) and not text.startswith(" ")
+        return f" {text}" if begins_word else text
 
 
 class GenerateRoutes:
