@@ -131,6 +131,7 @@ MAX_SETTLED = 64
 _deadline_of = attrgetter("deadline_s")
 _order_of = attrgetter("deadline_s", "arrived_s")
 _tokens_of = attrgetter("tokens")
+_turn_of = attrgetter("turn")
 
 
 class WaitQueue:
@@ -215,12 +216,18 @@ class WaitQueue:
         return batch
 
 
+SHARE_UNITS = 10**6
+"""Shares are rounded to multiples of 1 / SHARE_UNITS, because rounding errors would decide between equal shares."""
+
+
 class Chain:
     """One chain of the current plan: its queue, its admission control, and the counts of its unanswered inputs."""
 
     def __init__(self, route: ChainRoute, share: float, admission: Admission | None) -> None:
         self.route = route
         self.share = share
+        self.turn = 0
+        """Its current weight in the round-robin of `Chains.draw`."""
         self.queue = WaitQueue()
         self.min_inputs: float = 1
         """A call is sent as soon as this many new inputs wait."""
@@ -276,42 +283,6 @@ class Chain:
         successor.queue.requeue(self.queue.clear())
 
 
-SHARE_UNITS = 10**6
-"""Shares are rounded to multiples of 1 / SHARE_UNITS."""
-
-
-class RoundRobin:
-    """Smooth weighted round-robin, as nginx uses it for upstream servers.
-
-    Every draw adds each share to its current weight, takes the position with the largest weight (the first of equal
-    ones), and subtracts the sum of the shares from it. So the draws of every chain are spread evenly.
-    """
-
-    def __init__(self, shares: Sequence[float]) -> None:
-        # Integers, because rounding errors of float sums would decide between chains with equal shares.
-        self._weights = tuple(max(1, round(share * SHARE_UNITS)) for share in shares)
-        self._total = sum(self._weights)
-        self._current = [0] * len(self._weights)
-
-    def draw(self, number: int) -> list[int]:
-        """Draws `number` positions, and returns them in the order of the draws."""
-        current, drawn = self._current, []
-        for _ in range(number):
-            for position, weight in enumerate(self._weights):
-                current[position] += weight
-            chosen = current.index(max(current))
-            current[chosen] -= self._total
-            drawn.append(chosen)
-        return drawn
-
-    def peek(self, number: int) -> list[int]:
-        """Returns what `draw` would return, without drawing."""
-        before = list(self._current)
-        drawn = self.draw(number)
-        self._current = before
-        return drawn
-
-
 class Chains:
     """All chains of the current plan, in the plan's order."""
 
@@ -342,8 +313,8 @@ class Chains:
             self.active.append(Chain(chain_route, share, admission))
         for chain in before[len(routes) :]:
             chain.merge_into(self.active[-1])
-        self._turns = RoundRobin(shares)
         for chain in self.active:
+            chain.turn = 0
             self._update(chain)
 
     @property
@@ -357,10 +328,21 @@ class Chains:
             raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
 
     def draw(self, number: int) -> list[Chain]:
-        """Draws a chain for each of the next `number` inputs."""
+        """Draws a chain for each of the next `number` inputs, in their order.
+
+        It is a smooth weighted round-robin, as nginx uses it for upstream servers. Every draw adds each share to the
+        chain's turn, takes the chain with the largest turn (the first of equal ones), and subtracts the sum of the
+        shares from it. So the draws of every chain are spread evenly.
+        """
         if len(self.active) == 1:
             return self.active * number
-        return [self.active[position] for position in self._turns.draw(number)]
+        weights, drawn = [max(1, round(chain.share * SHARE_UNITS)) for chain in self.active], list[Chain]()
+        for _ in range(number):
+            for chain, weight in zip(self.active, weights, strict=True):
+                chain.turn += weight
+            drawn.append(max(self.active, key=_turn_of))
+            drawn[-1].turn -= sum(weights)
+        return drawn
 
     def take(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
         """Assigns new inputs to the chains that were drawn for them."""
@@ -375,14 +357,15 @@ class Chains:
         If tokens count, each input counts as one token, so no input is refused that would be admitted once its length
         is known. If the request would be late, its draws are used up, so that the next request tries other chains.
         """
-        drawn = {0: num_inputs} if len(self.active) == 1 else Counter(self._turns.peek(num_inputs))
-        for position, number in drawn.items():
-            chain = self.active[position]
+        before = [chain.turn for chain in self.active]
+        drawn = {self.active[0]: num_inputs} if len(self.active) == 1 else Counter(self.draw(num_inputs))
+        for chain, number in drawn.items():
             per_input = (self._tokens_per_input or 1.0) if chain.counts_tokens else 1.0
             late_s = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
             if late_s > 0:
-                self._turns.draw(num_inputs)
                 return late_s
+        for chain, turn in zip(self.active, before, strict=True):
+            chain.turn = turn
         return 0.0
 
     def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
