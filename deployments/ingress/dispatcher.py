@@ -598,7 +598,7 @@ class Dispatcher(Driver):
         for sample_id, error in chunk.lost:
             self.do(core.lose(call, [inputs.get(sample_id, UNKNOWN)], error, now_s))
         if chunk.going_on is not None:
-            piece = chunk.going_on.piece
+            piece = chunk.going_on
             survivors = [inputs.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
             self.do(core.go_on(call, survivors, piece.next_block, piece, now_s))
         # Scheduled even if nothing is due yet: sequences submit their next steps before `_pump` runs.

@@ -43,7 +43,6 @@ from deployments.wire.messages import (
     SplitRun,
     StageCall,
     Timing,
-    WireSurvivors,
     assignments_on,
     decode_from_ingress,
     encode,
@@ -130,8 +129,9 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
     for opened, call_positions in positions.items():
         piece = release.piece if len(positions) == 1 else release.piece.select(call_positions)
         members = [release.members[position] for position in call_positions]
-        going_on = WireSurvivors(piece=piece.to_wire(hop_dtype), timings=tuple(map(_timing, members)))
-        yield opened, Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
+        runs = () if opened.begun is None else _runs(opened.begun, members)
+        timings = tuple(map(_timing, members))
+        yield opened, Chunk(going_on=piece.to_wire(hop_dtype), survivor_timings=timings, runs=runs)
 
 
 def _runs(

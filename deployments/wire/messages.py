@@ -148,14 +148,6 @@ class SplitRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireSurvivors:
-    """The survivors of a batch, for the next stage."""
-
-    piece: WirePiece
-    timings: tuple[Timing, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """One part of a stage's streamed reply.
 
@@ -168,7 +160,9 @@ class Chunk:
     """Answers of inputs that continue to run after their answer."""
     seen: tuple[ExitResult, ...] = ()
     """Ramp scores and full-model answers of inputs that continue after their answer."""
-    going_on: WireSurvivors | None = None
+    going_on: WirePiece | None = None
+    """The survivors of a batch, for the next stage."""
+    survivor_timings: tuple[Timing, ...] = ()
     lost: tuple[tuple[str, OfframpError], ...] = ()
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
     """The splits that traced inputs ran. Their times add up to the input's `Timing`."""
@@ -176,12 +170,12 @@ class Chunk:
     @property
     def timings(self) -> tuple[Timing, ...]:
         """The timings of the inputs that this part settles, except lost inputs."""
-        return tuple(timing for _, timing in self.answers) if self.going_on is None else self.going_on.timings
+        return self.survivor_timings or tuple(timing for _, timing in self.answers)
 
     @property
     def settled(self) -> tuple[str, ...]:
         """Sample ids of the inputs that this part settles."""
-        survivors = () if self.going_on is None else self.going_on.piece.sample_ids
+        survivors = () if self.going_on is None else self.going_on.sample_ids
         answered = tuple(answer.sample_id for answer, _ in self.answers)
         return (*answered, *survivors, *(sample_id for sample_id, _ in self.lost))
 
@@ -191,14 +185,13 @@ class Chunk:
         names = "seen", "early", "answers", "lost"
         parts: list[dict[str, Any]] = [{name: (each,)} for name in names for each in getattr(self, name)]
         if self.going_on is not None:
-            parts.append({"going_on": self.going_on})
+            parts.append({"going_on": self.going_on, "survivor_timings": self.survivor_timings})
         return [Chunk(**part, runs=self.runs) for part in parts]
 
     @property
     def num_inputs(self) -> int:
         """Number of inputs that this part settles."""
-        survivors = 0 if self.going_on is None else len(self.going_on.timings)
-        return len(self.answers) + survivors + len(self.lost)
+        return len(self.answers) + len(self.survivor_timings) + len(self.lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

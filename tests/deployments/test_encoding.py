@@ -31,7 +31,6 @@ from deployments.wire.messages import (
     SplitRun,
     StageCall,
     Timing,
-    WireSurvivors,
     decode_from_ingress,
     decode_from_replica,
     encode,
@@ -85,7 +84,8 @@ CHUNK = Chunk(
         ExitResult(sample_id="b", block=1, score=0.75, value=2),
         ExitResult(sample_id="b", block=5, score=math.nan, value=1),
     ),
-    going_on=WireSurvivors(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
+    going_on=FLOAT32,
+    survivor_timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf)),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
     runs=(("a", (SplitRun(first=0, end=2, batch=3, tokens=3, target=4, queue_s=0.25, compute_s=0.5),)), ("é", ())),
 )
@@ -140,8 +140,8 @@ WITH_POLICIES = {
 PARTS = {
     "everything": CHUNK,
     "nothing": Chunk(),
-    "float16": Chunk(going_on=WireSurvivors(piece=FLOAT16, timings=(TIMING, TIMING))),
-    "bfloat16": Chunk(going_on=WireSurvivors(piece=BFLOAT16, timings=(TIMING, TIMING))),
+    "float16": Chunk(going_on=FLOAT16, survivor_timings=(TIMING, TIMING)),
+    "bfloat16": Chunk(going_on=BFLOAT16, survivor_timings=(TIMING, TIMING)),
 }
 
 
@@ -317,7 +317,7 @@ def test_survivors_that_are_too_large_for_a_frame_are_lost_but_answers_are_not(m
     monkeypatch.setattr("deployments.wire.messages.MAX_FRAME_BYTES", 700)
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
-    chunk = Chunk(answers=((answer, TIMING),), going_on=WireSurvivors(piece=wide, timings=(TIMING, TIMING)))
+    chunk = Chunk(answers=((answer, TIMING),), going_on=wide, survivor_timings=(TIMING, TIMING))
     whole, rest = map(decode_from_replica, encode_parts(7, chunk))
     assert whole == ReplyPart(7, Chunk(answers=((answer, TIMING),)))
     assert isinstance(rest, ReplyPart)

@@ -24,7 +24,6 @@ from deployments.wire.messages import (
     ReplyPart,
     StageCall,
     Timing,
-    WireSurvivors,
     decode_from_ingress,
     decode_from_replica,
     encode,
@@ -87,7 +86,7 @@ def answered(sample_ids: Sequence[str]) -> Chunk:
 
 def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
     """Returns a part with these survivors."""
-    return Chunk(going_on=WireSurvivors(piece=piece_of(sample_ids, next_block), timings=(TIMING,) * len(sample_ids)))
+    return Chunk(going_on=piece_of(sample_ids, next_block), survivor_timings=(TIMING,) * len(sample_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

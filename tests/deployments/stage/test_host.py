@@ -102,7 +102,7 @@ class Replica:
         """The inputs that were answered, and those that go on."""
         chunks = await self.call(ids, assignment, next_block=next_block)
         answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
-        return answered, "".join("".join(c.going_on.piece.sample_ids) for c in chunks if c.going_on is not None)
+        return answered, "".join("".join(c.going_on.sample_ids) for c in chunks if c.going_on is not None)
 
 
 RAMPS = (0, 1, 2)

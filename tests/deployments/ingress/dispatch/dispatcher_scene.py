@@ -15,7 +15,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, PendingInput
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.wire.messages import Chunk, StageCall, Timing, WireSurvivors
+from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
@@ -66,7 +66,7 @@ class StageCallLog:
 
     def send_on(self, names: str, *, next_block: int) -> None:
         piece = survivors([self.id_of(name) for name in names], next_block)
-        self._parts.put_nowait(Chunk(going_on=WireSurvivors(piece=piece, timings=(TIMING,) * len(names))))
+        self._parts.put_nowait(Chunk(going_on=piece, survivor_timings=(TIMING,) * len(names)))
 
     def lose(self, name: str, error: OfframpError) -> None:
         self._parts.put_nowait(Chunk(lost=((self.id_of(name), error),)))

@@ -15,7 +15,7 @@ from deployments.ingress.core.calls import Actions
 from deployments.ingress.core.ingress_core import CALL_GRACE_S
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
-from deployments.wire.messages import Chunk, StageCall, WireSurvivors
+from deployments.wire.messages import Chunk, StageCall
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Encoded
 from optimizer.plan import NO_RAMPS, PlacedPlan, PolicySpec, stock_plan
@@ -103,7 +103,7 @@ async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing(
     scene = Scene()
     call = await scene.sent("abc")
     piece = survivors([call.id_of("b")], 99)
-    call.say(Chunk(answers=call._answers("a", 1), going_on=WireSurvivors(piece=piece, timings=(TIMING,))))
+    call.say(Chunk(answers=call._answers("a", 1), going_on=piece, survivor_timings=(TIMING,)))
     await turns()
     assert scene.answered == "a"
     assert scene.stages[0].names == ["abc", "bc"]  # they start again
