@@ -122,10 +122,12 @@ class SimulatedReplica:
 
     def prepare(self, assignments: Iterable[Assignment]) -> None:
         """Passes the profile's times of the splits of some stages to the engine, as a warm-up does."""
+        self.engine.times.is_warm_up = True
         for split in (split for each in assignments for split in each.stage.splits):
             for size, tokens in self.works.known(split):
                 first_s, total_s = self.works.pace.split_s(split, self.works.pace.size_of(size, tokens))
                 self.engine.times.observe(split, size, tokens, first_s, total_s)
+        self.engine.times.is_warm_up = False
 
     def follow(self, assignment: Assignment) -> None:
         """Follows an assignment from the next batch on. Assignments of older plans are ignored."""

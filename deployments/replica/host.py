@@ -642,12 +642,14 @@ def warm_up(
     """
     computing = runner.inner if isinstance(runner, PacedRunner) else runner
     times = ObservedTimes()
+    times.is_warm_up = True
     for splits in stages:
         _run_splits(computing, splits, ObservedTimes(), clock, starts)  # the times of this cold run are discarded
         if isinstance(runner, PacedRunner):
             _observe_profile(runner, splits, times)
         else:
             _run_splits(computing, splits, times, clock, starts)
+    times.is_warm_up = False
     return times
 
 

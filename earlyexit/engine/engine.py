@@ -92,6 +92,8 @@ class ObservedTimes:
     """
 
     def __init__(self) -> None:
+        self.is_warm_up = False
+        """Whether batches now are those of a warm-up: expected seconds follow them, but they do not count as work."""
         self._by_work: OrderedDict[Work, _Measured] = OrderedDict()
         """The least recently run split is first."""
         # Most replicas run the same split again and again. `_latest` saves the lookup.
@@ -150,8 +152,9 @@ class ObservedTimes:
         `shared_s`: the seconds in which another batch ran beside it. `weight`: of this batch in its bucket's averages.
         """
         known = self._latest if split is self._latest_split else self._of_run(split)
-        batches, sum_tokens, sum_s = known.sums.get((size, shared_s > 0), (0, 0, 0.0))
-        known.sums[size, shared_s > 0] = batches + 1, sum_tokens + tokens, sum_s + total_s - shared_s / 2
+        if not self.is_warm_up:
+            batches, sum_tokens, sum_s = known.sums.get((size, shared_s > 0), (0, 0, 0.0))
+            known.sums[size, shared_s > 0] = batches + 1, sum_tokens + tokens, sum_s + total_s - shared_s / 2
         end = bucket_end(size, tokens)
         before_s = known.total_s.get(end)
         if before_s is None:
