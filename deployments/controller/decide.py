@@ -465,10 +465,10 @@ def _deviations(view: View, basis: PlanningBasis) -> dict[str, Deviation]:
     state, settings, plan = view.state, view.settings, view.state.placed.plan
     intervals = view.stream.counts(max(state.followed_s, basis.forecast.at_s))
     ticks = settings.period_s / settings.watch_s
-    found: dict[str, Deviation | None] = {"changed_s": None}
-    if basis.forecast.num_probes:  # a forecast without probes cannot be judged
-        found["changed_s"] = _survival_deviation(basis, plan, intervals, ticks)
-    found["rate_changed_s"] = _rate_deviation(basis.forecast, intervals, state.sized_for_rps, ticks)
+    found = {
+        "changed_s": _survival_deviation(basis, plan, intervals, ticks),
+        "rate_changed_s": _rate_deviation(basis.forecast, intervals, state.sized_for_rps, ticks),
+    }
     return {name: deviation for name, deviation in found.items() if deviation is not None}
 
 
@@ -479,7 +479,7 @@ def _survival_deviation(
 
     `ticks`: the number of ticks per forecast, which share the probability of a false alarm.
     """
-    if not plan.ramps:
+    if not plan.ramps or not basis.forecast.num_probes:  # a forecast without probes cannot be judged
         return None
     expected = expected_shares(basis.forecast.of(plan.used), plan.ramps, basis.forecast.reach)
     expected = replace(expected, coverage=_shared_coverage(expected.coverage, ticks * len(RECENT_INPUTS)))

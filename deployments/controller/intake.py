@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -17,14 +16,12 @@ _key_of = attrgetter("first", "end", "ramps", "after_answer", "size", "shared")
 
 def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
     """Returns a quantile of the latency, as the upper end of its bucket; None without answers."""
-    if not latencies:
-        return None
-    buckets = sorted(latencies)
-    reached = accumulate(latencies[bucket] for bucket in buckets)
-    needed = share * sum(latencies.values())
-    return next(
-        float(BUCKET ** (bucket + 1)) for bucket, count in zip(buckets, reached, strict=True) if count >= needed
-    )
+    reached, needed = 0, share * sum(latencies.values())
+    for bucket in sorted(latencies):
+        reached += latencies[bucket]
+        if reached >= needed:
+            return float(BUCKET ** (bucket + 1))
+    return None
 
 
 class IngressIntake:

@@ -87,7 +87,8 @@ Ran = Mapping[str, Sequence[TimesRun]]
 
 def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Returns the newest plan and its figures during the snapshots, which must all be of that plan."""
-    now, ran = snapshots[-1], ran_over(snapshots)
+    now, before = snapshots[-1], {report.replica: report for report in snapshots[0].replicas}
+    ran = {report.replica: ran_since(before.get(report.replica), report) for report in now.replicas}
     seconds = now.at_s - snapshots[0].at_s
     return {
         "epoch": now.placed.epoch,
@@ -122,12 +123,6 @@ def blocks_state(plan: Mapping[str, Any], survival: Sequence[float] | None) -> l
         for split in splits
         for block in range(split["first"], split["end"])
     ]
-
-
-def ran_over(snapshots: Sequence[Snapshot]) -> Ran:
-    """Returns the batches that each replica ran between the oldest and the newest snapshot."""
-    before = {report.replica: report for report in snapshots[0].replicas}
-    return {report.replica: ran_since(before.get(report.replica), report) for report in snapshots[-1].replicas}
 
 
 def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -210,9 +209,10 @@ class Versions(TrafficSplitter):
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
         app = AnnouncedApp(app=self.settings.app, model=self.own.card.name, version=self.own.version)
-        await self._retry(partial(self.cluster.announce, app), sleep)
+        while not await self._try(self.cluster.announce(app)):
+            await sleep(REFRESH_S)
         while VERSIONS_PATH not in self.settings.route_prefix:
-            await self._retry(self._refresh, sleep)
+            await self._try(self._refresh())
             await sleep(REFRESH_S)
 
     async def index(self, *, ready_only: bool = False) -> list[dict[str, str]]:
@@ -350,16 +350,14 @@ class Versions(TrafficSplitter):
             logger.warning("version %s is not used: %s", version, error)
             return None
 
-    async def _retry(self, step: Callable[[], Awaitable[None]], sleep: Sleep) -> None:
-        """Repeats a step until it succeeds. While Ray is unavailable, the last state stays in force."""
-        while True:
-            try:
-                await step()
-            except Exception as error:
-                logger.warning("a change of versions failed, and is tried again: %r", error)
-                await sleep(REFRESH_S)
-            else:
-                return
+    async def _try(self, step: Awaitable[None]) -> bool:
+        """Returns whether a step succeeds. While Ray is unavailable, the last state stays in force."""
+        try:
+            await step
+        except Exception as error:
+            logger.warning("a change of versions failed, and is tried again: %r", error)
+            return False
+        return True
 
     async def _connect(self, version: str) -> ModelVersion:
         """Connects to a version, first to the application that last served it; raises what `_connect_to` raises."""

@@ -303,16 +303,14 @@ class IngressCore:
         The answers of that network are the reference for the probes; no request waits for them. If a copy is lost, the
         observations of its probe are lost too.
         """
-        observations = self._observations
-        probes = [each for each in call.inputs if observations is not None and observations.lacks_unpruned(each)]
-        if observations is None or not probes:
+        made = [None if self._observations is None else self._observations.copy_unpruned(each) for each in call.inputs]
+        copies = [copy for copy in made if copy is not None]
+        if not copies:
             return []
-        copies = [each.unpruned_copy() for each in probes]
         route = copies[0].chain.current.route
         first, last = route.plan.networks[-2], len(route.plan.networks) - 1
         reference = self._inputs.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
-        for probe, copy in zip(probes, copies, strict=True):
-            observations.attach_unpruned(probe, copy)
+        for copy in copies:
             self._start_call_timeout(copy.deadline_s + CALL_GRACE_S, copy)
         return [SendCall(reference, first, None, last)]
 

@@ -185,15 +185,17 @@ class ExitObservations:
                 self._open[each] = Observation(each.arrived_s, each.deadline_s, watch, stays, active)
         return True
 
-    def lacks_unpruned(self, watched: PendingInput) -> bool:
-        """Whether an input is open and has no unpruned copy."""
-        entry = self._open.get(watched)
-        return entry is not None and entry.unpruned is None
+    def copy_unpruned(self, watched: PendingInput) -> PendingInput | None:
+        """Returns the unpruned copy of an open probe; None if it is not open, or has a copy already.
 
-    def attach_unpruned(self, watched: PendingInput, copy: PendingInput) -> None:
-        """Sets the unpruned copy of an open probe. The full model's answer to the copy is the reference."""
-        self._open[watched].unpruned = copy
+        The full model's answer to the copy is the reference.
+        """
+        entry = self._open.get(watched)
+        if entry is None or entry.unpruned is not None:
+            return None
+        entry.unpruned = copy = watched.unpruned_copy()
         self._probe_of[copy] = watched
+        return copy
 
     def is_open(self, watched: PendingInput) -> bool:
         """Whether an input, answered or not, is still to be observed."""
