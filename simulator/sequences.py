@@ -40,9 +40,6 @@ class SimulatedSequence(SequenceProgress):
         return self.until - self.seen
 
 
-Running = GenerationState[SimulatedSequence]
-
-
 class GeneratingIngress(SimulatedIngress):
     """An ingress whose requests are sequences."""
 
@@ -58,9 +55,9 @@ class GeneratingIngress(SimulatedIngress):
         """The generated tokens of each sequence, by its index."""
         self.ttft_s, self.tpot_s = array("d", [math.nan]) * number, array("d", [math.nan]) * number
         """By sequence index; NaN without a first or second token."""
-        self._states: dict[int, Running] = {}
+        self._states: dict[int, GenerationState[SimulatedSequence]] = {}
         """The running sequences, by the serial number of their current step."""
-        self._due: list[Running] = []
+        self._due: list[GenerationState[SimulatedSequence]] = []
         """The sequences whose next step is sent at the end of this moment."""
         self._step_number, self._stride = index, scenario.num_ingresses
 
@@ -93,7 +90,7 @@ class GeneratingIngress(SimulatedIngress):
             self._dispatch(call, hosting, block, delay_s)
         return True
 
-    def _step(self, state: Running) -> None:
+    def _step(self, state: GenerationState[SimulatedSequence]) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
             deadline_s = state.waiting_since_s + self._lengths.timeout_s
@@ -131,15 +128,16 @@ class GeneratingIngress(SimulatedIngress):
             else:
                 self._step_soon(state)
 
-    def _step_soon(self, state: Running) -> None:
+    def _step_soon(self, state: GenerationState[SimulatedSequence]) -> None:
         """Schedules the next step for the end of this moment, so that steps are sent together (as live ones are)."""
         self._due.append(state)
         if len(self._due) == 1:
-            self._events.at(self._events.time_s, WAKES, self._step_all, None)
+            self._events.at(self._events.time_s, WAKES, self._step_all, self._due)
 
-    def _step_all(self, _: None) -> None:
-        due, self._due = self._due, []
-        for state in due:
+    def _step_all(self, states: list[GenerationState[SimulatedSequence]]) -> None:
+        if states is self._due:
+            self._due = []
+        for state in states:
             self._step(state)
         self.do(())
 
@@ -147,7 +145,7 @@ class GeneratingIngress(SimulatedIngress):
         for number in numbers:
             self._failed(self._states.pop(number), reason)
 
-    def _failed(self, state: Running, reason: str) -> None:
+    def _failed(self, state: GenerationState[SimulatedSequence], reason: str) -> None:
         if reason != LOST:
             self._end_sequence(state, reason)
             return
@@ -157,19 +155,15 @@ class GeneratingIngress(SimulatedIngress):
         except StageUnavailableError as error:
             self._end_sequence(state, error.kind)
             return
-        self._events.at(self._events.time_s + pause_s, WAKES, self._restart, state)
+        self._events.at(self._events.time_s + pause_s, WAKES, self._step_all, [state])
 
-    def _restart(self, lost: Running) -> None:
-        self._step(lost)
-        self.do(())
-
-    def _end_sequence(self, state: Running, reason: str) -> None:
+    def _end_sequence(self, state: GenerationState[SimulatedSequence], reason: str) -> None:
         self.loop.end(state, reason)
         self._free(state)
         self.ended_s, index = self._events.time_s, state.sequence.index
         self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s
 
-    def _free(self, state: Running) -> None:
+    def _free(self, state: GenerationState[SimulatedSequence]) -> None:
         """Frees the keys and values of a sequence at its replicas."""
         for slot, name in state.placement.replicas.items():
             replica = self._slots[slot].of[self.index].end_sequence(name, state.placement.number)
