@@ -12,6 +12,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.engine.queue import Attention
-from earlyexit.errors import PlanError
+from earlyexit.errors import GraphError, PlanError
 from earlyexit.families.base import weight_bytes
 from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, arbitrary_tensors
@@ -42,6 +43,13 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 CUDA = "CUDAExecutionProvider"
 FATAL = 4
 """ONNX Runtime's log level for fatal errors only."""
+UNKNOWN = (
+    re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
+    re.compile(r"No Op registered for (?P<name>\w+) "),
+    re.compile(r"Could not find an implementation for (?P<name>\w+)\("),
+    re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
+)
+"""Messages of ONNX Runtime about unknown operators."""
 
 
 class Sessions(Generic[Key]):
@@ -109,8 +117,8 @@ def load_runtime(device_type: str = "cpu", *, needs: Sequence[str] = ("onnx", "o
 def open_session(model: Any, weights: Path, *, device_type: str = "cpu", quiet: bool = False) -> Any:
     """Opens a session of a ModelProto, whose weights are in the folder `weights`. It uses as many threads as torch.
 
-    `quiet`: errors are raised but not logged. Raises PlanError if the device cannot be used, and ONNX Runtime's errors
-    for an invalid graph.
+    `quiet`: errors are raised but not logged. Raises PlanError if the device cannot be used, and GraphError for a graph
+    that ONNX Runtime cannot run.
     """
     runtime = load_runtime(device_type)
     options = runtime.SessionOptions()
@@ -120,11 +128,28 @@ def open_session(model: Any, weights: Path, *, device_type: str = "cpu", quiet: 
         options.log_severity_level = FATAL
     options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
     provider = CUDA if device_type == "cuda" else "CPUExecutionProvider"
-    session = runtime.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    refusals = runtime.capi.onnxruntime_pybind11_state
+    try:
+        session = runtime.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    except (refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented, refusals.InvalidArgument) as error:
+        raise GraphError(f"the graph in {weights}: {describe_error(error)}") from error
     # If the libraries of a provider do not load, ONNX Runtime falls back to the CPU, with a line on stderr.
     if provider not in session.get_providers():
         raise PlanError(f"ONNX Runtime could not start {provider}; its own log line says why")
     return session
+
+
+def describe_error(error: Exception) -> str:
+    """Returns an error of ONNX Runtime in one line. For unknown operators, it names them."""
+    unknown = sorted({match["name"] for pattern in UNKNOWN for match in pattern.finditer(str(error))})
+    if unknown:
+        return f"ONNX Runtime has no operator {', '.join(unknown)}"
+    return f"ONNX Runtime refuses it: {one_line(error)}"
+
+
+def one_line(error: Exception) -> str:
+    """Returns an error's message as one line."""
+    return " ".join(str(error).split())
 
 
 NUMPY_OF = {getattr(torch, name): np.dtype(name) for name in ("float32", "int32", "int64", "uint8", "bool")}

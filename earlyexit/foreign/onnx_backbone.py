@@ -10,10 +10,8 @@ Tensor legend: B inputs, T tokens of the longest, N tokens of all, H rows, W col
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,8 +22,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import Tensor
 
-from earlyexit.backends.onnx import Sessions, load_runtime, open_session
-from earlyexit.errors import GraphError, ModelFolderError, first_mistake
+from earlyexit.backends.onnx import Sessions, load_runtime, one_line, open_session
+from earlyexit.errors import ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
 from earlyexit.foreign.onnx_file import dataflow_of, locations
@@ -191,13 +189,6 @@ FILES = (FILE, FILE + WEIGHTS_SUFFIX)
 """The file of the graph and the file of its weights."""
 INLINE_BYTES = 1024
 """Smaller tensors stay in the graph's file, because ONNX Runtime reads shapes while it opens a session."""
-UNKNOWN = (
-    re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
-    re.compile(r"No Op registered for (?P<name>\w+) "),
-    re.compile(r"Could not find an implementation for (?P<name>\w+)\("),
-    re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
-)
-"""Messages of ONNX Runtime about unknown operators."""
 
 
 def read_graph(folder: Path, file: str) -> Any:
@@ -225,19 +216,6 @@ def fingerprint(folder: Path, file: str) -> str:
         except OSError as error:
             raise ModelFolderError(f"{folder} has no {name}, which its network needs") from error
     return digest.hexdigest()
-
-
-def describe_error(error: Exception) -> str:
-    """Returns an error of ONNX Runtime in one line. For unknown operators, it names them."""
-    unknown = sorted({match["name"] for pattern in UNKNOWN for match in pattern.finditer(str(error))})
-    if unknown:
-        return f"ONNX Runtime has no operator {', '.join(unknown)}"
-    return f"ONNX Runtime refuses it: {one_line(error)}"
-
-
-def one_line(error: Exception) -> str:
-    """Returns an error's message as one line."""
-    return " ".join(str(error).split())
 
 
 def part_model(model: Any, part: Part, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
@@ -346,7 +324,7 @@ class OnnxBackbone(Backbone):
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
         model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
-        return part, open_graph(model, self._folder, device_type=device_type)
+        return part, open_session(model, self._folder, device_type=device_type)
 
 
 class OnnxGraph(Family):
@@ -374,71 +352,34 @@ class OnnxGraph(Family):
         return OnnxBackbone(graph, folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """Conversions between packed rows and a tensor of the graph."""
-
-    to_graph: Callable[[Tensor, Layout], Tensor]
-    from_graph: Callable[[Tensor, Layout], Tensor]
-    axes: tuple[str, ...]
-    """The names of the tensor's first axes in the graph."""
-
-
-FORMS: Mapping[Axes, _Form] = {
-    "B": _Form(lambda values, _: values, lambda values, _: values, ("B",)),
-    "B*n": _Form(
-        lambda values, _: values.flatten(0, 1),
-        lambda values, layout: values.reshape(layout.num_inputs, -1, *values.shape[1:]),
-        ("rows",),
-    ),
-    "BT": _Form(lambda values, layout: layout.pad(values), lambda values, layout: layout.unpad(values), ("B", "T")),
-    "TB": _Form(
-        lambda values, layout: layout.pad(values).transpose(0, 1),
-        lambda values, layout: layout.unpad(values.transpose(0, 1)),
-        ("T", "B"),
-    ),
-    "B*T": _Form(
-        lambda values, layout: layout.pad(values).flatten(0, 1),
-        lambda values, layout: layout.unpad(values.reshape(layout.num_inputs, layout.longest, *values.shape[1:])),
-        ("rows",),
-    ),
-}
-
-
-def open_graph(model: Any, folder: Path, *, device_type: str = "cpu", quiet: bool = False) -> Any:
-    """Opens a session of a ModelProto whose weights are in a folder. Raises GraphError if it cannot be run.
-
-    `quiet`: ONNX Runtime does not log errors.
-    """
-    refusals = load_runtime(device_type).capi.onnxruntime_pybind11_state
-    try:
-        return open_session(model, folder, device_type=device_type, quiet=quiet)
-    except (refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented, refusals.InvalidArgument) as error:
-        raise GraphError(f"the graph in {folder}: {describe_error(error)}") from error
-
-
 def to_graph_array(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
     """Returns packed values as an array for the graph."""
-    rows = FORMS[crossing.axes].to_graph(values, layout).to(getattr(torch, crossing.dtype))
-    array: Array = rows.cpu().contiguous().numpy()
+    rows = layout.pad(values) if crossing.per_token else values
+    if crossing.axes == "TB":
+        rows = rows.transpose(0, 1)
+    elif "*" in crossing.axes:
+        rows = rows.flatten(0, 1)
+    array: Array = rows.to(getattr(torch, crossing.dtype)).cpu().contiguous().numpy()
     return array
 
 
 def _from_graph_array(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
-    rows = FORMS[crossing.axes].from_graph(torch.from_numpy(result).to(layout.device), layout)
-    return rows.to(TORCH_DTYPES[DTYPES[crossing.dtype]])
+    rows = torch.from_numpy(result).to(layout.device, TORCH_DTYPES[DTYPES[crossing.dtype]])
+    if crossing.axes == "TB":
+        rows = rows.transpose(0, 1)
+    elif "*" in crossing.axes:
+        rows = rows.reshape(layout.num_inputs, -1, *rows.shape[1:])
+    return layout.unpad(rows) if crossing.per_token else rows
 
 
 def layout_array(graph_input: GraphInput, layout: Layout) -> Array:
     """Returns the array (B, T) or (T, B) for an input that follows from the layout."""
-    dtype, shape = np.dtype(graph_input.dtype), (layout.num_inputs, layout.longest)
+    rows_BT: Array = np.broadcast_to(np.arange(layout.longest), (layout.num_inputs, layout.longest))
     if graph_input.source == "mask":
-        rows_BT = (np.arange(layout.longest)[None, :] < layout.lengths_B[:, None]).astype(dtype)
-    elif graph_input.source == "positions":
-        rows_BT = np.broadcast_to(np.arange(layout.longest, dtype=dtype), shape)
-    else:
-        rows_BT = np.zeros(shape, dtype)
-    return np.ascontiguousarray(rows_BT.T if graph_input.axes == "TB" else rows_BT)
+        rows_BT = rows_BT < layout.lengths_B[:, None]
+    elif graph_input.source == "zeros":
+        rows_BT = np.zeros_like(rows_BT)
+    return np.ascontiguousarray(rows_BT.T if graph_input.axes == "TB" else rows_BT, dtype=graph_input.dtype)
 
 
 def _size_array(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
@@ -451,9 +392,10 @@ def _size_array(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
 def _value_info(crossing: Crossing) -> Any:
     from onnx import helper
 
+    first = ["rows"] if "*" in crossing.axes else list(crossing.axes)
     inside = crossing.shape[1:] if crossing.axes == "B*n" else crossing.shape
     dtype = helper.np_dtype_to_tensor_dtype(np.dtype(crossing.dtype))
-    return helper.make_tensor_value_info(crossing.name, dtype, [*FORMS[crossing.axes].axes, *inside])
+    return helper.make_tensor_value_info(crossing.name, dtype, [*first, *inside])
 
 
 def _size_info(name: str, sizes: Size | tuple[Size, ...]) -> Any:

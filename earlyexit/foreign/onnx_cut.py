@@ -6,7 +6,7 @@ The graph and its weights are written to a folder, changed to take batches of an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 from pydantic import ValidationError
 
+from earlyexit.backends.onnx import describe_error, one_line, open_session
 from earlyexit.codecs import make_codec
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
@@ -22,7 +23,7 @@ from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.base import Backbone
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
-from earlyexit.foreign.dataflow import SIZE_OPERATORS, Dataflow, UncutError, layout_role
+from earlyexit.foreign.dataflow import SIZE_OPERATORS, UncutError, layout_role
 from earlyexit.foreign.model import SURE, Divisible
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
@@ -39,11 +40,8 @@ from earlyexit.foreign.onnx_backbone import (
     Pixels,
     Size,
     Source,
-    describe_error,
     fingerprint,
     layout_array,
-    one_line,
-    open_graph,
     read_graph,
     to_graph_array,
 )
@@ -175,9 +173,33 @@ class DivisibleGraph(OnnxModel, Divisible):
                 raise GraphError(f"for {count} inputs, the blocks and the uncut graph return other values {difference}")
 
     def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
-        """Returns the sizes that must be fed to blocks. Raises GraphError if the cuts do not separate the graph."""
+        """Returns the sizes that blocks must be fed; the last cut is the answer. Raises GraphError for invalid cuts."""
+        flow, layout = self.flow, self.entry.layout_inputs
         codec = [each.name for each in self.entry.codec_inputs]
-        return sizes_needed(self.flow, cuts, codec, self.entry.layout_inputs)
+        free = flow.known(layout)
+        sizes: set[str] = set()
+        before: Sequence[str] = codec
+        for block, cut in enumerate(cuts):
+            for name in cut:
+                if name not in flow.maker and name not in codec:
+                    raise GraphError(f"the graph has no tensor {name!r} to cut at")
+                if name in free:
+                    raise GraphError(
+                        f"the graph's tensor {name!r} is the same for all inputs: it carries no information"
+                    )
+            try:
+                part = flow.part(before, layout, cut)
+            except UncutError as error:
+                where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
+                raise GraphError(
+                    f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; add "
+                    "it to the cut, or cut elsewhere"
+                ) from error
+            if not part.operators:
+                raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
+            sizes.update(part.sizes)
+            before = cut
+        return sorted(sizes)
 
 
 def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph:
@@ -207,7 +229,7 @@ def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph
         flow = dataflow_of(graph.graph)
         sizes = [name for each in flow.operators if each.op in SIZE_OPERATORS for name in each.outputs]
         tensors = dict.fromkeys((*flow.outputs, *flow.tensors, *sizes))
-        session = open_graph(returning(graph, tensors), folder, quiet=True)
+        session = open_session(returning(graph, tensors), folder, quiet=True)
         flow = replace(file.flow, operators=flow.operators, weights=flow.weights)
         facts = vars(file) | {"flow": flow, "folder": folder, "graph": graph, "entry": entry, "session": session}
         return DivisibleGraph(**facts, codec=codec).with_answer()
@@ -407,34 +429,6 @@ def _size(name: str, numbers: Sequence[int]) -> Size:
             if not rest and all(size.of(*shape) == number for shape, number in zip(shapes, numbers, strict=True)):
                 return size
     raise GraphError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
-
-
-def sizes_needed(
-    flow: Dataflow, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]
-) -> list[str]:
-    """Returns the sizes that blocks must be fed; the last cut is the answer. Raises GraphError for invalid cuts."""
-    free = flow.known(layout)
-    sizes: set[str] = set()
-    before: Sequence[str] = codec
-    for block, cut in enumerate(cuts):
-        for name in cut:
-            if name not in flow.maker and name not in codec:
-                raise GraphError(f"the graph has no tensor {name!r} to cut at")
-            if name in free:
-                raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: it carries no information")
-        try:
-            part = flow.part(before, layout, cut)
-        except UncutError as error:
-            where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
-            raise GraphError(
-                f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; add it "
-                "to the cut, or cut elsewhere"
-            ) from error
-        if not part.operators:
-            raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
-        sizes.update(part.sizes)
-        before = cut
-    return sorted(sizes)
 
 
 def _weights_from_constants(graph: Any) -> None:

@@ -252,20 +252,14 @@ class Encoded:
 
 def parse_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
     """Returns a JSON number or nested lists of numbers as an array. Raises ValueError if one does not fit."""
-    dtype: np.dtype[Any] = DATATYPES[datatype]
     _check_types(value, datatype)
     try:
-        array = np.array(value)
-    except (ValueError, OverflowError):  # lists of different lengths
+        with np.errstate(over="ignore"):  # numbers too large for FP16 become infinite
+            return np.array(value, dtype=DATATYPES[datatype])
+    except OverflowError:
+        raise ValueError(f"not all {datatype}") from None
+    except ValueError:  # lists of different lengths
         raise ValueError("not an array of numbers") from None
-    if dtype == np.uint64 and array.dtype.kind in "fO":  # numpy chooses float if both small and huge numbers occur
-        array = np.array(value, dtype=object)
-        if all(0 <= each < 2**64 for each in array.flat):
-            return array.astype(dtype)
-    if not _fits(array, dtype):
-        raise ValueError(f"not all {datatype}")
-    with np.errstate(over="ignore"):  # numbers too large for FP16 become infinite
-        return array.astype(dtype)
 
 
 def _check_types(value: object, datatype: str) -> None:
@@ -277,16 +271,6 @@ def _check_types(value: object, datatype: str) -> None:
         raise ValueError("not an array of numbers")
     if not types <= JSON_TYPES[DATATYPES[datatype].kind]:
         raise ValueError(f"not all {datatype}")
-
-
-def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether an array from JSON can be converted to a type without changing values of another kind."""
-    if dtype.kind == "f":
-        return array.dtype.kind in "fiu"
-    if dtype.kind == "b" or not array.size:
-        return array.dtype.kind == dtype.kind or not array.size
-    limits = np.iinfo(dtype)
-    return array.dtype.kind in "iu" and int(array.min()) >= limits.min and int(array.max()) <= limits.max
 
 
 def cast_column(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:

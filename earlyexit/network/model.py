@@ -27,6 +27,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError, PlanError
 from earlyexit.families.base import Backbone
+from earlyexit.families.own import examples
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import (
     Answer,
@@ -37,7 +38,6 @@ from earlyexit.network.boundary import (
     Lengths,
     Segment,
     Split,
-    TensorSpec,
     WirePiece,
     mismatch,
     values_of,
@@ -114,17 +114,8 @@ def check_inputs(network: Network, encoded: Encoded) -> None:
 
 def arbitrary_tensors(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
     """Returns random tensors for the boundary before `block`, for inputs of these lengths, on the network's device."""
-    return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.takes(block))
-
-
-def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, network: Network) -> Tensor:
-    rows = int(lengths_B.sum()) if spec.per_token else len(lengths_B)
-    if spec.dtype == "float":
-        values = rng.standard_normal((rows, *spec.shape), dtype=np.float32)
-        return torch.from_numpy(values).to(network.device, network.dtype)
-    below = spec.below or 1 + np.iinfo(spec.dtype).max
-    integers = rng.integers(0, below, size=(rows, *spec.shape), dtype=np.dtype(spec.dtype))
-    return torch.from_numpy(integers).to(network.device)
+    values = examples(network.takes(block), Layout(lengths_B), seed=int(rng.integers(2**31)))
+    return tuple(each.to(network.device, network.dtype if each.is_floating_point() else each.dtype) for each in values)
 
 
 def _tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:

@@ -65,16 +65,16 @@ def test_sites_with_an_unsupported_type_are_reported_with_their_type(tmp_path: P
 
 def test_all_candidates_of_an_onnx_file_share_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    from earlyexit.foreign.onnx_backbone import open_graph
+    from earlyexit.backends.onnx import open_session
     from tests.earlyexit.foreign.onnx_graphs import CODEC, PIXELS, across_graph, read_graph, saved
 
     path, opened = saved(across_graph(seed=3), tmp_path), list[object]()
 
     def counted(*arguments: Any, **options: Any) -> Any:
         opened.append(arguments)
-        return open_graph(*arguments, **options)
+        return open_session(*arguments, **options)
 
-    monkeypatch.setattr("earlyexit.foreign.onnx_cut.open_graph", counted)
+    monkeypatch.setattr("earlyexit.foreign.onnx_cut.open_session", counted)
     cuts = [("r0",), ("c1",), ("across",), ("mixed",), ("back",), ("nowhere",)]
     refused = open_foreign(read_graph(path, pixels=PIXELS), CODEC, tmp_path / "model").refused(cuts)
     assert list(refused) == [("across",), ("mixed",), ("nowhere",)]
