@@ -34,6 +34,7 @@ from offramp.load.sustained import Search
 from optimizer.decision import Strategy
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
+from optimizer.survival_file import Recorded
 from optimizer.what_if import with_batch_limit
 
 # Offramp's plans of a workload, by a profile of this machine: one per strategy.
@@ -67,10 +68,9 @@ def prepare(workload: Workload, dtype: Dtype, machine: Processors, backend: Back
     stock_s = stock_alone_s(workload, dtype, machine)
     slo_s = SLO_FACTOR * stock_s
     profile = kept_profile(workload.folder, ProfileJob(dtype=dtype, backend=backend), print)
-    survival, ramps = workload.records.nested_survival(workload.thresholds), tuple(sorted(workload.thresholds))
-    measured = processor_problem(profile, survival, ramps, machine.workers, slo_s)
-    problem = with_batch_limit(measured, machine.batch_limit)
-    plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
+    recorded = Recorded(records=workload.records, thresholds=workload.thresholds)
+    problem = with_batch_limit(processor_problem(profile, recorded, machine.workers, slo_s), machine.batch_limit)
+    plans = {side: plan_for(problem, each, workload.policy, recorded) for side, each in STRATEGIES.items()}
     plans = {side: on_cores(plan, problem, machine.workers, profile.backend) for side, plan in plans.items()}
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans, backend=profile.backend)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,14 +184,13 @@ def _best_plan(
     folder: Path, profile: LatencyProfile, calibration: CalibrationCard | None, batch: int
 ) -> tuple[Plan, float, PlanProblem]:
     """Returns the best plan of one replica, the rate of a replica that runs the full model, and the problem."""
-    records, thresholds, policy = None, dict[int, float](), None
-    survival_N: Sequence[float] = (1.0,) * profile.num_blocks
+    recorded, policy = None, None
     if calibration is not None:
-        records, thresholds = ExitRecords.load(folder / RECORDS_FILE), calibration.thresholds
-        policy, survival_N = calibration.policy_spec(), records.nested_survival(thresholds)
-    problem = with_batch_limit(processor_problem(profile, survival_N, tuple(sorted(thresholds)), 1), batch)
+        recorded = Recorded(records=ExitRecords.load(folder / RECORDS_FILE), thresholds=calibration.thresholds)
+        policy = calibration.policy_spec()
+    problem = with_batch_limit(processor_problem(profile, recorded, 1), batch)
     stock = plan_for(problem, "stock", None)
-    best = plan_for(problem, "serial", policy, records) if thresholds else stock
+    best = plan_for(problem, "serial", policy, recorded) if problem.ramps else stock
     return best if best.ramps else stock, stock.predicted["rate_per_s"], problem
 
 
@@ -257,22 +256,20 @@ def _plan_text(plan: Plan) -> str:
 
 
 def processor_problem(
-    profile: LatencyProfile,
-    survival_N: Sequence[float],
-    ramps: tuple[int, ...],
-    workers: int,
-    slo_s: float | None = None,
+    profile: LatencyProfile, recorded: Recorded | None, workers: int, slo_s: float | None = None
 ) -> PlanProblem:
     """Returns the problem of the highest rate of `workers` processes with the times of the profile.
 
-    `survival_N` and `ramps` are those of the thresholds that a plan may use. `slo_s`: None for `SLO_FACTOR` times the
-    full model's time for one text.
+    `recorded`: exit records with the thresholds that a plan may use; None for plans without exits. `slo_s`: None for
+    `SLO_FACTOR` times the full model's time for one text.
     """
-    [length] = profile.lengths
+    [length], ramps, survival_N = profile.lengths, tuple[int, ...](), (1.0,) * profile.num_blocks
+    if recorded is not None:
+        ramps, survival_N = tuple(sorted(recorded.thresholds)), recorded.records.nested_survival(recorded.thresholds)
     problem = PlanProblem(
         num_blocks=profile.num_blocks,
         ramps=ramps,
-        survival_N=tuple(survival_N),
+        survival_N=survival_N,
         latency={profile.device: with_rows(profile.at(length), profile.ramps, ramps)},
         devices={profile.device: Supply(count=workers, usd_per_hour=0.0)},
         link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.002),
@@ -289,12 +286,9 @@ def stock_s(problem: PlanProblem, batch: int = 1) -> float:
 
 
 def plan_for(
-    problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, records: ExitRecords | None = None
+    problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, recorded: Recorded | None = None
 ) -> Plan:
     """Returns the best plan of a strategy, by the exit records if given; raises PlanError if there is none."""
-    thresholds = None if policy is None else policy.thresholds
-    assert not isinstance(thresholds, float), "a service's policy has a threshold for each ramp"
-    recorded = None if records is None or thresholds is None else Recorded(records=records, thresholds=thresholds)
     file = ProblemFile(problem=problem, recorded=recorded)
     result = answer(file, strategy, solve, compared=())
     if isinstance(result, NoPlanAnswer):

@@ -31,8 +31,8 @@ from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document, write_plan
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.survival_file import Recorded
 from profiles.catalogue import published_profile
-from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 TEXTS = Path(__file__).with_name("texts.csv")
@@ -49,16 +49,13 @@ class Prepared:
     folder: Path
     test: LabelledRows
     calibration: CalibrationCard
-    expected: ExitRecords
+    expected: Recorded
     """Exit records of the test texts: the answers of the full model and of every ramp."""
 
 
 def prepare(runs: Path, data: Path | None) -> Prepared:
     """Trains and calibrates a model, unless an earlier run has made it from the same data."""
-    from offramp.commands.calibrate import (
-        calibrate,  # imports torch
-        record_exits,
-    )
+    from offramp.commands.calibrate import calibrate, record_exits  # imports torch
     from offramp.commands.train import train
 
     runs.mkdir(parents=True, exist_ok=True)
@@ -79,7 +76,7 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
             train(job, learn, folder, progress=progress)
         calibrate(folder, validate, CalibrateJob(budget=BUDGET, seed=SEED, source=source))
     calibration = read_calibration(folder)
-    expected = record_exits(folder, test, calibration)
+    expected = Recorded(records=record_exits(folder, test, calibration), thresholds=calibration.thresholds)
     return Prepared(folder=folder, test=test, calibration=calibration, expected=expected)
 
 
@@ -149,8 +146,9 @@ def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:
     )
 
 
-def emulated_problem(records: ExitRecords, thresholds: Mapping[int, float]) -> PlanProblem:
+def emulated_problem(recorded: Recorded) -> PlanProblem:
     """Returns the problem of the highest rate on 16 V100, in real seconds."""
+    records, thresholds = recorded.records, recorded.thresholds
     table = v100_table(records.num_blocks, len(thresholds))
     return PlanProblem(
         num_blocks=records.num_blocks,
@@ -215,22 +213,21 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
 
 def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, PlanRun]:
     """Compares the plans on processors, where a batch takes almost as long as its inputs one by one."""
-    calibration, texts, expected = prepared.calibration, prepared.test.texts, prepared.expected
+    policy = prepared.calibration.policy_spec()
     profile = kept_profile(prepared.folder, ProfileJob(backend="auto"), console.print)
-    ramps = tuple(sorted(calibration.thresholds))
-    problem = processor_problem(profile, expected.nested_survival(calibration.thresholds), ramps, WORKERS)
-    plans = _plans(problem, calibration.policy_spec(), prepared)
+    problem = processor_problem(profile, prepared.expected, WORKERS)
+    plans = _plans(problem, policy, prepared)
     plans = {name: on_cores(plan, problem, WORKERS, profile.backend) for name, plan in plans.items()}
     write_plan(plans["planned"], runs / "plan.yaml")
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
-        control=manual_control(problem, calibration.policy_spec(), runs / "processors.sqlite"),
+        control=manual_control(problem, policy, runs / "processors.sqlite"),
         slo_s=problem.slo.latency_s,
         backend=profile.backend,
     )
     load = Load(
-        texts=texts,
+        texts=prepared.test.texts,
         keys=None,
         full_model=_full_model(prepared),
         slo_s=problem.slo.latency_s,
@@ -252,10 +249,10 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
 
 def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, PlanRun]:
     """Compares the plans on emulated accelerators, where a batch takes little longer than one input."""
-    card, thresholds = read_card(prepared.folder), prepared.calibration.thresholds
-    prepared.expected.save(runs / RECORDS_FILE)
-    policy = PolicySpec(name="recorded", thresholds=thresholds, records=str((runs / RECORDS_FILE).resolve()))
-    problem = emulated_problem(prepared.expected, thresholds)
+    card, records = read_card(prepared.folder), (runs / RECORDS_FILE).resolve()
+    prepared.expected.records.save(records)
+    policy = PolicySpec(name="recorded", thresholds=prepared.calibration.thresholds, records=str(records))
+    problem = emulated_problem(prepared.expected)
     plans, table = _plans(problem, policy, prepared), v100_table(card.num_blocks, len(card.ramps))
     seconds = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
     settings = ServeSettings(
@@ -267,7 +264,7 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
     )
     load = Load(
         texts=prepared.test.texts,
-        keys=prepared.expected.sample_ids,
+        keys=prepared.expected.records.sample_ids,
         full_model=_full_model(prepared),
         slo_s=problem.slo.latency_s,
         seconds=6.0,
@@ -296,4 +293,4 @@ def _plans(problem: PlanProblem, policy: PolicySpec, prepared: Prepared) -> dict
 def _full_model(prepared: Prepared) -> list[str]:
     """Returns the full model's answers to the test texts."""
     names = read_card(prepared.folder).label_names
-    return [names[label] for label in prepared.expected.answers()[:, -1].tolist()]
+    return [names[label] for label in prepared.expected.records.answers()[:, -1].tolist()]

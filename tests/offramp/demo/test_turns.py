@@ -14,6 +14,7 @@ from offramp.demo.run import V100, draw, emulated_problem
 from offramp.demo.turns import Load, PlanRun, batch_at_block, results_table, summarize
 from offramp.load.generator import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.survival_file import Recorded
 from tests.exit_records import exit_records
 
 FUSED = (Split(first=0, end=1, batch=16, ramps=(0,)), Split(first=1, end=4, batch=16, ramps=(2,)))
@@ -89,11 +90,12 @@ def test_fusing_survivors_improves_the_rate_of_sixteen_emulated_accelerators() -
     scores_NR = np.where(leaves_NR, 0.1, 0.6)
     records = exit_records(scores_NR, answers_NE=np.zeros((100, 6), dtype=np.int64), score="entropy")
     thresholds = dict.fromkeys(records.ramps, 0.4)
-    problem = emulated_problem(records, thresholds)
+    recorded = Recorded(records=records, thresholds=thresholds)
+    problem = emulated_problem(recorded)
     assert problem.devices[V100].count == 16
     assert problem.survival_N == pytest.approx((1.0, 0.4, 0.3, 0.3, 0.3, 0.3))
     policy = PolicySpec(name="recorded", thresholds=thresholds, records="records.npz")
-    planned, shrinking = (plan_for(problem, each, policy, records) for each in ("serial", "early-exit"))
+    planned, shrinking = (plan_for(problem, each, policy, recorded) for each in ("serial", "early-exit"))
     assert len(planned.stages) == len(shrinking.stages) == 1
     assert planned.predicted["rate_per_s"] > 1.2 * shrinking.predicted["rate_per_s"]
     assert stock_s(problem, 4) < 2 * stock_s(problem), "a batch of four takes less than twice as long as one input"

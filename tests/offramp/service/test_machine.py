@@ -165,7 +165,7 @@ def full_model_problem(*, slo_s: float) -> PlanProblem:
     """Batches of 1, 4 and 16 take 3, 6 and 15 ms."""
     table = LatencyTable.of_rows((1, 4, 16), [[0.001, 0.002, 0.005]] * 3, [])
     profile = latency_profile(ramps=(), device="cpu", dtype="float32", tables={16: table})
-    return machine.processor_problem(profile, (1.0,) * 3, (), 1, slo_s)
+    return machine.processor_problem(profile, None, 1, slo_s)
 
 
 @pytest.mark.parametrize(("slo_s", "batch"), [(0.038, 16), (0.037, 4), (0.001, 2)])
