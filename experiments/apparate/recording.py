@@ -110,7 +110,7 @@ def record(
     `truth_N`: the labels of the inputs; without them, the full model counts as right. `facts`: the provenance.
     """
     from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
-    from offramp.commands.calibrate import records_from_outputs
+    from offramp.commands.calibrate import join_records
 
     ramped = with_ramps(material.model, ramps)
     unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)
@@ -123,7 +123,7 @@ def record(
         outputs = exit_outputs(ramped, material.inputs, progress=progress)
     given_N = unknown_N[: len(material.inputs)] if truth_N is None else truth_N
     made = provenance(ramps=ramps, seed=SEED, **facts)
-    records = records_from_outputs(outputs, "confidence", ramped.task, given_N, provenance=made)
+    records = join_records([(range(len(given_N)), outputs)], "confidence", ramped.task, given_N, provenance=made)
     return replace(records, true_losses_NE=None) if truth_N is None else records
 
 

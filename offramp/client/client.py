@@ -112,16 +112,6 @@ class Options(TypedDict, total=False):
     request_id: str
 
 
-def generate_body(prompt: Prompt, model: str, options: Options, *, streams: bool) -> dict[str, object]:
-    """Returns the JSON of a request; raises InputError for an empty prompt."""
-    if not prompt:
-        raise InputError("the prompt is empty")
-    content = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(message) for message in prompt]}
-    sampling = {name: value for name, value in options.items() if name not in ("timeout_s", "request_id")}
-    streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-    return {"model": model, "temperature": 0.0, "exits": True, **content, **sampling, **streaming}
-
-
 def read_generation(payload: Any, request_id: str) -> Generation:
     """Returns the answer in a payload; raises OfframpError for any other payload."""
     try:
@@ -379,13 +369,11 @@ class AsyncClient:
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continues a text, or answers messages, with the options of `Options`."""
-        request_id = options.get("request_id") or _new_id()
-        return read_generation(await self._send_generation(prompt, options, request_id, streams=False), request_id)
+        return read_generation(*await self._send_generation(prompt, options, streams=False))
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> PieceStream:
         """Returns the answer as a stream: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
-        request_id = options.get("request_id") or _new_id()
-        return PieceStream(await self._send_generation(prompt, options, request_id, streams=True), request_id)
+        return PieceStream(*await self._send_generation(prompt, options, streams=True))
 
     async def versions(self) -> list[Row]:
         """Returns all models and versions of the server's cluster, with their states."""
@@ -465,23 +453,32 @@ class AsyncClient:
             else:
                 body = tensor_body(rows, self._metadata, {"truncate": True} if truncate else {})
         path = body.path if isinstance(body, TensorBody) else path_of("predict")
-        request = _Request(method="POST", path=path, request_id=options.get("request_id") or _new_id(), body=body)
+        request = _Request(
+            method="POST", path=path, request_id=options.get("request_id") or uuid.uuid4().hex, body=body
+        )
         payload = await self._send_with_retries(request, self._timeout_s if timeout_s is None else timeout_s)
         return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
 
-    async def _send_generation(self, prompt: Prompt, options: Options, request_id: str, *, streams: bool) -> Any:
+    async def _send_generation(self, prompt: Prompt, options: Options, *, streams: bool) -> tuple[Any, str]:
+        """Returns the answer's payload and the request's id; raises InputError for an empty prompt."""
+        if not prompt:
+            raise InputError("the prompt is empty")
         if self._model_name is None:
             self._model_name = await self._served_model()
+        content = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(each) for each in prompt]}
+        sampling = {name: value for name, value in options.items() if name not in ("timeout_s", "request_id")}
+        streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
         request = _Request(
             method="POST",
             path=path_of("completions" if isinstance(prompt, str) else "chat"),
-            request_id=request_id,
-            body=generate_body(prompt, self._model_name, options, streams=streams),
+            request_id=options.get("request_id") or uuid.uuid4().hex,
+            body={"model": self._model_name, "temperature": 0.0, "exits": True, **content, **sampling, **streaming},
             streams=streams,
             # The default timeout of a stream limits each wait for a piece, which the server need not know.
             sends_timeout=not streams or "timeout_s" in options,
         )
-        return await self._send_with_retries(request, options.get("timeout_s", self._timeout_s))
+        payload = await self._send_with_retries(request, options.get("timeout_s", self._timeout_s))
+        return payload, request.request_id
 
     async def _served_model(self) -> str:
         """Returns the model's name from `GET /v2`: the first of its `models`, else the server's own name."""
@@ -604,12 +601,8 @@ class Client:
 
 def _request(operation: str, body: dict[str, object] | None = None, **named: str) -> _Request:
     method, path = OPERATION_BY_NAME[operation].method, path_of(operation, **named)
-    return _Request(method=method, path=path, request_id=_new_id(), body=body, sends_timeout=False)
+    return _Request(method=method, path=path, request_id=uuid.uuid4().hex, body=body, sends_timeout=False)
 
 
 def _is_ok(outcome: Outcome) -> bool:
     return isinstance(outcome, Reply) and outcome.status == HTTPStatus.OK
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex

@@ -118,7 +118,17 @@ def read_reply(status: int, content: bytes, retry_after: str | None, json_length
 
     `json_length`: the length of the JSON in a v2 answer with binary tensors.
     """
-    return Reply(status=status, payload=_decode(content, json_length), retry_after_s=_seconds(retry_after))
+    try:
+        retry_after_s = max(0.0, float(retry_after)) if retry_after else None
+    except ValueError:
+        retry_after_s = None
+    try:
+        length = len(content) if json_length is None else int(json_length)
+        payload = json.loads(content[:length])
+        payload = payload if json_length is None else attach_tensors(payload, memoryview(content)[length:])
+    except (InputError, KeyError, TypeError, ValueError):
+        payload = content.decode(errors="replace")
+    return Reply(status=status, payload=payload, retry_after_s=retry_after_s)
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
@@ -198,23 +208,6 @@ def _prediction(row: Any, request_id: str) -> Prediction:
     if not prediction.task_values:
         raise KeyError("an answer")
     return prediction
-
-
-def _decode(content: bytes, json_length: str | None) -> Any:
-    try:
-        if json_length is None:
-            return json.loads(content)
-        length = int(json_length)
-        return attach_tensors(json.loads(content[:length]), memoryview(content)[length:])
-    except (InputError, KeyError, TypeError, ValueError):
-        return content.decode(errors="replace")
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    try:
-        return max(0.0, float(retry_after)) if retry_after else None
-    except ValueError:
-        return None
 
 
 KEY_VARIABLE = "OFFRAMP_API_KEY"

@@ -204,7 +204,8 @@ def ensemble_records(
 
     `alone`: the records without mixing. Losses compare with the last network's own answers, so the end can have a loss.
     """
-    mixture = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
+    whole = [(range(len(truth_N)), mixed_outputs(outputs, chain, task, weights, used))]
+    mixture = join_records(whole, alone.score, task, truth_N)
     answers_NE, full_N = mixture.answers(), alone.answers()[:, -1]
     losses_NE = np.stack([task.loss(answers_NE[:, column], full_N) for column in range(answers_NE.shape[1])], axis=1)
     assert mixture.true_losses_NE is not None
@@ -277,13 +278,6 @@ def join_records(
         scores_NR=shares_NRL[:, np.arange(len(levels)), levels],
         confidences={ramp: round(float(LEVELS[level]), 4) for ramp, level in zip(joined.ramps, levels, strict=True)},
     )
-
-
-def records_from_outputs(
-    outputs: Mapping[int, Tensor], policy: Score, task: Task, truth_N: ValueArray, **options: Any
-) -> ExitRecords:
-    """Returns exit records from the temperature-scaled outputs (N, ...) of all rows, by block; see `join_records`."""
-    return join_records([(range(len(truth_N)), outputs)], policy, task, truth_N, **options)
 
 
 def _records_of(

@@ -275,19 +275,15 @@ def calibration_warnings(
             "would leave early; a larger budget, more rows or better ramps (train --joint) may help"
         )
     if reference is not None:
-        warnings += _chain_warnings(card, alternatives.get("reference"), reference)
+        alone = alternatives.get("reference")
+        share = 1.0 if alone is None else alone.tested["work_share"]
+        if tested["work_share"] >= share:
+            of_alone = "" if alone is None else f", after {alone.tested['mean_blocks']:.2f} blocks"
+            warnings.append(
+                f"the chain takes {tested['work_share']:.0%} of the work of {reference}, after "
+                f"{tested['mean_blocks']:.2f} blocks; {reference} alone takes {share:.0%}{of_alone}: serve {reference} "
+                "without the chain"
+            )
     saved = None if warnings else 1 - tested["work_share"]
     accuracy = tested["full_accuracy"] if labelled else None
     return [*warnings, *warnings_of(accuracy, tested.get("constant_accuracy"), saved, model)]
-
-
-def _chain_warnings(card: CalibrationCard, alone: CalibrationCard | None, reference: str) -> list[str]:
-    """Returns a warning if the chain takes as much work as its last model alone with its ramps."""
-    tested, share = card.tested, 1.0 if alone is None else alone.tested["work_share"]
-    if tested["work_share"] < share:
-        return []
-    of_alone = "" if alone is None else f", after {alone.tested['mean_blocks']:.2f} blocks"
-    return [
-        f"the chain takes {tested['work_share']:.0%} of the work of {reference}, after {tested['mean_blocks']:.2f} "
-        f"blocks; {reference} alone takes {share:.0%}{of_alone}: serve {reference} without the chain"
-    ]

@@ -49,7 +49,7 @@ from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
-from offramp.commands.calibrate import choose_score, prompts_of, records_from_outputs
+from offramp.commands.calibrate import choose_score, join_records, prompts_of
 from offramp.commands.calibration_files import calibrate_command, read_calibration, replacing_model
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
 from offramp.commands.output import make_folder, progress_bars, provenance, warn
@@ -137,7 +137,7 @@ def warnings_on(
         return ["the model's outputs are NaN, because training diverged: train again with a lower --learning-rate"]
     if task.large:
         return []
-    records = records_from_outputs(outputs, choose_score(task, None), task, truth_N)
+    records = join_records([(range(len(truth_N)), outputs)], choose_score(task, None), task, truth_N)
     try:
         outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
     except DataError:  # too few rows for an estimate

@@ -177,17 +177,12 @@ def run(job: DemoJob) -> None:
     """Trains, plans and compares, or with `--keep` serves the model."""
     runs = job.out or Path("runs") / ("demo" if job.data is None else f"demo-{job.data.stem}")
     if job.keep:
-        folder = run_in_subprocess(_model_of, runs, job.data)
+        folder = run_in_subprocess(prepare, runs, job.data).folder
         serve = [sys.executable, "-P", "-m", "offramp", "serve", str(folder), "--port", str(job.port)]
         os.execv(sys.executable, serve)  # a new program without the modules that only training needs
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped too
         demo(runs, job.data, job.port, Console(highlight=False))
-
-
-def _model_of(runs: Path, data: Path | None) -> Path:
-    """Returns the folder of the demo's model, after training it if necessary."""
-    return prepare(runs, data).folder
 
 
 def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:

@@ -26,7 +26,7 @@ from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.ramps import exit_outputs
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
-from offramp.commands.calibrate import calibrate, compute_outputs, join_records, record_exits, records_from_outputs
+from offramp.commands.calibrate import calibrate, compute_outputs, join_records, record_exits
 from offramp.commands.calibrate_command import calibration_tables, leave_text
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.inject import inject
@@ -333,7 +333,7 @@ def test_large_outputs_are_processed_batch_by_batch(mapper: Path, seen: Labelled
     whole = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     right = STREET.targets(seen.labels)
     joined = join_records(reversed(parts), "confidence", STREET, right)
-    alone = records_from_outputs(whole, "confidence", STREET, right)
+    alone = join_records([(range(len(right)), whole)], "confidence", STREET, right)
     assert joined.sample_ids == alone.sample_ids
     np.testing.assert_allclose(joined.scores_NR, alone.scores_NR, rtol=1e-6)
     np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
