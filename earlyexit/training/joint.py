@@ -19,7 +19,7 @@ from earlyexit.network.boundary import Encoded, takes_images
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.base import ValueArray
 from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.ramps import Descent, TrainOptions, derived_seed, pack
+from earlyexit.training.ramps import Descent, TrainOptions, after_exits, derived_seed, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +146,8 @@ class _Loss:
                 with torch.no_grad():
                     hidden = self.teacher.run_blocks(0, model.num_blocks, values, layout)[0]
                     teacher_BC = self.teacher.head(hidden, layout)
-            outputs = []  # one per exit, first to last, without temperatures
-            for block in range(model.num_blocks):
-                values = model.run_blocks(block, block + 1, values, layout)
-                if block in model.ramp_indices or block == model.num_blocks - 1:
-                    outputs.append(model.exit_head(block)(values[0], layout))
+            exits = after_exits(model, values, layout)
+            outputs = [model.exit_head(block)(after[0], layout) for block, after in exits]  # without temperatures
         if teacher_BC is not None:
             return torch.stack([task.imitation_loss(each, teacher_BC, keep_scale=True) for each in outputs]).mean()
         return torch.stack([task.training_loss(each, targets_B) for each in outputs]).mean()

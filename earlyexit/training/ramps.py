@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from statistics import median
 from typing import Any
@@ -139,59 +138,63 @@ def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Lay
     return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 
-def after_every_exit(
-    model: EarlyExitModel, encoded: Sequence[Encoded], batch: int, progress: Callable[[int, int], None]
-) -> Iterator[tuple[list[int], int, Tensors, Layout]]:
-    """Yields, for each batch and exit: positions of the inputs, the exit's block, tensors after the block, layout."""
-    done, exits = 0, {*model.ramp_indices, model.num_blocks - 1}
+def after_exits(model: EarlyExitModel, hidden: Tensors, layout: Layout) -> Iterator[tuple[int, Tensors]]:
+    """Yields the block of each exit, and the tensors after it. `hidden`: the model's inputs."""
+    first = 0
+    for block in (*model.ramp_indices, model.num_blocks - 1):
+        hidden = model.run_blocks(first, block + 1, hidden, layout)
+        first = block + 1
+        yield block, hidden
+
+
+def by_batch(
+    model: EarlyExitModel,
+    encoded: Sequence[Encoded],
+    of_exit: Callable[[int, Tensors, Layout], Tensor],
+    what: str,
+    *,
+    progress: Progress = no_progress,
+    batch: int = 64,
+) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
+    """Yields, for each batch, positions of the inputs, and by block the result of `of_exit` for each exit."""
+    done = 0
     for rows in batches_by_length(encoded, batch):
-        hidden, layout = pack([encoded[row] for row in rows], model.device)
-        for block in range(model.num_blocks):
-            hidden = model.run_blocks(block, block + 1, hidden, layout)
-            if block in exits:
-                yield rows, block, hidden, layout
+        with torch.inference_mode():
+            hidden, layout = pack([encoded[row] for row in rows], model.device)
+            results = {block: of_exit(block, after, layout) for block, after in after_exits(model, hidden, layout)}
+        yield rows, results
         done += len(rows)
-        progress(done, len(encoded))
+        progress(what, done, len(encoded))
+
+
+def _together(num_inputs: int, batches: Iterable[tuple[list[int], dict[int, Tensor]]]) -> dict[int, Tensor]:
+    results: dict[int, Tensor] = {}
+    for rows, by_block in batches:
+        for block, of_batch in by_block.items():
+            results.setdefault(block, torch.empty(num_inputs, *of_batch.shape[1:]))[rows] = of_batch.float().cpu()
+    return results
 
 
 def exit_outputs(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> dict[int, Tensor]:
-    """Returns the temperature-scaled outputs of every exit, float32 (N, *output_shape), by block."""
-    exits = [*model.ramp_indices, model.num_blocks - 1]
-    outputs = {block: torch.empty(len(encoded), *model.task.output_shape) for block in exits}
-    for rows, by_block in outputs_by_batch(model, encoded, batch=batch, progress=progress):
-        for block, outputs_BC in by_block.items():
-            outputs[block][rows] = outputs_BC.cpu()
-    return outputs
+    """Returns the temperature-scaled outputs of every exit, float32 (N, *output_shape) in host memory, by block."""
+    batches = by_batch(model, encoded, model.exit_outputs, "records", progress=progress, batch=batch)
+    return _together(len(encoded), batches)
 
 
-def outputs_by_batch(
-    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
-) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
-    """Yields, for each batch, positions of the inputs and their `exit_outputs` on the model's device."""
-    outputs: dict[int, Tensor] = {}
-    with torch.inference_mode():
-        for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "records")):
-            outputs[block] = model.exit_outputs(block, hidden, layout)
-            if block == model.num_blocks - 1:
-                yield rows, outputs
-                outputs = {}
-
-
-@torch.inference_mode()
 def exit_features(
-    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, progress: Progress = no_progress
 ) -> dict[int, Tensor]:
     """Returns the inputs of every exit's head, (N, ...), usually pooled hidden states, by block.
 
     They are float32 in host memory, N * D * 4 bytes per exit. The backbone runs once for all exits.
     """
-    features: dict[int, Tensor] = {}
-    for rows, block, hidden, layout in after_every_exit(model, encoded, batch, partial(progress, "features")):
-        gathered = model.exit_head(block).gather(hidden[0], layout).float().cpu()
-        features.setdefault(block, torch.empty(len(encoded), *gathered.shape[1:]))[rows] = gathered
-    return {block: feature.clone() for block, feature in features.items()}
+
+    def gathered(block: int, hidden: Tensors, layout: Layout) -> Tensor:
+        return model.exit_head(block).gather(hidden[0], layout)
+
+    return _together(len(encoded), by_batch(model, encoded, gathered, "features", progress=progress))
 
 
 def train_ramps(

@@ -11,6 +11,7 @@ section 3.4). Legend: N tokens of all texts, D hidden size, V tokens of the voca
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +28,7 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.heads import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TokenSequence, step_of
-from earlyexit.training.ramps import Descent, Progress, TrainOptions, no_progress, reinitialise
+from earlyexit.training.ramps import Descent, Progress, TrainOptions, after_exits, no_progress, reinitialise
 
 BATCH = 16
 """Sequences per batch."""
@@ -169,8 +170,7 @@ def token_states(
 
     `prompt_lengths`: the tokens of each text's prompt, its first tokens. Of a prompt, only the last token has a state.
     """
-    last = model.num_blocks - 1
-    kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
+    kept: defaultdict[int, list[Tensor]] = defaultdict(list)
     done, lengths = 0, iter(prompt_lengths)
     for batch in batches(model, texts, max_tokens=0):
         steps, wanted = {}, []
@@ -179,16 +179,12 @@ def token_states(
             steps[key] = step_of(text.prompt, key, 0, length, prompt_length)
             wanted.append(torch.arange(length) >= prompt_length - 1)
         piece, wanted_N = admitted_piece(model, steps), torch.cat(wanted)
-        layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
-        first = 0
-        for block in kept:
-            tensors = model.run_blocks(first, block + 1, tensors, layout)
-            kept[block].append(tensors[0][wanted_N].float())
-            first = block + 1
+        for block, after in after_exits(model, piece.tensors, Layout(piece.lengths_B, model.device)):
+            kept[block].append(after[0][wanted_N].float())
         done += len(batch)
         options.progress("states", done, len(texts))
     states = {block: torch.cat(parts) for block, parts in kept.items()}
-    return TokenStates(states=states, full_N=_answers(model.head, states[last]))
+    return TokenStates(states=states, full_N=_answers(model.head, states[model.num_blocks - 1]))
 
 
 def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: TrainOptions = TOKEN_OPTIONS) -> None:

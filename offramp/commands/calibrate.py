@@ -33,10 +33,10 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import (
     Progress,
+    by_batch,
     exit_outputs,
     importance_of,
     no_progress,
-    outputs_by_batch,
     times_measured,
 )
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
@@ -184,7 +184,7 @@ def compute_outputs(
         if network == 0 and model.max_length > 1:
             tokens_N = np.array([each.length for each in encoded], dtype=np.int64)
         if chain.is_one and model.task.large:
-            return outputs_by_batch(model, encoded, progress=progress), tokens_N
+            return by_batch(model, encoded, model.exit_outputs, "records", progress=progress), tokens_N
         first, name = chain.starts[network], chain.names[network]
         report: Progress = progress if chain.is_one else lambda step, *of, name=name: progress(f"{step} {name}", *of)
         outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=report).items()}
