@@ -108,10 +108,13 @@ class Descent:
             total += float(value.detach()) * len(rows)
         return total / self.num_inputs
 
-    def run(self, loss: Callable[[Tensor], Tensor], what: str = "epochs") -> None:
-        """Train all epochs, and then disable gradients. `what` describes the work in reports of progress."""
+    def run(self, losses: Callable[[Tensor], Iterable[Tensor]], what: str = "epochs") -> None:
+        """Train all epochs, and then disable gradients. `what` describes the work in reports of progress.
+
+        `losses`: the losses of all heads. The sum is trained, so that a head's gradient does not depend on others.
+        """
         for epoch in range(self.options.epochs):
-            self.epoch(loss)
+            self.epoch(lambda rows: torch.stack(list(losses(rows))).sum())
             self.options.progress(what, epoch + 1, self.options.epochs)
         self.done()
 
@@ -119,10 +122,6 @@ class Descent:
         """Disable gradients of the parameters."""
         for parameter in self.parameters:
             parameter.requires_grad_(False)
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs (B, C) of an exit, positions (B,) of the inputs) -> loss."""
 
 
 def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[int]]:
@@ -216,30 +215,23 @@ def train_ramps(
     last = model.num_blocks - 1
     ramps = {block: model.exit_head(block) for block in model.ramp_indices}
     head = {} if "head" in model.info.provenance else {last: model.head}
-    targets_N = torch.from_numpy(targets)
-
-    def label_loss(outputs_BC: Tensor, rows: Tensor) -> Tensor:
-        return model.task.training_loss(outputs_BC, targets_N[rows].to(outputs_BC.device))
-
-    _train_heads(model, head if options.imitate else ramps | head, features, label_loss, options)
-    if not options.imitate:
-        return
-    with torch.inference_mode():
-        full_NC = model.head.classify(features[last].to(model.device)).cpu()
-
-    def imitation_loss(outputs_BC: Tensor, rows: Tensor) -> Tensor:
-        return model.task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))
-
-    _train_heads(model, ramps, features, imitation_loss, options)
+    heads, targets_N = head if options.imitate else ramps | head, torch.from_numpy(targets)
+    _train_heads(model, heads, features, model.task.training_loss, targets_N, options)
+    if options.imitate:
+        with torch.inference_mode():
+            full_NC = model.head.classify(features[last].to(model.device)).cpu()
+        _train_heads(model, ramps, features, model.task.imitation_loss, full_NC, options)
 
 
 def _train_heads(
     model: EarlyExitModel,
     heads: Mapping[int, Ramp],
     features: Mapping[int, Tensor],
-    loss_of: Loss,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    wanted_N: Tensor,
     options: TrainOptions,
 ) -> None:
+    """Trains heads. `loss_of`: maps outputs, (B, C), and the entries of `wanted_N` for these inputs to their loss."""
     if not heads:
         return
     device, steps = model.device, count()
@@ -247,14 +239,12 @@ def _train_heads(
         block for block, head in heads.items() if any(isinstance(module, nn.Dropout) for module in head.modules())
     }
 
-    def loss(rows: Tensor) -> Tensor:
+    def losses(rows: Tensor) -> Iterator[Tensor]:
         step = next(steps)
-        losses = []
         for block, head in heads.items():
             if block in has_dropout:  # a seed per head, so that heads do not influence each other
                 torch.manual_seed(derived_seed(options.seed, block, step))
-            losses.append(loss_of(head.classify(features[block][rows].to(device)), rows))
-        return torch.stack(losses).sum()  # the sum, because then a head's gradient does not depend on other heads
+            yield loss_of(head.classify(features[block][rows].to(device)), wanted_N[rows].to(device))
 
     for block, head in heads.items():
         if not isinstance(head, BridgeRamp):
@@ -264,7 +254,7 @@ def _train_heads(
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     descent = Descent(parameters, len(next(iter(features.values()))), options)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        descent.run(loss)
+        descent.run(losses)
     model.eval()
 
 

@@ -221,30 +221,25 @@ def _train_answers(
     weight_WD = model.head.classifier.weight[tokens_W].float()
     bias_W = model.head.bias_V[tokens_W].float() if isinstance(model.head, BiasedVocabularyHead) else None
 
-    def loss(rows: Tensor) -> Tensor:
-        losses = []
+    def losses(rows: Tensor) -> Iterator[Tensor]:
         for block, ramp in ramps.items():
             logits_BW = F.linear(ramp.norm(ramp.adapted(learned.states[block][rows])), weight_WD, bias_W)
-            losses.append(F.cross_entropy(logits_BW, target_N[rows]))
-        return torch.stack(losses).sum()
+            yield F.cross_entropy(logits_BW, target_N[rows])
 
     named = (parameter for ramp in ramps.values() for parameter in ramp.named_parameters())
     trained = [parameter for name, parameter in named if not name.startswith("sureness")]
-    Descent(trained, len(target_N), options).run(loss, "ramps")
+    Descent(trained, len(target_N), options).run(losses, "ramps")
 
 
 def _train_classifiers(ramps: Mapping[int, NormedRamp], learned: TokenStates, options: TrainOptions) -> None:
     agrees = {block: (_answers(ramp, learned.states[block]) == learned.full_N).float() for block, ramp in ramps.items()}
 
-    def loss(rows: Tensor) -> Tensor:
-        losses = [
-            F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), agrees[block][rows])
-            for block, ramp in ramps.items()
-        ]
-        return torch.stack(losses).sum()
+    def losses(rows: Tensor) -> Iterator[Tensor]:
+        for block, ramp in ramps.items():
+            yield F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), agrees[block][rows])
 
     trained = [parameter for ramp in ramps.values() for parameter in ramp.sureness.parameters()]
-    Descent(trained, len(learned.full_N), options).run(loss, "classifiers")
+    Descent(trained, len(learned.full_N), options).run(losses, "classifiers")
 
 
 @torch.no_grad()
