@@ -28,8 +28,6 @@ class JointOptions(TrainOptions):
 
     augmentation: Augmentation | None = None
     """Random changes of images in each epoch; None for no changes."""
-    optimizer: str = "adamw"
-    """A name in `OPTIMIZERS`."""
     backbone_pace: float = 1.0
     """Factor on the learning rate of the backbone, and of the full model's head if it came from a checkpoint. Ramps and
     a new head use the full learning rate."""
@@ -71,15 +69,8 @@ def train_jointly(
     loss = _Loss(model, encoded, targets, options)
     pretrained, new = list(model.backbone.parameters()), list(model.ramps.parameters())
     (pretrained if "head" in model.info.provenance else new).extend(model.head.parameters())
-    descent = Descent(
-        new,
-        len(train_K),
-        options,
-        optimizer=options.optimizer,
-        least_batch=options.batch // 4,  # batch norm needs more than one or two inputs
-        slower=pretrained,
-        pace=options.backbone_pace,
-    )
+    groups, least_batch = [(new, 1.0), (pretrained, options.backbone_pace)], options.batch // 4
+    descent = Descent(groups, len(train_K), options, least_batch=least_batch)  # batch norm needs several inputs
     lowest_loss, epochs_since_best, best = math.inf, 0, model.state_dict()
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         for epoch in range(options.epochs):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from earlyexit.errors import PlanError
@@ -23,9 +23,6 @@ from earlyexit.network.piece import Layout, Tensors, wait_for
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import ValueArray
 
-Parameters = Sequence[torch.nn.Parameter]
-Groups = list[dict[str, Any]]
-"""Groups of parameters, each with its own learning rate."""
 RISING = 0.1
 """Share of all steps in which the learning rate rises, before it falls (Smith and Topin 2018)."""
 
@@ -46,18 +43,11 @@ class TrainOptions:
     batch: int = 256
     learning_rate: float = 1e-2
     weight_decay: float = 0.1
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     imitate: bool = False
     """Whether ramps on a frozen backbone learn from the full model's outputs rather than from labels."""
     seed: int = 0
     progress: Progress = field(default=no_progress)
-
-
-OPTIMIZERS: Mapping[str, Callable[[Groups, TrainOptions], Optimizer]] = {
-    "adamw": lambda parameters, options: AdamW(parameters, lr=options.learning_rate, weight_decay=options.weight_decay),
-    "sgd": lambda parameters, options: SGD(
-        parameters, lr=options.learning_rate, momentum=0.9, nesterov=True, weight_decay=options.weight_decay
-    ),
-}
 
 
 class Descent:
@@ -65,20 +55,17 @@ class Descent:
 
     def __init__(
         self,
-        parameters: Parameters,
+        groups: Sequence[tuple[Sequence[nn.Parameter], float]],
         num_inputs: int,
         options: TrainOptions,
         *,
-        optimizer: str = "adamw",
         least_batch: int = 1,
-        slower: Parameters = (),
-        pace: float = 1.0,
     ) -> None:
-        """Enables gradients of the parameters until `done`. `pace`: factor on the learning rate of `slower`.
+        """Enables gradients of the parameters until `done`. `groups`: parameters, and a factor on their learning rate.
 
         If the last batch of an epoch has fewer than `least_batch` inputs, it is merged with the previous batch.
         """
-        self.parameters = [*parameters, *slower]
+        self.parameters = [parameter for group, _ in groups for parameter in group]
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.num_inputs = num_inputs
@@ -88,25 +75,20 @@ class Descent:
         """The sizes of an epoch's batches."""
         if full and 0 < rest < least_batch:
             self.sizes[-2:] = [options.batch + rest]
-        rates = ((parameters, options.learning_rate), (slower, options.learning_rate * pace))
-        groups = [{"params": list(group)} for group, _ in rates if group]
-        self.optimizer = OPTIMIZERS[optimizer](groups, options)
+        params = [{"params": list(group), "weight_decay": options.weight_decay} for group, _ in groups if group]
+        self.optimizer = SGD(params, momentum=0.9, nesterov=True) if options.optimizer == "sgd" else AdamW(params)
         self.generator = torch.Generator().manual_seed(options.seed)
         steps = max(3, options.epochs * len(self.sizes))  # OneCycleLR divides by 0 for fewer than 3 steps
-        largest = [rate for group, rate in rates if group]
+        largest = [options.learning_rate * factor for group, factor in groups if group]
         self.schedule = OneCycleLR(self.optimizer, max_lr=largest, total_steps=steps, pct_start=max(RISING, 2 / steps))
 
-    def epoch(self, loss: Callable[[Tensor], Tensor]) -> float:
-        """Train one epoch in random batches; returns the mean loss. `loss` maps positions of inputs to their loss."""
-        total = 0.0
+    def epoch(self, loss: Callable[[Tensor], Tensor]) -> None:
+        """Train one epoch in random batches. `loss` maps positions of inputs to their loss."""
         for rows in torch.split(torch.randperm(self.num_inputs, generator=self.generator), self.sizes):
             self.optimizer.zero_grad(set_to_none=True)
-            value = loss(rows)
-            value.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            loss(rows).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
             self.optimizer.step()
             self.schedule.step()
-            total += float(value.detach()) * len(rows)
-        return total / self.num_inputs
 
     def run(self, losses: Callable[[Tensor], Iterable[Tensor]], what: str = "epochs") -> None:
         """Train all epochs, and then disable gradients. `what` describes the work in reports of progress.
@@ -252,7 +234,7 @@ def _train_heads(
         head.train()
     init_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
-    descent = Descent(parameters, len(next(iter(features.values()))), options)
+    descent = Descent([(parameters, 1.0)], len(next(iter(features.values()))), options)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         descent.run(losses)
     model.eval()

@@ -228,7 +228,7 @@ def _train_answers(
 
     named = (parameter for ramp in ramps.values() for parameter in ramp.named_parameters())
     trained = [parameter for name, parameter in named if not name.startswith("sureness")]
-    Descent(trained, len(target_N), options).run(losses, "ramps")
+    Descent([(trained, 1.0)], len(target_N), options).run(losses, "ramps")
 
 
 def _train_classifiers(ramps: Mapping[int, NormedRamp], learned: TokenStates, options: TrainOptions) -> None:
@@ -239,7 +239,7 @@ def _train_classifiers(ramps: Mapping[int, NormedRamp], learned: TokenStates, op
             yield F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), agrees[block][rows])
 
     trained = [parameter for ramp in ramps.values() for parameter in ramp.sureness.parameters()]
-    Descent(trained, len(learned.full_N), options).run(losses, "classifiers")
+    Descent([(trained, 1.0)], len(learned.full_N), options).run(losses, "classifiers")
 
 
 @torch.no_grad()
