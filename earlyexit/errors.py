@@ -31,7 +31,6 @@ The errors with status 429 or 503 carry `retry_after_s`.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -137,15 +136,12 @@ class GraphError(InputError, http_status=422):
 
 
 class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message, retry_after_s)
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)  # all arguments, from which pickle makes an equal error
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-    def __reduce__(self) -> tuple[object, ...]:  # keyword arguments do not survive the default pickling
-        return partial(type(self), retry_after_s=self.retry_after_s), (str(self),)
 
 
 class RateLimitError(_RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
