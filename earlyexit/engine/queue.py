@@ -174,7 +174,8 @@ class OrderSpec:
         The batch has at least one input if any waits. It is within the budget, unless it is a single larger input.
         Equally long inputs are picked by deadline, and equal deadlines by arrival.
         """
-        lengths, order = _lengths(waiting), range(len(waiting))
+        order = range(len(waiting))
+        lengths = [max(1, each.tokens) for each in waiting]  # the utility of an empty input would be infinite
         if self.name == "arrival":
             return _fill(sorted(order, key=lambda position: waiting[position].since_s), lengths, budget)
         is_by_deadline = self.name == "deadline"
@@ -237,13 +238,6 @@ def _fill(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[
     return list(order[: max(Room(budget).number_that_fit(order, lengths), 1)])
 
 
-def _lengths(waiting: Sequence[Waiting]) -> list[int]:
-    lengths = list(map(_tokens_of, waiting))
-    if lengths and min(lengths) < 1:  # avoids a division by zero in the utility of an empty input
-        return [max(1, length) for length in lengths]
-    return lengths
-
-
 def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
     """Returns the inputs that are not past their deadline: N_t of section 5.2.
 
@@ -270,13 +264,7 @@ def _overdue_among(
         inputs=max(1, int(OVERDUE_SHARE * budget.inputs)),
         tokens=None if budget.tokens is None else max(1, int(OVERDUE_SHARE * budget.tokens)),
     )
-    lead: list[int] = []
-    while overdue and len(lead) < share.inputs:
-        latest_s = waiting[overdue[-1]].deadline_s
-        first = bisect_left(overdue, latest_s, key=lambda position: waiting[position].deadline_s)
-        lead += overdue[first : first + share.inputs]
-        del overdue[first:]
-    return _fill(lead, lengths, share)
+    return _fill(sorted(overdue, key=lambda position: -waiting[position].deadline_s), lengths, share)
 
 
 Attention = Literal["auto", "padded", "slotted", "apart"]
