@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -330,16 +331,10 @@ class SkippedTokens:
     def end(self) -> int:
         return self.start + self.hidden_nD.shape[0]
 
-    def before(self, end: int) -> SkippedTokens | None:
-        """Returns the tokens before `end`; None if there are none."""
-        kept = min(self.end, end) - self.start
-        return None if kept <= 0 else SkippedTokens(self.start, self.hidden_nD[:kept])
-
-    def since(self, start: int) -> SkippedTokens | None:
-        """Returns the tokens from `start` on; None if there are none."""
-        if start >= self.end:
-            return None
-        return SkippedTokens(max(start, self.start), self.hidden_nD[max(0, start - self.start) :])
+    def part(self, first: int, end: int) -> SkippedTokens | None:
+        """Returns the tokens from `first` on and before `end`; None if there are none."""
+        first, end = max(first, self.start), min(end, self.end)
+        return SkippedTokens(first, self.hidden_nD[first - self.start : end - self.start]) if first < end else None
 
 
 @dataclass(slots=True)
@@ -358,7 +353,7 @@ class PendingTokens:
     def older(self, sequence: int, block: int, start: int) -> SkippedTokens | None:
         """Returns the tokens before `start` that wait for a block, which must include the last one; None: none wait."""
         waiting = self._by_sequence.get(sequence, {}).get(block)
-        older = None if waiting is None else waiting.before(start)
+        older = None if waiting is None else waiting.part(0, start)
         assert older is None or older.end == start, f"tokens {older.end} to {start - 1} are missing"
         return older
 
@@ -366,16 +361,15 @@ class PendingTokens:
         """Notes that blocks `first` to `end` - 1 have seen `tokens`, which now wait for block `end`."""
         self.mark_seen(sequence, first, tokens.end, until=end)
         waiting = self._by_sequence.setdefault(sequence, {})
-        at_end = waiting.get(end)
-        before = self.older(sequence, end, tokens.start)
-        after = None if at_end is None else at_end.since(tokens.end)
-        waiting[end] = concatenate(tokens if before is None else concatenate(before, tokens), after)
+        newer = waiting[end].part(tokens.end, waiting[end].end) if end in waiting else None
+        waiting[end] = concatenate(self.older(sequence, end, tokens.start), tokens, newer)
 
     def mark_seen(self, sequence: int, first: int, token: int, *, until: int | None = None) -> None:
         """Notes that all blocks from `first` on, or those before `until`, have seen the tokens before `token`."""
         waiting = self._by_sequence.get(sequence, {})
         for block in [block for block in waiting if block >= first and (until is None or block < until)]:
-            newer = waiting.pop(block).since(token)
+            seen = waiting.pop(block)
+            newer = seen.part(token, seen.end)
             if newer is not None:
                 waiting[block] = newer
 
@@ -385,19 +379,19 @@ class PendingTokens:
         if waiting is None:
             return None
         self.mark_seen(sequence, block, end, until=block + 1)
-        return waiting.before(end)
+        return waiting.part(0, end)
 
     def forget(self, sequence: int) -> None:
         """Removes the tokens of a sequence that ended."""
         self._by_sequence.pop(sequence, None)
 
 
-def concatenate(before: SkippedTokens, after: SkippedTokens | None) -> SkippedTokens:
-    """Returns adjacent tokens together."""
-    if after is None:
-        return before
-    assert before.end == after.start, f"tokens {before.end} to {after.start - 1} are missing"
-    return SkippedTokens(before.start, torch.cat([before.hidden_nD, after.hidden_nD]))
+def concatenate(*parts: SkippedTokens | None) -> SkippedTokens:
+    """Returns adjacent tokens together. Some part must not be None."""
+    tokens = [part for part in parts if part is not None]
+    for before, after in pairwise(tokens):
+        assert before.end == after.start, f"tokens {before.end} to {after.start - 1} are missing"
+    return SkippedTokens(tokens[0].start, torch.cat([part.hidden_nD for part in tokens])) if tokens[1:] else tokens[0]
 
 
 RUN, BEHIND = 1, 2

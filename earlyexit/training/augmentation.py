@@ -47,14 +47,16 @@ class Moves:
         0 and side - 1 are the centres of the outer pixels, so the image extends half a pixel beyond them.
         """
         centre_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype) / 2
-        cos_B, sin_B = (self.turn_B.cos() * self.zoom_B, self.turn_B.sin() * self.zoom_B)
-        x_BJ, y_BJ = (places_BJ2 - centre_2).unbind(-1)
-        turned_BJ2 = torch.stack(
-            [x_BJ * cos_B[:, None] - y_BJ * sin_B[:, None], x_BJ * sin_B[:, None] + y_BJ * cos_B[:, None]], dim=-1
-        )
+        turned_BJ2 = (places_BJ2 - centre_2) @ self._turned_B22.mT.to(places_BJ2.dtype)
         moved_BJ2 = turned_BJ2 + centre_2 + self.shift_B2[:, None].to(places_BJ2.dtype)
         inside_BJ = ((moved_BJ2 >= -0.5) & (moved_BJ2 <= 2 * centre_2 + 0.5)).all(-1)
         return torch.where(inside_BJ[..., None], moved_BJ2, torch.nan)
+
+    @property
+    def _turned_B22(self) -> Tensor:
+        """The matrix that rotates and scales."""
+        cos_B, sin_B = self.turn_B.cos() * self.zoom_B, self.turn_B.sin() * self.zoom_B
+        return torch.stack([cos_B, -sin_B, sin_B, cos_B], dim=-1).view(-1, 2, 2)
 
     def _mirrored(self, maps_BCHW: Tensor) -> Tensor:
         return torch.where(self.mirrored_B[:, None, None, None].to(maps_BCHW.device), maps_BCHW.flip(3), maps_BCHW)
@@ -63,9 +65,8 @@ class Moves:
         """Returns the rotated, scaled and shifted maps. Pixels from outside the image are 0."""
         *_, height, width = maps_BCHW.shape
         half_sides_2 = torch.tensor([width, height]) / 2
-        cos_B, sin_B = self.turn_B.cos() / self.zoom_B, self.turn_B.sin() / self.zoom_B
         # The inverse transformation: from a point of the result to the source, in torch's units of half a side.
-        inverse_B22 = torch.stack([torch.stack([cos_B, sin_B], -1), torch.stack([-sin_B, cos_B], -1)], -2)
+        inverse_B22 = torch.linalg.inv(self._turned_B22)
         shift_B2 = -(inverse_B22 @ self.shift_B2[..., None])[..., 0] / half_sides_2
         inverse_B22 = inverse_B22 * half_sides_2 / half_sides_2[:, None]
         theta_B23 = torch.cat([inverse_B22, shift_B2[..., None]], dim=-1).to(maps_BCHW.device)

@@ -127,7 +127,8 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
         sequence.begin(number)
         active[number] = sequence, generated
     while active:
-        looks: dict[int, dict[int, ExitResult]] = {number: {} for number in active}
+        for _, generated in active.values() if options.look else ():
+            generated.looks.append({})
         steps = {number: sequence.step() for number, (sequence, _) in active.items()}
         for step in cut.run(admitted_piece(model, steps, options.policy)):
             for answer in step.answers:
@@ -139,10 +140,8 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
                 generated.exits.append(result.exit)
                 generated.scores.append(answer.score)
             for look in step.seen:
-                looks[int(look.sample_id)][look.block] = look
-        for number, (sequence, generated) in list(active.items()):
-            if options.look:
-                generated.looks.append(looks[number])
+                active[int(look.sample_id)][1].looks[-1][look.block] = look
+        for number, (sequence, _) in list(active.items()):
             if sequence.ended is not None:
                 decoder_of(model).memory.end(number)
                 del active[number]
