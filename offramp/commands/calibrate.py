@@ -6,7 +6,7 @@ Large outputs are processed batch by batch, so that only a few numbers per input
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ from offramp.commands.thresholds import (
 )
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
 from optimizer.confidences import LEVELS, choose_confidences
-from optimizer.ensemble import RULES, Gain, fit_weights, held_out_gain
+from optimizer.ensemble import RULES, fit_weights, held_out_gain
 from optimizer.plan import policy_of_score
 from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets
 from profiles.records import ExitRecords
@@ -72,29 +72,8 @@ SERVED = "likelihood"
 """Rule whose weights are used for serving; the weights of other rules are only reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ensemble:
-    """An ensemble of a chain's networks, fitted on the design rows."""
-
-    weights: Mapping[int, float]
-    """Weights of the networks, by their end blocks."""
-    by_rule: Mapping[str, Mapping[int, float]]
-    """Weights of every rule."""
-    gain: Gain | None
-    """Leave-one-out gain on the rows that no network but the last answers; None without such rows."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the gain is significant, so that answers are mixed."""
-        return self.gain is not None and self.gain.is_sure
-
-    def document(self) -> dict[str, Any]:
-        """Returns the ensemble as JSON data."""
-        return {
-            "on": self.is_on,
-            "weights": {rule: dict(weights) for rule, weights in self.by_rule.items()},
-            "gain": None if self.gain is None else asdict(self.gain),
-        }
+Ensemble = tuple[Mapping[int, float] | None, dict[str, Any]]
+"""Weights of a chain's networks by their end blocks (None if answers are not mixed), and JSON data on the ensemble."""
 
 
 def find_ensemble(
@@ -102,13 +81,16 @@ def find_ensemble(
 ) -> Ensemble:
     """Returns an ensemble that is fitted on `rows` of a chain's temperature-scaled outputs (N, C), by block.
 
-    `goes_on_NE`: whether each row goes on at the end of each network but the last.
+    Answers are mixed if the leave-one-out gain on the rows that no network but the last answers is significant. The
+    gain is None without such rows. `goes_on_NE`: whether each row goes on at the end of each network but the last.
     """
     shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
     truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
-    by_rule = {name: fit_weights(shares, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
+    by_rule = {name: dict(fit_weights(shares, truth, goes_on, chain.end_ramps, rule)) for name, rule in RULES.items()}
     gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
-    return Ensemble(weights=by_rule[SERVED], by_rule=by_rule, gain=gain)
+    is_on = gain is not None and gain.is_sure
+    document = {"on": is_on, "weights": by_rule, "gain": None if gain is None else asdict(gain)}
+    return by_rule[SERVED] if is_on else None, document
 
 
 def mixed_outputs(
@@ -469,8 +451,7 @@ def _calibrate_chain(
         last = network.starts[-1]
         cards[REFERENCE] = mixed.card(mixed.few((), last), entry=last)
     if ensemble is not None:
-        weights = ensemble.weights if ensemble.is_on else None
-        cards = {name: each.with_ensemble(weights, ensemble.document()) for name, each in cards.items()}
+        cards = {name: each.with_ensemble(*ensemble) for name, each in cards.items()}
     forget_calibration(folder)
     if len(mixed.views) > 1:
         records.save(folder / ALONE_FILE)
@@ -531,13 +512,11 @@ def _find_useful_ensemble(
     sure_NR = alone.sure_NR(likely)
     until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
     goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
-    ensemble = find_ensemble(outputs, chain, recorded.labels, goes_on_NE, design)
-    if not ensemble.is_on:
+    weights, _ = ensemble = find_ensemble(outputs, chain, recorded.labels, goes_on_NE, design)
+    if weights is None:
         return recorded, ensemble
     sets = sorted(subsets(chain), key=len, reverse=True)
-    views = [
-        ensemble_records(outputs, alone, chain, recorded.task, recorded.labels, ensemble.weights, used) for used in sets
-    ]
+    views = [ensemble_records(outputs, alone, chain, recorded.task, recorded.labels, weights, used) for used in sets]
     return replace(recorded, views=views), ensemble
 
 

@@ -298,11 +298,10 @@ def test_weights_depend_only_on_the_design_rows_and_mixing_is_off_without_a_gain
     truth_N = outputs[4].argmax(1).numpy()  # no answer can be more right than the last network's
     goes_on_NE = np.ones((200, 2), dtype=bool)
     rows = np.arange(0, 200, 2)
-    found = find_ensemble(outputs, network.chain, truth_N, goes_on_NE, rows)
-    assert set(found.weights) == {1, 2}
-    assert not found.is_on
-    assert found.gain is not None
-    assert found.gain.num_inputs == 100
-    assert set(found.document()["weights"]) == {"accuracy", "likelihood", "best"}
-    none = find_ensemble(outputs, network.chain, truth_N, np.zeros((200, 2), dtype=bool), rows)
-    assert (none.gain, none.is_on, none.document()["gain"]) == (None, False, None)
+    weights, found = find_ensemble(outputs, network.chain, truth_N, goes_on_NE, rows)
+    assert (weights, found["on"], found["gain"]["num_inputs"]) == (None, False, 100)
+    assert {name: set(of_rule) for name, of_rule in found["weights"].items()} == {
+        name: {1, 2} for name in ("accuracy", "likelihood", "best")
+    }
+    weights, none = find_ensemble(outputs, network.chain, truth_N, np.zeros((200, 2), dtype=bool), rows)
+    assert (weights, none["on"], none["gain"]) == (None, False, None)
