@@ -77,7 +77,7 @@ def policies() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """Yields Markdown of every command of `offramp`: its help, and a table of its options."""
-    commands = {name: build(name, command) for name, command in COMMANDS.items()}
+    commands = {name: build(name) for name in COMMANDS}
     rows = {name: [*_options(command)] for name, command in commands.items()}
     counted = Counter(row for of_one in rows.values() for row in of_one)
     shared = sorted({row.split(" ")[1]: row for row, n in counted.most_common()[::-1] if n >= SHARED}.values())

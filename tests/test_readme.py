@@ -58,7 +58,7 @@ def commands() -> dict[str, set[str]]:
             if option.startswith("--")
         }
         for name, declared in COMMANDS.items()
-        for command in [build(name, declared)]
+        for command in [build(name)]
     }
 
 

@@ -12,7 +12,6 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,20 +29,43 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """The import paths of a command's parts, as `module:name` in `offramp`, which are imported when it runs."""
+COMMANDS = {
+    "serve": ("spec.documents:ServeJob", "commands.serve:run"),
+    "demo": ("commands.options:DemoJob", "demo.run:run"),
+    "bench": ("commands.options:BenchJob", "commands.bench:run"),
+    "train": ("commands.jobs:TrainOptions", "commands.train:run"),
+    "ramp": ("commands.jobs:RampJob", "commands.ramp:run"),
+    "inject": ("commands.jobs:InjectOptions", "commands.inject:run"),
+    "chain": ("commands.jobs:ChainJob", "commands.train:run_chain"),
+    "calibrate": ("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
+    "doctor": ("commands.options:DoctorJob", "commands.doctor:run"),
+    "predict": ("commands.options:PredictJob", "commands.predict:run"),
+    "generate": ("commands.options:GenerateJob", "commands.predict:run_generate"),
+    "profile": ("commands.jobs:ProfileOptions", "commands.profile:run"),
+    "forecast": ("commands.options:ForecastJob", "commands.forecast:run"),
+    "plan": ("commands.options:PlanJob", "commands.plan:run"),
+    "what-if": ("commands.options:WhatIfJob", "commands.plan:run_what_if"),
+    "simulate": ("commands.options:SimulateJob", "commands.simulate:run"),
+    "sites": ("commands.jobs:SitesJob", "commands.sites:run"),
+    "render": ("commands.options:RenderJob", "commands.service:render"),
+    "deploy": ("commands.options:DeployJob", "commands.service:deploy"),
+    "status": ("commands.options:StatusJob", "commands.service:status"),
+    "delete": ("commands.options:DeleteJob", "commands.service:delete"),
+    "versions": ("commands.options:VersionsJob", "commands.service:versions"),
+    "canary": ("commands.options:CanaryJob", "commands.service:canary"),
+    "promote": ("commands.options:PromoteJob", "commands.service:promote"),
+    "load": ("commands.options:LoadJob", "commands.service:load"),
+    "unload": ("commands.options:UnloadJob", "commands.service:unload"),
+}
+"""The commands by name, in the order of the help: a pydantic model, whose fields are the options and whose docstring is
+the help, and the function that runs the command, given an instance of it. Both are `module:name` in `offramp`, and are
+imported when the command runs. The model's module is light."""
 
-    job: str
-    """The pydantic model whose fields are the options and whose docstring is the help. Its module is light."""
-    run: str
-    """The function that runs the command, given an instance of the model."""
 
-    @property
-    def help(self) -> str | None:
-        """The model's docstring, read from the source, because importing all models would slow down completion."""
-        module, _, name = self.job.partition(":")
-        return ast.get_docstring(_classes(module)[name])
+def _help(command: str) -> str | None:
+    """Returns a model's docstring, read from the source, because importing all models would slow down completion."""
+    module, _, name = COMMANDS[command][0].partition(":")
+    return ast.get_docstring(_classes(module)[name])
 
 
 @cache
@@ -55,37 +77,6 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
     return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
-COMMANDS = {
-    "serve": Command("spec.documents:ServeJob", "commands.serve:run"),
-    "demo": Command("commands.options:DemoJob", "demo.run:run"),
-    "bench": Command("commands.options:BenchJob", "commands.bench:run"),
-    "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
-    "ramp": Command("commands.jobs:RampJob", "commands.ramp:run"),
-    "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
-    "chain": Command("commands.jobs:ChainJob", "commands.train:run_chain"),
-    "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
-    "doctor": Command("commands.options:DoctorJob", "commands.doctor:run"),
-    "predict": Command("commands.options:PredictJob", "commands.predict:run"),
-    "generate": Command("commands.options:GenerateJob", "commands.predict:run_generate"),
-    "profile": Command("commands.jobs:ProfileOptions", "commands.profile:run"),
-    "forecast": Command("commands.options:ForecastJob", "commands.forecast:run"),
-    "plan": Command("commands.options:PlanJob", "commands.plan:run"),
-    "what-if": Command("commands.options:WhatIfJob", "commands.plan:run_what_if"),
-    "simulate": Command("commands.options:SimulateJob", "commands.simulate:run"),
-    "sites": Command("commands.jobs:SitesJob", "commands.sites:run"),
-    "render": Command("commands.options:RenderJob", "commands.service:render"),
-    "deploy": Command("commands.options:DeployJob", "commands.service:deploy"),
-    "status": Command("commands.options:StatusJob", "commands.service:status"),
-    "delete": Command("commands.options:DeleteJob", "commands.service:delete"),
-    "versions": Command("commands.options:VersionsJob", "commands.service:versions"),
-    "canary": Command("commands.options:CanaryJob", "commands.service:canary"),
-    "promote": Command("commands.options:PromoteJob", "commands.service:promote"),
-    "load": Command("commands.options:LoadJob", "commands.service:load"),
-    "unload": Command("commands.options:UnloadJob", "commands.service:unload"),
-}
-"""All commands by name, in the order of the help."""
-
-
 class Commands(typer.core.TyperGroup):
     """The group of all commands. The parameters of a command are built only when it runs or shows its help."""
 
@@ -95,15 +86,14 @@ class Commands(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns a command without its parameters, which is enough for the list of commands."""
-        command = COMMANDS.get(cmd_name)
-        return None if command is None else typer.core.TyperCommand(cmd_name, help=command.help)
+        return typer.core.TyperCommand(cmd_name, help=_help(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Returns the name, the command with its parameters, and the remaining arguments."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is None or name is None:
             return name, None, rest
-        return name, build(name, COMMANDS[name]), rest
+        return name, build(name), rest
 
 
 class _Command(typer.core.TyperCommand):
@@ -117,9 +107,10 @@ class _Command(typer.core.TyperCommand):
         return params
 
 
-def build(name: str, command: Command) -> Any:
+def build(name: str) -> Any:
     """Returns a command with all its parameters. Options that the user leaves out get the model's defaults."""
-    job_class: type[BaseModel] = _import(command.job)
+    job, runs = COMMANDS[name]
+    job_class: type[BaseModel] = _import(job)
     fields = {each.alias or name: each for name, each in job_class.model_fields.items() if not each.exclude}
 
     def run(context_: typer.Context, **values: Any) -> None:
@@ -128,15 +119,15 @@ def build(name: str, command: Command) -> Any:
             for name, value in values.items()
             if value is not None and getattr(context_.get_parameter_source(name), "name", None) != "DEFAULT"
         }
-        job = validated(job_class, given)
-        _import(command.run)(job)  # the import can take seconds, so invalid options are refused before
+        valid = validated(job_class, given)
+        _import(runs)(valid)  # the import can take seconds, so invalid options are refused before
 
     parameters = [parameter(name, field) for name, field in fields.items()]
     context = inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     run.__annotations__ = {each.name: each.annotation for each in (context, *parameters)}
     run.__dict__["__signature__"] = inspect.Signature([context, *parameters])
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name, cls=_Command, help=command.help)(run)
+    single.command(name, cls=_Command, help=_help(name))(run)
     return typer.main.get_command(single)
 
 
