@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -66,20 +66,8 @@ Row: TypeAlias = dict[str, Any]
 """The columns that identify an input, and the values of its answer and its `exit`, or an `error`."""
 
 
-@dataclass(slots=True)
-class Tally:
-    """Statistics of the written rows."""
-
-    rows: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    exits: Counter[int] = field(default_factory=Counter)
-
-    def summary(self) -> str:
-        exits = ", ".join(f"{block}: {count}" for block, count in sorted(self.exits.items())) or "none"
-        rate = self.rows / self.seconds if self.seconds > 0 else 0.0
-        took = f"{self.rows} rows in {self.seconds:.1f} s, {rate:.1f} rows/s"
-        return f"{took}, {self.failed} failed; answers by exit {exits}"
+Exits: TypeAlias = Counter[int | None]
+"""Numbers of rows by the block after which their input left; None for inputs that failed."""
 
 
 async def predict_all(
@@ -91,22 +79,18 @@ async def predict_all(
     clock: Clock,
     on_rows: Callable[[int], object],
     sleep: Sleep = asyncio.sleep,
-) -> Tally:
+) -> Exits:
     """Predicts every input and passes the rows to `write`, in order. `on_rows` gets the number of written rows.
 
     Raises the error that ended the run early: DataError for the inputs, or an error of the service.
     """
-    tally, started_s = Tally(), clock.now_s()
+    exits: Exits = Counter()
     async for rows in _answered(inputs, Sender(client, job, clock, sleep), job):
         for row in rows:
             write(row)
-            tally.failed += "exit" not in row
-            if "exit" in row:
-                tally.exits[row["exit"]] += 1
-        tally.rows += len(rows)
-        on_rows(tally.rows)
-    tally.seconds = clock.now_s() - started_s
-    return tally
+        exits.update(row.get("exit") for row in rows)
+        on_rows(exits.total())
+    return exits
 
 
 async def _answered(inputs: Iterator[InputRow], sender: Sender, job: PredictJob) -> AsyncIterator[list[Row]]:
@@ -297,10 +281,16 @@ def run(job: PredictJob) -> None:
             raise InputError("--out, --format, --batch and --concurrency go with --data or -, not with arguments")
         _predict_few(arguments, job)
         return
-    tally = _predict_many(job, format_of(job.out, job.form))
-    print(tally.summary(), file=sys.stderr)
-    if tally.failed:
-        raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; see the column `error` of their rows")
+    clock = MonotonicClock()
+    started_s = clock.now_s()
+    exits = _predict_many(job, format_of(job.out, job.form), clock)
+    seconds, num_rows, num_failed = clock.now_s() - started_s, exits.total(), exits[None]
+    blocks = sorted(block for block in exits if block is not None)
+    by_exit = ", ".join(f"{block}: {exits[block]}" for block in blocks) or "none"
+    took = f"{num_rows} rows in {seconds:.1f} s, {num_rows / seconds:.1f} rows/s"
+    print(f"{took}, {num_failed} failed; answers by exit {by_exit}", file=sys.stderr)
+    if num_failed:
+        raise OfframpError(f"{num_failed} of {num_rows} inputs failed; see the column `error` of their rows")
 
 
 def _predict_few(arguments: Sequence[str], job: PredictJob) -> None:
@@ -374,8 +364,8 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str
     return ("row",) if job.data.suffix in ARRAYS else names, chain(first, rows)
 
 
-def _predict_many(job: PredictJob, form: Format) -> Tally:
-    async def predict() -> Tally:
+def _predict_many(job: PredictJob, form: Format, clock: Clock) -> Exits:
+    async def predict() -> Exits:
         async with AsyncClient(job.url, job.timeout_s, max_attempts=1, api_key=job.api_key) as client:
             metadata = await client.metadata()
             model_inputs = _input_datatypes(metadata)
@@ -388,7 +378,7 @@ def _predict_many(job: PredictJob, form: Format) -> Tally:
                     client,
                     job,
                     lambda row: write(with_pictures(row, maps)),
-                    clock=MonotonicClock(),
+                    clock=clock,
                     on_rows=lambda done: progress("inputs", done, 0),
                 )
 

@@ -16,7 +16,7 @@ import pytest
 from earlyexit.errors import DataError, OfframpError
 from offramp.client.client import AsyncClient
 from offramp.commands.options import PredictJob
-from offramp.commands.predict import InputRow, Row, Tally, format_of, predict_all, row_writer
+from offramp.commands.predict import Exits, InputRow, Row, format_of, predict_all, row_writer
 from tests.clock import ManualClock
 from tests.offramp.client.test_client import STOPPING, failure
 
@@ -57,7 +57,7 @@ async def run(
     concurrency: int = 2,
     rows: list[Row] | None = None,
     timeout_s: float = 30.0,
-) -> tuple[list[Row], Tally]:
+) -> tuple[list[Row], Exits]:
     written: list[Row] = [] if rows is None else rows
     clock = ManualClock()
 
@@ -85,7 +85,7 @@ async def test_rows_are_in_the_order_of_the_texts_although_a_request_is_slow() -
     rows, tally = await run(iter(texts), server)
     assert [row["text"] for row in rows] == texts
     assert [row["label"] for row in rows] == texts
-    assert (tally.rows, tally.failed, dict(tally.exits)) == (5, 0, {1: 3, 2: 2})
+    assert dict(tally) == {1: 3, 2: 2}
     assert sorted(server.batches) == [["a", "bb"], ["c", "dd"], ["e"]]
 
 
@@ -130,7 +130,7 @@ async def test_a_text_that_fails_alone_has_an_error_in_its_row() -> None:
     assert [row.get("error") for row in rows] == [None, None, "unprocessable_input: an x", None]
     assert rows[2] == {"text": "x", "error": "unprocessable_input: an x"}
     assert rows[3] == {"text": "d", "label": "d", "score": 0.5, "exit": 1}
-    assert (tally.rows, tally.failed) == (4, 1)
+    assert (tally.total(), tally[None]) == (4, 1)
     assert server.batches == [["a", "b", "x", "d"], ["a", "b"], ["x", "d"], ["x"], ["d"]]
 
 
@@ -155,7 +155,7 @@ async def test_a_busy_service_loses_no_row_and_gets_fewer_inputs_at_once() -> No
     texts = [str(number) for number in range(1920)]
     rows, tally = await run(iter(texts), server, batch=32, concurrency=8)
     assert [row.get("label") for row in rows] == texts
-    assert (tally.failed, refused > 3, refused + late < 300) == (0, True, True)
+    assert (tally[None], refused > 3, refused + late < 300) == (0, True, True)
 
 
 async def test_an_input_that_is_late_alone_or_all_inputs_of_a_dead_service_fail_after_the_timeout() -> None:
@@ -168,14 +168,14 @@ async def test_an_input_that_is_late_alone_or_all_inputs_of_a_dead_service_fail_
     texts = [*map(str, range(20)), "slow", *map(str, range(21, 64))]
     rows, tally = await run(iter(texts), server, batch=16)
     assert [row["text"] for row in rows if row.get("error") == "deadline: late"] == ["slow"]
-    assert (tally.rows, tally.failed, 100 < asked.count(["slow"]) < 125) == (64, 1, True), "every 0.25 s for 30 s"
+    assert (tally.total(), tally[None], 100 < asked.count(["slow"]) < 125) == (64, 1, True), "every 0.25 s for 30 s"
     rows, tally = await run(iter(["slow"]), server, timeout_s=900.0)
     assert rows == [{"text": "slow", "error": "deadline: late"}]
     stopping = iter([httpx.Response(404, text=STOPPING)] * 9)
     rows, tally = await run(iter("ab"), lambda request: next(stopping, answered(json.loads(request.content)["inputs"])))
     assert [row.get("label") for row in rows] == ["a", "b"]
     rows, tally = await run(iter(texts), lambda _: failure(503, "stage_unavailable", "no replica"), batch=16)
-    assert (tally.rows, {row["error"] for row in rows}) == (64, {"stage_unavailable: no replica"})
+    assert (tally.total(), {row["error"] for row in rows}) == (64, {"stage_unavailable: no replica"})
 
 
 async def test_an_error_of_the_service_ends_the_run_after_all_earlier_rows() -> None:
@@ -224,7 +224,7 @@ async def test_no_row_is_lost_or_doubled_although_connections_are_closed_or_rese
     async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
         rows, tally = await run(iter(texts), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", batch=8)
     assert [row.get("label") for row in rows] == texts
-    assert (tally.rows, tally.failed, len(ends)) == (200, 0, 7), "every kind of end occurs"
+    assert (tally.total(), tally[None], len(ends)) == (200, 0, 7), "every kind of end occurs"
 
 
 def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
