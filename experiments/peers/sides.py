@@ -28,7 +28,7 @@ from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Processors, Workload
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem
+from offramp.commands.profile import kept_profile, on_cores, plan_for, processor_problem
 from offramp.demo.turns import manual_control
 from offramp.load.sustained import Search
 from optimizer.decision import Strategy

@@ -49,7 +49,6 @@ from offramp.commands.calibration_files import (
     save_calibration,
 )
 from offramp.commands.jobs import CalibrateJob
-from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.thresholds import (
     CalibrationData,
     calibration_facts,
@@ -58,6 +57,8 @@ from offramp.commands.thresholds import (
     check_rows,
     design_and_test_rows,
     likely_thresholds,
+    measured_costs,
+    parameters_by_block,
     promised_records,
 )
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard

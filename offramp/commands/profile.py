@@ -1,13 +1,13 @@
-"""`offramp profile`: measures the execution time of every block and ramp of a model on this machine."""
+"""`offramp profile`: measures a model on this machine, keeps the profile, and chooses how to serve the model."""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
-import re
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,27 @@ import numpy as np
 from rich.table import Table
 
 from cluster.devices import find_device
-from earlyexit.backends import computed_by
+from cluster.memory import machine_memory
+from earlyexit.backends import BackendName, computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.cpu import first_processor
-from earlyexit.errors import DataError, InputError
+from earlyexit.errors import InputError, PlanError
+from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
+from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import ProfileJob, ProfileOptions
-from offramp.commands.output import make_table, print_result, progress_bars, provenance
+from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
+from offramp.commands.plan import NoPlanAnswer, answer, plan_of
+from offramp.spec.documents import FolderDocument
+from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
+from optimizer.decision import Strategy
+from optimizer.latency_file import with_rows
+from optimizer.plan import Plan, PolicySpec
+from optimizer.planner import solve
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problem_file import ProblemFile
+from optimizer.survival_file import Recorded
+from optimizer.what_if import with_batch_limit
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.records import ExitRecords
@@ -29,47 +43,6 @@ from profiles.records import ExitRecords
 if TYPE_CHECKING:
     from earlyexit.network.model import Network
     from earlyexit.training.ramps import Progress
-
-
-OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
-"""Names of a block's weights in a weights file."""
-
-
-def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | None:
-    """Returns the seconds of each block at the largest batch and the length nearest to the inputs' mean length.
-
-    Returns None without a profile. Raises DataError for a profile of another model.
-    """
-    if latency is None:
-        return None
-    profile = LatencyProfile.load(latency)
-    if profile.num_blocks != records.num_blocks:
-        raise DataError(f"{latency} has {profile.num_blocks} blocks, the model {records.num_blocks}")
-    mean = 1.0 if records.tokens_N is None else float(records.tokens_N.mean())
-    nearest = min(profile.lengths, key=lambda length: abs(length - mean))
-    costs: list[float] = profile.tables[nearest].block_s_NB[:, -1].tolist()
-    return costs
-
-
-def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
-    """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
-    sizes = [block_sizes(member) for member in card.members(folder)]
-    if any(len(each) != length for each, length in zip(sizes, card.chain.lengths, strict=True)):
-        return None
-    return [num_parameters for each in sizes for num_parameters in each.values()]
-
-
-def block_sizes(folder: Path) -> dict[int, float]:
-    """Returns the number of parameters of each block, in ascending order of the blocks."""
-    from safetensors import safe_open
-
-    sizes: dict[int, float] = {}
-    with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            if match := OF_BLOCK.match(name):
-                block = int(match[1])
-                sizes[block] = sizes.get(block, 0.0) + prod(file.get_slice(name).get_shape())
-    return dict(sorted(sizes.items()))
 
 
 USUAL_LENGTHS = (16, 32, 64)
@@ -288,3 +261,272 @@ def noise_text(figures: dict[str, Any]) -> str:
     return (
         f"{text}\nwarning: a spread above {NOISY:.0%}: other programs used the machine; measure again when it is idle"
     )
+
+
+Notify = Callable[[str], None]
+KEPT_FILE = "profile.json"
+MOST_S = 20.0
+"""Approximate limit of the processor time of measuring, without loading the model."""
+BATCHES = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 4, 16, 64)}
+"""Batch sizes that are measured, by torch's device."""
+MOST_REPEATS, WARM_UPS = 5, 3
+"""Maximum number of measured rounds, and approximate number of warm-up rounds."""
+TYPICAL_TOKENS = 16
+"""Length of an input in tokens if there are no exit records from which to compute the mean."""
+ASKED = "asked"
+"""Key of the `circumstances` in the provenance of a kept profile."""
+
+
+def kept_profile(folder: Path, job: ProfileJob, notify: Notify) -> LatencyProfile:
+    """Returns the profile in the model folder; measures it if there is none for these circumstances.
+
+    Batch sizes and repeats are chosen by `MOST_S`, not by the job. Lengths default to the mean input length.
+    """
+    path, current = folder / KEPT_FILE, circumstances(folder, job)
+    kept = LatencyProfile.load(path) if path.is_file() else None
+    before = {} if kept is None else kept.provenance.get(ASKED, {})
+    changed = [name for name, value in current.items() if before.get(name) != value]
+    if kept is not None and job.lengths not in (None, kept.lengths):
+        changed.append("length")
+    if kept is not None and not changed:
+        notify(f"profile: {path}, of {kept.provenance['created_at']}")
+        return kept
+    notify(f"profile: measuring {folder}, once on this machine; usually less than a minute")
+    lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
+    profile, took_s = run_in_subprocess(_measured, folder, job.model_copy(update={"lengths": lengths}))
+    profile = replace(profile, provenance={**profile.provenance, ASKED: current})
+    why = "" if kept is None else f", since {path} was of another {' and '.join(changed)}"
+    text = f"profile: measured in {took_s:.0f} s of processor time{why}"
+    try:
+        profile.save(path)
+    except OSError as error:  # the model folder may be read-only
+        notify(f"{text}; not kept: {path} cannot be written ({error.strerror})")
+    else:
+        notify(f"{text}; kept in {path}")
+    return profile
+
+
+def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
+    """Returns what a kept profile depends on: the machine, and the properties of model and job that change times.
+
+    Models with the same blocks, ramps and size of weights have the same times, whatever the values of the weights.
+    """
+    card = read_card(folder)
+    machine = {"processor": cpu_name(), "cores": num_cores(), "device": job.device}
+    model = {"blocks": card.num_blocks, "ramps": list(card.ramps), "size": (folder / WEIGHTS_FILE).stat().st_size}
+    return machine | model | {"backend": job.backend, "dtype": job.dtype}
+
+
+class ProcessorClock:
+    """A clock of this process's processor time, on which other programs have little influence."""
+
+    def now_s(self) -> float:
+        return time.process_time()
+
+
+def _measured(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, float]:
+    """Measures as many batch sizes and rounds as `MOST_S` allows, estimated from a round of single inputs.
+
+    Returns the profile, and the seconds that this took: of processor time, or of time on a GPU.
+    """
+    torch_device = find_device(job.device).torch_device
+    clock = ProcessorClock() if torch_device == "cpu" else MonotonicClock()
+    began_s = clock.now_s()
+    backend = "torch" if job.backend == "auto" else job.backend  # the backend is chosen by the second measurement
+    single = job.model_copy(update={"batches": (1,), "repeats": 1, "backend": backend})
+    _, points = profile_model(folder, single, one_of_each=True, clock=clock)
+    sizes, repeats = affordable(sum(sum(point.seconds) for point in points), BATCHES[torch_device])
+    full = job.model_copy(update={"batches": sizes, "repeats": repeats})
+    profile, _ = profile_model(folder, full, one_of_each=True, clock=clock)
+    return profile, clock.now_s() - began_s
+
+
+def affordable(round_s: float, batches: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Returns which of the batch sizes, and the repeats, for `MOST_S`, if a round of single inputs takes `round_s`.
+
+    Assumes that a batch of n takes (n + 1) / 2 times as long as one input.
+    """
+    for count in range(len(batches), 0, -1):
+        all_s = max(1e-6, round_s) * sum((batch + 1) / 2 for batch in batches[:count])
+        repeats = min(MOST_REPEATS, int(MOST_S / all_s) - WARM_UPS)
+        if repeats >= 1:
+            return batches[:count], repeats
+    return batches[:1], 1
+
+
+SLACK = 0.5
+"""Share of the SLO that plans for processors reserve for queues. An input may wait for a running batch and then for its
+own, so both must fit into the SLO (so in Nexus, SOSP'19, batches take half the SLO). E3 reserves 0.2 (section 4)."""
+SLO_FACTOR = 30.0
+"""The SLO of plans divided by the full model's time for one text. A batch of 16 takes half of it on processors."""
+INGRESS_PER_S = 3000
+"""Approximate number of requests per second that one ingress can handle, at .3 ms each near saturation."""
+REQUEST_S = 1e-3
+"""Approximate processor seconds of a request outside its batches at moderate load, at ingress and replica."""
+REPLICA_BYTES = 340e6
+"""Resident memory of a process that has imported torch and Ray Serve, without weights."""
+
+
+def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan, BackendName, int]:
+    """Returns the plan with the highest rate on this machine, the backend, and the threads of each batch.
+
+    Options that the document sets are kept. `notify` gets a description of the choice. Raises ModelFolderError for a
+    model with ramps that is not calibrated.
+    """
+    card, options, model = read_card(folder), document.plan, document.model
+    torch_device = find_device(options.device).torch_device
+    largest = BATCHES[torch_device][-1]
+    if "batch" in options.model_fields_set and options.batch > largest:
+        raise InputError(
+            f"--batch {options.batch}: batches of at most {largest} are measured and planned; choose one of these, "
+            "or a plan without this limit: --plan serial"
+        )
+    calibration = read_calibration(folder) if card.ramps else None
+    either = torch_device == "cpu" and "backend" not in model.model_fields_set and model.attention != "apart"
+    job = ProfileJob(device=options.device, backend="auto" if either else model.backend, dtype=model.dtype)
+    profile = kept_profile(folder, job, notify)
+    batch = options.batch if "batch" in options.model_fields_set else largest
+    plan, stock_per_s, problem = _best_plan(folder, profile, calibration, batch)
+    rate_per_s = plan.predicted["rate_per_s"]
+    workers, threads = _workers(folder, rate_per_s, profile.backend) if torch_device == "cpu" else (options.replicas, 1)
+    workers = options.replicas if "replicas" in options.model_fields_set else workers
+    threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
+    if torch_device == "cpu":
+        unit, room = "thread", f"{num_cores()} cores and the free memory"
+        plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
+    else:  # the host prepares one batch while the GPU computes the other
+        unit, room = "GPU", "a GPU each"
+        plan = replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)).in_pairs()
+    notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a {unit}, without exits {stock_per_s:.0f}")
+    notify(
+        f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
+        f"{threads} {'thread' if threads == 1 else 'threads'} for each batch by {profile.backend}, "
+        f"{options.dispatch or plan.dispatch}, for {room}; "
+        "--plan, --batch, --replicas, --threads, --dispatch and --backend override this"
+    )
+    return plan, profile.backend, threads
+
+
+def _best_plan(
+    folder: Path, profile: LatencyProfile, calibration: CalibrationCard | None, batch: int
+) -> tuple[Plan, float, PlanProblem]:
+    """Returns the best plan of one replica, the rate of a replica that runs the full model, and the problem."""
+    recorded, policy = None, None
+    if calibration is not None:
+        recorded = Recorded(records=ExitRecords.load(folder / RECORDS_FILE), thresholds=calibration.thresholds)
+        policy = calibration.policy_spec()
+    problem = with_batch_limit(processor_problem(profile, recorded, 1), batch)
+    stock = plan_for(problem, "stock", None)
+    best = plan_for(problem, "serial", policy, recorded) if problem.ramps else stock
+    return best if best.ramps else stock, stock.predicted["rate_per_s"], problem
+
+
+def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int, int]:
+    """Returns the number of batches to compute at once and the threads of each; `rate_per_s` is that of one thread.
+
+    Each core gets a batch, unless fewer handle the rate of an ingress. If memory limits the number, each batch gets
+    more threads.
+    """
+    cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
+    fitting = max(1, int(machine_memory()[1] / 2 / each_bytes)) * _batches_of_replica(rate_per_s, backend)
+    needed = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
+    return (fitting, cores // fitting) if fitting < needed else (needed, 1)
+
+
+def _fills(rate_per_s: float) -> bool:
+    """Returns whether one batch at a time and what surrounds it keep the cores busy (see `on_cores`)."""
+    return num_cores() / (1 + REQUEST_S * rate_per_s) < 1.5
+
+
+def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
+    """Returns 1 for small models with torch, whose two threads would wait for Python's GIL, else 2."""
+    return 1 if backend == "torch" and _fills(rate_per_s) else 2
+
+
+def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendName, *, in_pairs: bool = True) -> Plan:
+    """Returns the problem's plan with replicas for `workers` concurrent batches on this machine.
+
+    A request takes `REQUEST_S` seconds of a core, and its batch 1 / `rate_per_s`. If this leaves cores for one batch
+    rather than two, a second batch only starts when it is full (`filling`).
+
+    `in_pairs`: a replica runs two batches at once if possible. They share queues, which therefore fill sooner, and the
+    memory for weights and libraries.
+    """
+    rate_per_s = plan.predicted["rate_per_s"] / sum(supply.count for supply in problem.devices.values())
+    fills = workers > 1 and _fills(rate_per_s)
+    in_pairs = in_pairs and workers > 1 and _batches_of_replica(rate_per_s, backend) == 2
+    stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)
+    plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
+    if not plan.ramps:
+        plan = plan.with_splits(batch=max(plan.splits[0].batch, largest_batch(problem)))
+    return plan.in_pairs() if in_pairs else plan
+
+
+def largest_batch(problem: PlanProblem) -> int:
+    """Returns the largest batch of the full model for which a running batch and an input's own batch keep the SLO.
+
+    Plans also count the time in which a batch fills. Replicas that do not wait for full batches do not spend it.
+    """
+    limit_s = Slo(latency_s=problem.slo.latency_s).limit_s / 2  # E3's slack, for bursts
+    [table] = problem.latency.values()
+    return max([1, *(batch for batch in table.batches if stock_s(problem, batch) <= limit_s)])
+
+
+def _plan_text(plan: Plan) -> str:
+    splits = (
+        f"block {each.first}" if each.end == each.first + 1 else f"blocks {each.first} to {each.end - 1}"
+        for each in plan.splits
+    )
+    batches = [f"{blocks} in batches of {each.batch}" for blocks, each in zip(splits, plan.splits, strict=True)]
+    exits = f"exits after {', '.join(map(str, plan.ramps))}" if plan.ramps else "no exits"
+    return f"{', '.join(batches)}, {exits}"
+
+
+def processor_problem(
+    profile: LatencyProfile, recorded: Recorded | None, workers: int, slo_s: float | None = None
+) -> PlanProblem:
+    """Returns the problem of the highest rate of `workers` processes with the times of the profile.
+
+    `recorded`: exit records with the thresholds that a plan may use; None for plans without exits. `slo_s`: None for
+    `SLO_FACTOR` times the full model's time for one text.
+    """
+    [length], ramps, survival_N = profile.lengths, tuple[int, ...](), (1.0,) * profile.num_blocks
+    if recorded is not None:
+        ramps, survival_N = tuple(sorted(recorded.thresholds)), recorded.records.nested_survival(recorded.thresholds)
+    problem = PlanProblem(
+        num_blocks=profile.num_blocks,
+        ramps=ramps,
+        survival_N=survival_N,
+        latency={profile.device: with_rows(profile.at(length), profile.ramps, ramps)},
+        devices={profile.device: Supply(count=workers, usd_per_hour=0.0)},
+        link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.002),
+        bytes_per_sample_N=(float(FLOAT_BYTES[profile.dtype] * length),) * profile.num_blocks,
+        slo=Slo(latency_s=1.0, slack=SLACK),
+        objective=MaximizeRate(),
+    )
+    return replace(problem, slo=replace(problem.slo, latency_s=slo_s or SLO_FACTOR * stock_s(problem)))
+
+
+def stock_s(problem: PlanProblem, batch: int = 1) -> float:
+    """Returns the time of the full model for a batch on the first accelerator type, in seconds."""
+    return float(next(iter(problem.latency.values())).blocks_at(np.array(float(batch))).sum())
+
+
+def plan_for(
+    problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, recorded: Recorded | None = None
+) -> Plan:
+    """Returns the best plan of a strategy, by the exit records if given; raises PlanError if there is none."""
+    file = ProblemFile(problem=problem, recorded=recorded)
+    result = answer(file, strategy, solve, compared=())
+    if isinstance(result, NoPlanAnswer):
+        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {result.decision.binding}")
+    plan = plan_of(file, result.planned, policy)
+    return replace(plan, predicted={name: plan.predicted[name] for name in ("rate_per_s", "latency_s")})
+
+
+def mean_tokens(folder: Path, card: ModelCard) -> int:
+    """Returns the mean number of tokens of an input, by the calibration's exit records if there are any."""
+    path = folder / RECORDS_FILE
+    tokens_N = ExitRecords.load(path).tokens_N if path.is_file() else None
+    mean = TYPICAL_TOKENS if tokens_N is None else round(float(tokens_N.mean()))
+    return max(1, min(mean, card.max_length))

@@ -16,8 +16,8 @@ from earlyexit.network.store import read_card
 from offramp.commands.calibrate import calibrate
 from offramp.commands.checkpoint import checkpoint_labels, model_name_for
 from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, few_rows_advice
-from offramp.commands.machine import KEPT_FILE, kept_profile
 from offramp.commands.output import command, percent, progress_bars, warn
+from offramp.commands.profile import KEPT_FILE, kept_profile
 from offramp.commands.thresholds import calibration_warnings
 from offramp.commands.train import train, unlabelled
 from optimizer.calibration_file import CalibrationCard

@@ -89,7 +89,7 @@ def folder_settings(document: FolderDocument, folder: Path, notify: Callable[[st
     needs_gpu = find_device(options.device).torch_device == "cuda"
     is_here = shutil.which("nvidia-smi") is not None if needs_gpu else options.device == "cpu"
     if options.plan is None and is_here and card.chain.is_one and not card.generates:
-        from offramp.commands.machine import choose  # imports the planner
+        from offramp.commands.profile import choose  # imports the planner
 
         plan, fields["backend"], fields["threads_per_replica"] = choose(folder, document, notify)
     else:

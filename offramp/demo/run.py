@@ -21,10 +21,10 @@ from earlyexit.network.store import read_card
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.checkpoint import resolve_backbone
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
-from offramp.commands.machine import kept_profile, on_cores, plan_for, processor_problem, stock_s
 from offramp.commands.options import DemoJob
 from offramp.commands.output import progress_bars, run_in_subprocess
 from offramp.commands.plan import FUSED, SHRINKING, load_pyplot
+from offramp.commands.profile import kept_profile, on_cores, plan_for, processor_problem, stock_s
 from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, results_table, served
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.decision import Strategy

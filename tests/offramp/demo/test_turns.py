@@ -9,7 +9,7 @@ from rich.console import Console
 
 from earlyexit.network.boundary import Split
 from offramp.client.protocol import Prediction
-from offramp.commands.machine import plan_for, stock_s
+from offramp.commands.profile import plan_for, stock_s
 from offramp.demo.run import V100, draw, emulated_problem
 from offramp.demo.turns import Load, PlanRun, batch_at_block, results_table, summarize
 from offramp.load.generator import RequestRecord

@@ -33,7 +33,8 @@ from offramp.commands.calibrate import calibrate, record_exits, run_pruned
 from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.doctor import check_target
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
-from offramp.commands.profile import parameters_by_block, profile_model
+from offramp.commands.profile import profile_model
+from offramp.commands.thresholds import parameters_by_block
 from offramp.commands.train import chain_models, train
 from optimizer.calibration_file import (
     AMONG,

@@ -28,7 +28,7 @@ from earlyexit.network.boundary import TensorSpec, bytes_per_input
 from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands import machine, serve
+from offramp.commands import profile, serve
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_for
 from offramp.commands.doctor import check_target
@@ -279,7 +279,7 @@ def test_known_labels_are_used(labels: tuple[str, str], warning: str, tmp_path: 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans, measures and exports in this process, because another one would import for seconds."""
-    for module in (machine, serve):
+    for module in (profile, serve):
         monkeypatch.setattr(module, "run_in_subprocess", lambda work, *given: work(*given))
     monkeypatch.setattr(onnx, "export_elsewhere", onnx.export)
 

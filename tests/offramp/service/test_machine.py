@@ -14,9 +14,9 @@ import pytest
 
 from earlyexit.backends import BackendName
 from earlyexit.network.store import read_card
-from offramp.commands import machine
+from offramp.commands import profile as profiling
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.machine import ASKED, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
+from offramp.commands.profile import ASKED, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
 from offramp.commands.serve import folder_settings
 from offramp.spec.documents import ServeJob
 from optimizer.plan import Plan, PolicySpec, early_exit_plan, stock_plan
@@ -33,8 +33,8 @@ BLOCK_S = 0.005
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "num_cores", lambda: CORES)
-    monkeypatch.setattr(machine, "machine_memory", lambda: (64e9, 64e9))
+    monkeypatch.setattr(profiling, "num_cores", lambda: CORES)
+    monkeypatch.setattr(profiling, "machine_memory", lambda: (64e9, 64e9))
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_concurrent_batches_are_limited_by_cores_memory_and_ingress(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "machine_memory", lambda: (64e9, bytes_free))
-    assert machine._workers(folder, rate_per_s, backend) == chosen
+    monkeypatch.setattr(profiling, "machine_memory", lambda: (64e9, bytes_free))
+    assert profiling._workers(folder, rate_per_s, backend) == chosen
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_dispatch_is_filling_if_one_batch_and_the_ingress_keep_the_cores_busy(
     chosen: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "num_cores", lambda: cores)
+    monkeypatch.setattr(profiling, "num_cores", lambda: cores)
     plan = replace(stock_plan(3, batch=8), predicted={"rate_per_s": rate_per_s})
-    found = machine.on_cores(plan, full_model_problem(slo_s=0.01), workers, backend, in_pairs=in_pairs)
+    found = profiling.on_cores(plan, full_model_problem(slo_s=0.01), workers, backend, in_pairs=in_pairs)
     assert (found.stages[0].replicas, found.dispatch, found.overlap_below) == chosen
 
 
@@ -165,7 +165,7 @@ def full_model_problem(*, slo_s: float) -> PlanProblem:
     """Batches of 1, 4 and 16 take 3, 6 and 15 ms."""
     table = LatencyTable.of_rows((1, 4, 16), [[0.001, 0.002, 0.005]] * 3, [])
     profile = latency_profile(ramps=(), device="cpu", dtype="float32", tables={16: table})
-    return machine.processor_problem(profile, None, 1, slo_s)
+    return profiling.processor_problem(profile, None, 1, slo_s)
 
 
 @pytest.mark.parametrize(("slo_s", "batch"), [(0.038, 16), (0.037, 4), (0.001, 2)])
@@ -173,7 +173,7 @@ def test_two_full_batches_of_the_model_without_exits_keep_the_slo(slo_s: float, 
     problem, policy = full_model_problem(slo_s=slo_s), PolicySpec(name="entropy", thresholds={0: 0.4})
     for plan, largest in ((stock_plan(3, batch=2), batch), (early_exit_plan(3, (0,), policy, batch=2), 2)):
         plan = replace(plan, predicted={"rate_per_s": 300.0})
-        assert machine.on_cores(plan, problem, 1, "onnx").splits[0].batch == largest
+        assert profiling.on_cores(plan, problem, 1, "onnx").splits[0].batch == largest
 
 
 def test_a_profile_is_measured_once_per_machine_in_another_process(
@@ -181,7 +181,7 @@ def test_a_profile_is_measured_once_per_machine_in_another_process(
 ) -> None:
     code = (
         "import sys; from pathlib import Path; from offramp.commands.jobs import ProfileJob; "
-        "from offramp.commands.machine import kept_profile; "
+        "from offramp.commands.profile import kept_profile; "
         "kept_profile(Path(sys.argv[1]), ProfileJob(), print); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=True, timeout=300)
@@ -190,8 +190,8 @@ def test_a_profile_is_measured_once_per_machine_in_another_process(
     assert measured.startswith("profile: measured in ")
     assert loaded == "False"
     said, path = list[str](), model / KEPT_FILE
-    monkeypatch.setattr(machine, "num_cores", lambda: 99)
-    monkeypatch.setattr(machine, "run_in_subprocess", lambda work, *given: work(*given))
+    monkeypatch.setattr(profiling, "num_cores", lambda: 99)
+    monkeypatch.setattr(profiling, "run_in_subprocess", lambda work, *given: work(*given))
     first, again = (kept_profile(model, ProfileJob(), said.append) for _ in range(2))
     assert (first.lengths, first.ramps) == ((16,), (0, 1))
     assert first.tables[16].batches == BATCHES
