@@ -288,18 +288,11 @@ def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str
 def _fingerprint(model: EarlyExitModel) -> str:
     """Returns the SHA-256 of all data that determine an export."""
     info = model.info
-    heads = [
-        info.ramp_style,
-        info.pooling,
-        info.head_style,
-        info.head_pooling,
-        model.ramp_indices,
-        *model.task.output_shape,
-    ]
-    versions = [EXPORT_VERSION, OPSET, torch.__version__, *map(metadata.version, ("onnx", "onnxscript"))]
-    digest = hashlib.sha256(
-        json.dumps([versions, info.family, heads, model.backbone.to_config()], sort_keys=True).encode()
-    )
+    styles = info.ramp_style, info.pooling, info.head_style, info.head_pooling
+    heads = *styles, model.ramp_indices, *model.task.output_shape
+    versions = EXPORT_VERSION, OPSET, torch.__version__, *map(metadata.version, ("onnx", "onnxscript"))
+    facts = versions, info.family, heads, model.backbone.to_config()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for part in weight_bytes(model):
         digest.update(part)
     return digest.hexdigest()

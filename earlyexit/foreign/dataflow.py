@@ -26,27 +26,27 @@ OperatorKind = Literal["work", "light", "sizes", "random"]
 norms, activations, pooling, and changes of shape. `sizes`: operators that read only the sizes of their inputs.
 `random`: operators that draw random numbers, so that two runs give different results."""
 _ACTIVATIONS = """relu relu6 leakyrelu prelu elu selu celu gelu silu mish sigmoid tanh softplus softsign hardtanh
-    hardswish hardsigmoid logsigmoid softmax logsoftmax glu dropout dropout1d dropout2d alphadropout thresholdedrelu
-    fastgelu quickgelu biasgelu swish clip erf hardmax shrink"""
+    hardswish hardsigmoid logsigmoid softmax logsoftmax glu dropout alphadropout thresholdedrelu fastgelu quickgelu
+    biasgelu swish clip erf hardmax shrink"""
 _ARITHMETIC = """add sub rsub mul div pow sqrt rsqrt neg abs exp log log1p expm1 sin cos reciprocal floor ceil round
     sign clamp clampmin clampmax minimum maximum where maskedfill eq ne gt ge lt le and or not xor logicaland logicalor
     logicalnot bitwiseand bitwiseor bitwisenot isnan isinf sumtosize square lerp addcmul addcdiv truediv floordiv iadd
     imul sum mean max min mod equal greater less greaterorequal lessorequal"""
-_NORMS = """batchnorm batchnorm1d batchnorm2d batchnorm3d nativebatchnorm nativebatchnormlegitnotraining layernorm
-    nativelayernorm groupnorm nativegroupnorm instancenorm instancenorm2d rmsnorm normalize localresponsenorm
-    batchnormalization layernormalization instancenormalization groupnormalization rmsnormalization lrn lpnormalization
-    meanvariancenormalization simplifiedlayernormalization skiplayernormalization"""
+_NORMS = """batchnorm nativebatchnorm nativebatchnormlegitnotraining layernorm nativelayernorm groupnorm
+    nativegroupnorm instancenorm rmsnorm batchnormalization layernormalization instancenormalization groupnormalization
+    rmsnormalization lrn lpnormalization meanvariancenormalization simplifiedlayernormalization
+    skiplayernormalization"""
 _SHAPES = """view reshape flatten unflatten transpose permute t unsqueeze squeeze expand expandas repeat
     repeatinterleave cat concat concatenate stack split splitwithsizes chunk unbind slice select index indexselect
-    gather narrow unfold pad constantpadnd zeropad2d contiguous clone detach alias to typeas tocopy float half bool int
-    long identity pixelshuffle pixelunshuffle channelshuffle upsample interpolate upsamplenearest2d upsamplebilinear2d
-    roll flip tril triu movedim swapaxes getitem liftfreshcopy unsafeview cast castlike tile gatherelements gathernd
-    depthtospace spacetodepth resize quantizelinear dequantizelinear dynamicquantizelinear"""
+    gather narrow unfold pad constantpadnd contiguous clone detach alias to typeas tocopy identity pixelshuffle
+    pixelunshuffle channelshuffle upsample upsamplenearest2d upsamplebilinear2d roll flip tril triu movedim swapaxes
+    getitem liftfreshcopy unsafeview cast castlike tile gatherelements gathernd depthtospace spacetodepth resize
+    quantizelinear dequantizelinear dynamicquantizelinear"""
 _POOLING = """maxpool maxpool1d maxpool2d maxpool3d maxpool2dwithindices avgpool1d avgpool2d avgpool3d averagepool
     lppool adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d globalaveragepool globalmaxpool globallppool amax amin
-    argmax argmin topk cumsum var std varmean any all norm vectornorm reducemean reducemax reducemin reducesum
-    reducesumsquare reducel1 reducel2 reducelogsum reducelogsumexp reduceprod"""
-_SIZES = """shape size numel dim getattr eye eyelike symsize symnumel symstride newzeros newones newfull newempty
+    argmax argmin topk cumsum var std varmean any all norm reducemean reducemax reducemin reducesum reducesumsquare
+    reducel1 reducel2 reducelogsum reducelogsumexp reduceprod"""
+_SIZES = """shape size numel dim eye eyelike symsize symnumel symstride newzeros newones newfull newempty
     newemptystrided zeroslike oneslike fulllike emptylike"""
 _RANDOM = """rand randn randint normal bernoulli multinomial randlike randnlike randintlike randomnormal randomuniform
     randomnormallike randomuniformlike"""
@@ -115,15 +115,6 @@ class Part:
     """Results of `SIZE_OPERATORS` that it must be fed, because it does not have the tensors themselves."""
 
 
-class UncutError(GraphError):
-    """The tensors of a cut do not separate the graph."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the graph's tensor {name!r} bypasses the cut")
-        self.name = name
-        """The tensor that bypasses the cut."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dataflow:
     """The graph of a model. Its operators are in an order in which they can run."""
@@ -177,7 +168,7 @@ class Dataflow:
     def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
         """Returns the part that computes the tensors `wanted` from the tensors `given` and the inputs `free`.
 
-        Raises UncutError for a tensor that is needed in addition.
+        Raises KeyError with the name of a tensor that is needed in addition.
         """
         known, reached = self.known({*given, *free}), set(given)
         for each in self.operators:
@@ -194,7 +185,7 @@ class Dataflow:
                 inputs[name] = None
                 continue
             if name not in makers or (name not in known and name not in reached):
-                raise UncutError(name)
+                raise KeyError(name)
             maker = self.operators[makers[name]]
             if maker.op in SIZE_OPERATORS and maker.inputs[0] not in known:
                 sizes[name] = None

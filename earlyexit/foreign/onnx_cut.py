@@ -23,7 +23,7 @@ from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.base import Backbone
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
-from earlyexit.foreign.dataflow import SIZE_OPERATORS, UncutError, layout_role
+from earlyexit.foreign.dataflow import SIZE_OPERATORS, layout_role
 from earlyexit.foreign.model import SURE, Divisible
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
@@ -42,7 +42,6 @@ from earlyexit.foreign.onnx_backbone import (
     Source,
     fingerprint,
     layout_array,
-    read_graph,
     to_graph_array,
 )
 from earlyexit.foreign.onnx_file import dataflow_of, returning, sizes_of_input
@@ -74,8 +73,6 @@ class DivisibleGraph(OnnxModel, Divisible):
     """An ONNX file whose graph was written to a model folder, where it runs inputs of any number from the codec."""
 
     folder: Path
-    graph: Any
-    """The onnx.ModelProto in the folder, without weights."""
     entry: Entry
     session: Any
     """Returns the outputs of the file, and all tensors between blocks."""
@@ -189,11 +186,11 @@ class DivisibleGraph(OnnxModel, Divisible):
                     )
             try:
                 part = flow.part(before, layout, cut)
-            except UncutError as error:
+            except KeyError as error:
                 where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
                 raise GraphError(
-                    f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; add "
-                    "it to the cut, or cut elsewhere"
+                    f"block {block} also needs the graph's tensor {error}, which does not cross in {where}; add it to "
+                    "the cut, or cut elsewhere"
                 ) from error
             if not part.operators:
                 raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
@@ -225,20 +222,20 @@ def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph
     (folder / beside).touch()  # the file exists even if the graph has no weights
 
     def opened() -> DivisibleGraph:
-        graph = read_graph(folder, FILE)
-        flow = dataflow_of(graph.graph)
+        flow = dataflow_of(model.graph)
         sizes = [name for each in flow.operators if each.op in SIZE_OPERATORS for name in each.outputs]
         tensors = dict.fromkeys((*flow.outputs, *flow.tensors, *sizes))
-        session = open_session(returning(graph, tensors), folder, quiet=True)
+        session = open_session(returning(model, tensors), folder, quiet=True)
         flow = replace(file.flow, operators=flow.operators, weights=flow.weights)
-        facts = vars(file) | {"flow": flow, "folder": folder, "graph": graph, "entry": entry, "session": session}
+        facts = vars(file) | {"flow": flow, "folder": folder, "entry": entry, "session": session}
         return DivisibleGraph(**facts, codec=codec).with_answer()
 
     try:
         return opened()
     except GraphError as error:
-        if fixed_batch is None or not _reshape_any_batch(folder, entry, fixed_batch):
+        if fixed_batch is None or not _reshape_any_batch(model.graph, entry, fixed_batch):
             raise
+        onnx.save_model(model, folder / FILE)
         try:
             return opened()
         except GraphError:
@@ -452,13 +449,10 @@ def _weights_from_constants(graph: Any) -> None:
         graph.node.extend(kept)
 
 
-def _reshape_any_batch(folder: Path, entry: Entry, fixed_batch: int) -> bool:
+def _reshape_any_batch(graph: Any, entry: Entry, fixed_batch: int) -> bool:
     """Makes every `Reshape` that names the fixed batch size take any size. Returns whether there was one."""
-    import onnx
     from onnx import numpy_helper
 
-    model = read_graph(folder, FILE)
-    graph = model.graph
     free = dataflow_of(graph).known(entry.layout_inputs)
     changed = False
     for index, node in enumerate(graph.node):
@@ -471,8 +465,6 @@ def _reshape_any_batch(folder: Path, entry: Entry, fixed_batch: int) -> bool:
         any_batch.CopyFrom(numpy_helper.from_array(np.array([0, *shape[1:]], dtype=np.int64), f"any_batch_{index}"))
         node.input[1] = any_batch.name
         changed = True
-    if changed:
-        onnx.save_model(model, folder / FILE)
     return changed
 
 

@@ -108,8 +108,13 @@ class TorchModel(Divisible):
     family: ClassVar[str] = "exported"
     module: fx.GraphModule
     """The whole network with its weights, in evaluation mode."""
-    examples: Mapping[str, Tensor]
-    """Example inputs (B, ...) by name, in the order of `module.graph`."""
+    values: Mapping[str, Tensor]
+    """The values (B, ...) of tensors by name, for the example inputs."""
+
+    @property
+    def examples(self) -> dict[str, Tensor]:
+        """Example inputs by name, in the order of `module.graph`."""
+        return {name: self.values[name] for name in self.flow.inputs}
 
     @property
     def inputs(self) -> Boundary:
@@ -172,7 +177,7 @@ class TorchModel(Divisible):
         if node.target in SOFTMAX and node.args[1] in (1, -1):
             logits: Any = node.args[0]
             return str(logits.name)
-        values = self._outputs[name]
+        values = self.values[name]
         in_range = bool((values >= 0).all() and (values <= 1).all())
         sum_to_one = bool(((values.sum(1) - 1).abs() < SURE).all())
         return _add_logarithm(node) if in_range and (sum_to_one or node.target is aten.sigmoid.default) else name
@@ -214,26 +219,19 @@ class TorchModel(Divisible):
         from_codec = {TOKEN_TYPES} if PAIR in self.options.columns else set()
         return tuple(name for name in self.examples if name in LAYOUT_INPUTS.keys() - from_codec)
 
-    @cached_property
-    def _outputs(self) -> dict[str, Tensor]:
-        """The module's outputs for its examples."""
-        with torch.no_grad():
-            values = values_of(self.module, *self.examples.values())
-        return {name: values[name] for name in self.flow.outputs}
-
-    @cached_property
+    @property
     def output(self) -> str:
         """The output that is a classifier's answer, (B, C): the one that the user named, or the only one."""
-        requested, outputs, batch = self.options.output, self._outputs, self.flow.batch
+        requested, batch = self.options.output, self.flow.batch
         if requested is not None:
             self.with_outputs(requested)
 
         def can_be(name: str) -> bool:
-            values = outputs[name]
+            values = self.values[name]
             fits = values.is_floating_point() and values.ndim == 2 and len(values) == batch and values.shape[1] >= 2
             return fits and requested in (None, name)
 
-        return self.answer_among({name: each.shape for name, each in outputs.items()}, can_be, batch)
+        return self.answer_among({name: self.flow.shapes[name] for name in self.flow.outputs}, can_be, batch)
 
     @cached_property
     def _nodes(self) -> dict[str, fx.Node]:
@@ -388,7 +386,7 @@ def read_torch(name: str) -> TorchModel:
             outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
             weights=weights,
         ).measured({name: each for name, each in tensors.items() if name not in weights}, batch)
-    return TorchModel(name=name, module=module, examples=examples, flow=flow)
+    return TorchModel(name=name, module=module, values=tensors, flow=flow)
 
 
 _Arguments = tuple[Tensor, ...] | dict[str, Tensor]

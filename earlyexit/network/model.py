@@ -13,9 +13,9 @@ delays no sequence: the device could not run its next token before the end of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -407,18 +407,9 @@ class Foreseen(ExitOutput):
         return self._network.before_head(self._ramp, self.gathered.index_select(0, index_K))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """Inputs that leave at a ramp and wait for the shared head."""
-
-    piece: Piece
-    positions: list[int]
-    """The positions in the piece of the inputs that leave."""
-    score_B: Tensor
-    """The scores of all inputs of the piece."""
-    ramp: int
-    rows_KD: Tensor
-    """The inputs of the shared head."""
+Leaving = tuple[int, Tensor, Callable[[Tensor], tuple[Answer, ...]]]
+"""Inputs that leave at a ramp and wait for the shared head: the ramp, the inputs (K, D) of the head, and the function
+that returns their answers for their values (K, ...)."""
 
 
 class Cut:
@@ -463,15 +454,8 @@ class Cut:
         # ONNX Runtime session per ramp would hold its own copy of the weights.
         self._runner = network if segments is None or evaluated != ramps else segments
 
-    def staying(self) -> Cut:
-        """Returns the same cut for inputs that stay. All active ramps are observed."""
-        return self._staying(self._ramps)
-
-    def for_probes(self) -> Cut:
-        """Returns the same cut for probes, which stay. All ramps are observed."""
-        return self._staying(self._network.ramp_indices)
-
-    def _staying(self, ramps: Iterable[int]) -> Cut:
+    def observing(self, ramps: Iterable[int]) -> Cut:
+        """Returns the same cut for inputs that stay. These ramps are observed, if the policy can judge them."""
         looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
         return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._segment_runner, looks=looks)
 
@@ -511,11 +495,10 @@ class Cut:
         """Runs the shared head once. Returns the answers of the deferred inputs, and the outputs for `others`."""
         model = self._model
         assert model is not None
-        outputs = model.outputs_together([*((each.ramp, each.rows_KD) for each in deferred), *others])
+        outputs = model.outputs_together([*((ramp, rows_KD) for ramp, rows_KD, _ in deferred), *others])
         answers: list[Answer] = []
-        for each, outputs_KC in zip(deferred, outputs, strict=False):
-            value_K = to_host(model.task.answer(outputs_KC))
-            answers += _answers(each.piece, each.positions, value_K, each.score_B, each.ramp)
+        for (_, _, answers_of), outputs_KC in zip(deferred, outputs, strict=False):
+            answers += answers_of(to_host(model.task.answer(outputs_KC)))
         return tuple(answers), outputs[len(deferred) :]
 
     def _last_step(self, deferred: Sequence[Leaving], segment: Segment, piece: Piece) -> Step[Piece]:
@@ -588,7 +571,8 @@ class Cut:
         rows_KD = output.before_head(rows)
         if rows_KD is None:
             return False
-        deferred.append(Leaving(piece=piece, positions=rows, score_B=decision.score_B, ramp=ramp, rows_KD=rows_KD))
+        answers_of = partial(_answers, piece, rows, score_B=decision.score_B, block=ramp)
+        deferred.append((ramp, rows_KD, answers_of))
         return True
 
     def _conclude(self, piece: Piece, output: ExitOutput, state_BS: Tensor) -> Step[Piece]:
@@ -722,9 +706,9 @@ class TorchRunner:
             cut = Cut(self._network, split.first, split.end, ramps, cuts.policy, self._segments)
             # If the policy can observe no ramp, a probe runs like any other input.
             if probe and any(map(cuts.policy.can_look, self._network.ramp_indices)):
-                cut = cut.for_probes()
+                cut = cut.observing(self._network.ramp_indices)
             elif split.stays:
-                cut = cut.staying()
+                cut = cut.observing(ramps)
             cuts.by_split[split, probe] = cut
         return cuts.by_split[split, probe]
 

@@ -80,7 +80,7 @@ def generate(
     for batch in batches(model, prompts, options.max_tokens):
         cut = Cut(model, 0, model.num_blocks, options.ramps, options.policy)
         backbone.fill = "compute"
-        _generate_batch(model, cut.for_probes() if options.look else cut, batch, options)
+        _generate_batch(model, cut.observing(model.ramp_indices) if options.look else cut, batch, options)
         generated += batch
         progress("answers", len(generated), len(prompts))
     return generated

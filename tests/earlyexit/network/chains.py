@@ -161,5 +161,9 @@ def _enter(network: ChainNetwork, policy: ExitPolicy, wire: WirePiece, before: P
 
 def _cut(network: ChainNetwork, policy: ExitPolicy, split: Split, segments: SegmentRunner | None, kind: str) -> Cut:
     cut = Cut(network, split.first, split.end, split.ramps, policy, segments)
-    of_kind: Mapping[str, Cut] = {"plain": cut, "stay": cut.staying(), "probe": cut.for_probes()}
+    of_kind: Mapping[str, Cut] = {
+        "plain": cut,
+        "stay": cut.observing(split.ramps),
+        "probe": cut.observing(network.ramp_indices),
+    }
     return of_kind[kind]

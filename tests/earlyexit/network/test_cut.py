@@ -134,7 +134,7 @@ def test_an_answer_that_is_not_finite_is_an_error(
 
 def test_a_ramp_with_an_infinite_answer_costs_a_probe_its_record_but_not_its_answer(encoded: list[Encoded]) -> None:
     model, policy = numbers_with(np.nan, block=0), ConfidencePolicy(0.0)
-    steps = list(Cut(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
+    steps = list(Cut(model, 0, 2, (), policy).observing(model.ramp_indices).run(piece_of(model, policy, encoded[:2])))
     assert [each.block for step in steps for each in step.seen] == [1, 1]
     assert [len(step.answers) for step in steps] == [0, 2]
 
@@ -195,7 +195,7 @@ def probe(
         while waiting:
             size = rng.randint(1, 6)
             batch, waiting = fuse(waiting[:size]), waiting[size:]
-            for step in cut.for_probes().run(batch):
+            for step in cut.observing(model.ramp_indices).run(batch):
                 inside = step.survivors
                 assert (inside is None) == (step.seen[0].block == NUM_BLOCKS - 1 if step.seen else False)
                 assert inside is None or inside.sample_ids == batch.sample_ids
@@ -453,7 +453,7 @@ def test_a_networks_head_is_computed_only_if_it_decides(two: ChainNetwork, monke
     for kind, ramps, expected in runs:
         called.clear()
         cut = Cut(two, 0, 2, ramps, ConfidencePolicy(math.inf))
-        cut = {"plain": cut, "stay": cut.staying(), "probe": cut.for_probes()}[kind]
+        cut = {"plain": cut, "stay": cut.observing(ramps), "probe": cut.observing(two.ramp_indices)}[kind]
         [*_, step] = cut.run(from_wire(two, inputs.wire(0, 0, inputs.ids), ConfidencePolicy(math.inf)))
         assert step.survivors is not None
         assert (called, step.survivors.next_block, step.survivors.tensors) == (expected, 2, ())

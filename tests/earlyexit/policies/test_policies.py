@@ -388,7 +388,7 @@ def test_class_maps_are_the_same_in_all_cuts_and_batches() -> None:
 
 def test_probes_have_every_exits_share_and_map() -> None:
     model, policy, encoded = model_of_maps(), halves(), encoded_images(6)
-    steps = list(Cut(model, 0, 3, (0,), policy).for_probes().run(piece_of(model, policy, encoded)))
+    steps = list(Cut(model, 0, 3, (0,), policy).observing((0, 1)).run(piece_of(model, policy, encoded)))
     assert [{each.block for each in step.seen} for step in steps] == [{0}, {1}, {2}]
     outputs = exit_outputs(model, encoded)
     for block in (0, 1):
@@ -409,7 +409,7 @@ def test_a_ramp_that_observes_every_input_computes_each_map_once(monkeypatch: py
 
     monkeypatch.setattr(SegmentationTask, "answer", counted)
     cut = Cut(model, 0, 3, (0, 1), policy)
-    for staying in (cut.staying(), cut.for_probes()):
+    for staying in (cut.observing((0, 1)), cut.observing(model.ramp_indices)):
         steps = list(staying.run(piece_of(model, policy, encoded)))
         assert 0 < len(steps[0].answers) < 6
         assert made == [6, 6, 6]
