@@ -10,6 +10,7 @@ import contextvars
 import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -525,12 +526,9 @@ class Dispatcher(Driver):
 
     async def _enter_slowly(self, call: Call, entry: NetworkEntry) -> None:
         """Encodes the inputs in a thread, and sends them to a network's first block."""
-        try:
+        with suppress(Exception):  # `enter` finds the input that causes the error
             await asyncio.to_thread(entry.prepare)
-            self._enter(call, entry)
-        except Exception as error:
-            self._tasks.pop(call, None)
-            self._lose(call, call.remaining(), error, MISFIT)
+        self._enter(call, entry)
 
     def _enter(self, call: Call, entry: NetworkEntry) -> None:
         """Sends inputs to a network's first block."""

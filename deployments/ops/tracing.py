@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -65,11 +66,6 @@ class InputSpan(Span):
     @property
     def is_answered(self) -> bool:
         return EXIT in self.attributes
-
-    def was_passed_on(self, attempt: int) -> bool:
-        """Returns whether a stage passed the input on in this attempt, which counts from 0."""
-        last = self.children[-1] if self.children else self
-        return last.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in last.attributes and last.error is None
 
     def enter(self, stage: Span, tokens: int | None = None) -> None:
         """Starts a visit to a stage. `tokens` is set if the input was encoded again for the next network."""
@@ -176,8 +172,6 @@ class RequestRecord:
 TRACES_PATH = "/v1/traces"
 TRACEPARENT = "traceparent"
 DEFAULT_RATIO = 0.01
-UNNAMED_SERVICE = "unknown_service"
-"""Prefix of the SDK's default service name."""
 FLUSH_TIMEOUT_MS = 2000
 """Timeout for sending the last spans when the ingress stops."""
 
@@ -301,7 +295,9 @@ class Tracer:
                 "offramp.call_inputs": len(piece.sample_ids),
             }
             stage = Span(name=f"stage {call.assignment.slot}", begin_s=now_s, attributes=attributes)
-            crosses = piece.next_block in self._starts and record.was_passed_on(attempt)
+            before = (record.children or [record])[-1]
+            was_passed_on = before.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in before.attributes
+            crosses = piece.next_block in self._starts and was_passed_on and before.error is None
             record.enter(stage, int(piece.lengths_B[position]) if crosses else None)
             inputs[sample_id] = record
             positions.append(position)
@@ -355,9 +351,8 @@ def build_tracer(settings: TracingSettings, application: str, clock: Clock, star
     if ratio is None and "OTEL_TRACES_SAMPLER" not in os.environ:
         ratio = DEFAULT_RATIO
     sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` itself samples requests without a parent
-    resource = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
-    if str(resource.attributes[SERVICE_NAME]).startswith(UNNAMED_SERVICE):
-        resource = resource.merge(Resource({SERVICE_NAME: application}))
+    name = settings.service_name or os.environ.get(OTEL_SERVICE_NAME) or application
+    resource = Resource.create({SERVICE_NAME: name})
     provider = TracerProvider(sampler=sampler, resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
     return Tracer(provider, clock, ratio=ratio, starts=starts)
