@@ -31,7 +31,6 @@ from deployments.local_ray.ports import HostPort, await_ports, hold_listener
 from deployments.local_ray.private import (
     GRPC_CALLBACK,
     GRPC_HOST,
-    check_release,
     end_serve,
     environment_variable,
     find_applications,
@@ -258,7 +257,6 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     """Runs a Ray for this process only, and stops Serve and Ray at the end."""
     import ray
 
-    check_release()
     log_ray_messages()
 
     def kill_and_report(error: HeadLostError) -> None:

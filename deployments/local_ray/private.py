@@ -1,6 +1,6 @@
 """All code that uses private modules of Ray and Serve, because there is no public setting.
 
-Private modules may change with each release. pyproject.toml pins the release, and `check_release` warns about others.
+Private modules may change with each release. pyproject.toml therefore pins the release.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import Any
 from deployments.local_ray.ports import LOOK_S
 from earlyexit.errors import OfframpError
 
-TESTED = "2.60.0"
-"""The release of Ray that this file was tested with."""
 LOOPBACK = ("127.0.0.1", "::1")
 ANYWHERE = "[::]"
 KV_NAMESPACE = b"offramp"
@@ -29,14 +27,6 @@ SERVE_TIMEOUT_S = 10.0
 """Timeout of a call to Serve's controller, in seconds."""
 
 logger = logging.getLogger("offramp")
-
-
-def check_release() -> None:
-    """Logs a warning if the installed release of Ray is not the tested one."""
-    import ray
-
-    if ray.__version__ != TESTED:
-        logger.warning("tested with Ray %s, but this is Ray %s, whose internals may differ", TESTED, ray.__version__)
 
 
 @contextmanager
