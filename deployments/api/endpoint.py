@@ -447,11 +447,6 @@ def preferred_type(accept: str, offered: Sequence[str]) -> str | None:
     return offered[weights.index(best)] if best > 0 else None
 
 
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Returns whether an Accept-Encoding header accepts gzip."""
-    return _weight(_weights(accept_encoding), (GZIP, "*")) > 0
-
-
 def _weights(header: str) -> dict[str, float]:
     """Returns the weights of a header's ranges by name, in lower case and without parameters."""
     weights: dict[str, float] = {}
@@ -492,7 +487,8 @@ async def compress(request: Request, response: Response) -> None:
     if "etag" in headers or headers.get("content-type", "").startswith("image/"):
         return
     headers.add_vary_header("Accept-Encoding")
-    if not accepts_gzip(", ".join(request.headers.getlist("accept-encoding"))):
+    accepted = _weights(", ".join(request.headers.getlist("accept-encoding")))
+    if not _weight(accepted, (GZIP, "*")):
         return
     write = partial(gzip.compress, body, GZIP_LEVEL, mtime=0)
     response.body = write() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(write)

@@ -451,19 +451,14 @@ class Unanswered:
         if not fresh:
             return []
         error, reason = (None, why) if isinstance(why, str) else (why, why.kind)
-        if reason == LATE:
-            self._record_late(fresh, now_s)
-        self._remove_settled(fresh)
-        self.counts.drops[reason] += len(fresh)
-        return [Dropped(fresh, reason, error)]
-
-    def _record_late(self, inputs: Inputs, now_s: float) -> None:
-        """Passes the time that late inputs waited to admission control: a lower bound of their latency."""
-        for each in inputs:
+        for each in fresh if reason == LATE else ():  # the time that they waited is a lower bound of their latency
             chain = each.chain.current
             if chain.admission is not None:
                 until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
                 chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
+        self._remove_settled(fresh)
+        self.counts.drops[reason] += len(fresh)
+        return [Dropped(fresh, reason, error)]
 
     def _remove_settled(self, inputs: Inputs) -> int:
         """Removes settled inputs from the counts of their chains; returns the sum of their tokens."""

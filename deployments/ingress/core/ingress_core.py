@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import compress
-from typing import Any, NoReturn
+from typing import Any
 
 from deployments.ingress.core.calls import (
     CALL_TIMEOUT,
@@ -80,6 +80,7 @@ class IngressCore:
             self._observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
         self._inputs = Unanswered(chains, options, self._observations, make_call)
         self.counts = self._inputs.counts
+        self.refuse = self._inputs.refuse
         self._steps = SequenceSteps(chains, self._inputs, self._observations, options.probe_share, rng)
         self._timers = Timers()
 
@@ -146,10 +147,6 @@ class IngressCore:
         late_s = self.chains.late_s(num_inputs, num_coming, left_s, now_s)
         if late_s > 0:
             self._inputs.refuse_late(num_inputs, left_s, late_s)
-
-    def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
-        """Counts the inputs of a request that is not submitted; raises the error."""
-        self._inputs.refuse(error, num_inputs)
 
     def submit(self, inputs: Inputs, now_s: float) -> None:
         """Accepts all inputs of a request, or none. They have the same deadline.
