@@ -94,13 +94,8 @@ class RayCluster:
     async def announce(self, app: AnnouncedApp) -> None:
         await asyncio.to_thread(kv_put, ANNOUNCED + app.app, app.model_dump_json())
 
-    async def applications(self) -> dict[str, Any]:
-        """Returns all applications and options of Serve; raises OfframpError if Serve does not answer."""
-        return await find_applications()
-
-    async def put(self, config: Mapping[str, Any]) -> None:
-        """Replaces the set of applications; raises OfframpError if Serve does not answer."""
-        await put_applications(config)
+    applications = staticmethod(find_applications)
+    put = staticmethod(put_applications)
 
     async def inventory(self) -> Inventory:
         import ray
