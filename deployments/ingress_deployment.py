@@ -174,11 +174,12 @@ for _name in OPERATION_BY_RPC:
 
 
 @serve.ingress()
-class Ingress(RpcMethods):
+class Ingress(RpcMethods, BackgroundTasks):
     """Holds every input until it is answered. It does not import torch, and needs the controller only to get a plan."""
 
     def __init__(self, settings: dict[str, Any], *deployments: DeploymentHandle[Any]) -> None:
         """`deployments`: one per accelerator type, and the controller, if there is one."""
+        super().__init__()
         bind_calls()
         self._settings = ServeSettings.model_validate(settings)
         handles = {each.deployment_name: each for each in deployments}
@@ -187,7 +188,6 @@ class Ingress(RpcMethods):
         self._http_server: HttpServer | None = None
         self._gate = build_gate(self._settings.access, self._clock, self._settings.ingress_replicas)
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
-        self._background = BackgroundTasks()
         self._started = asyncio.Event()
         self.is_ready = False
         self.max_timeout_s = self._settings.max_timeout_s
@@ -231,11 +231,11 @@ class Ingress(RpcMethods):
 
     def __serve_build_asgi_app__(self) -> Router:
         settings = self._settings
-        self._background.start("start", self._start())
+        self.start("start", self._start())
         if self._gate is not None:
-            self._background.start("read keys", self._gate.watch())
-        self._background.start("export metrics", self._keep_exporting())
-        self._background.start("follow versions", self.versions.run())
+            self.start("read keys", self._gate.watch())
+        self.start("export metrics", self._keep_exporting())
+        self.start("follow versions", self.versions.run())
         api = build_api(
             self,
             VersionRoutes(self, self.versions, settings.repository.folder),
@@ -252,7 +252,7 @@ class Ingress(RpcMethods):
         else:
             site = below_prefix(api.router, settings.route_prefix, settings.app)
             self._http_server = build_standalone_server(site, api.fast_paths, access_log=settings.access_log)
-            self._background.start("listen", self._http_server.serve([take_listener(settings.listener)]))
+            self.start("listen", self._http_server.serve([take_listener(settings.listener)]))
         return api.router
 
     @cached_property
@@ -260,10 +260,6 @@ class Ingress(RpcMethods):
         from deployments.api.grpc.server import Rpcs
 
         return Rpcs(self, self._gate, self._tracer)
-
-    def check_health(self) -> None:
-        """Raises RuntimeError if background work has ended, so that Serve replaces the ingress; called every second."""
-        self._background.check()
 
     async def _start(self) -> None:
         """Gets the present plan, then waits until every stage of it has a replica."""

@@ -36,20 +36,20 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class BackgroundTasks:
-    """The background tasks of an ingress, a replica or the controller."""
+    """The background tasks of an ingress, a replica or the controller, which is healthy as long as they run."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: dict[str, BaseException] = {}
 
     def start(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        """Runs a coroutine as a task. If it ends with an error, the error is logged, and `check` fails from then on."""
+        """Runs a coroutine as a task. If it ends with an error, the error is logged, and `check_health` fails."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)  # the event loop has only weak references to tasks
         task.add_done_callback(self._on_done)
 
-    def check(self) -> None:
-        """Raises RuntimeError if a task has ended with an error; Serve then replaces the process."""
+    def check_health(self) -> None:
+        """Raises RuntimeError if a task has failed. Serve calls it every second, and then replaces the process."""
         for name, error in self._failed.items():
             raise RuntimeError(f"the background task {name!r} has ended: {error!r}")
 

@@ -41,10 +41,11 @@ FOLLOW_S = 10.0
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-class Controller:
+class Controller(BackgroundTasks):
     """Creates and runs the control loop, and answers requests about it."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
+        super().__init__()
         bind_calls()
         os.nice(NICENESS)
         self._settings = ServeSettings.model_validate(settings)
@@ -61,9 +62,8 @@ class Controller:
             sleep=asyncio.sleep,
             solve=_solve,
         )
-        self._background = BackgroundTasks()
-        self._background.start("control loop", self._loop.run())
-        self._background.start("export metrics", self._export_metrics())
+        self.start("control loop", self._loop.run())
+        self.start("export metrics", self._export_metrics())
 
     async def current(self) -> PlacedPlan | str:
         """Returns the plan that ingresses should follow now, or the reason why there is none."""
@@ -93,10 +93,6 @@ class Controller:
         model = Path(self._settings.model)
         check_prunable(model, parse_plan(dict(plan_document), ModelShape.of(read_card(model))).prune)
         return await self._loop.apply(plan_document, hold=hold)
-
-    def check_health(self) -> None:
-        """Raises an error if the loop has ended, so that Serve replaces the controller. Serve calls it every second."""
-        self._background.check()
 
     async def _export_metrics(self) -> None:
         while True:

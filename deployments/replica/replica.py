@@ -30,13 +30,14 @@ from earlyexit.network.store import read_card
 from optimizer.plan import PlacedPlan
 
 
-class StageReplica:
+class StageReplica(BackgroundTasks):
     """Hosts one stage on one device. Ingresses assign the stage, which may change with the plan and with the replicas.
 
     The constructor returns when the plan's stages on this accelerator type are warm.
     """
 
     async def __init__(self, settings: dict[str, Any], device: str) -> None:  # type: ignore[misc] # Serve awaits it
+        super().__init__()
         bind_calls()
         self._settings = ServeSettings.model_validate(settings)
         self._metrics = StageMetrics(device)
@@ -61,8 +62,7 @@ class StageReplica:
         await self._host.prepare_first(coming or [PlacedPlan(plan=self._settings.plan)])
         freeze_garbage_collection()
         self._host.threads.start()
-        self._background = BackgroundTasks()
-        self._background.start("export metrics", self._metrics.export_regularly(self._host))
+        self.start("export metrics", self._metrics.export_regularly(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
         self._address = await self._server.listen(self._host, ip)
 
@@ -91,7 +91,7 @@ class StageReplica:
     def check_health(self) -> None:
         """Raises an error if the replica must be replaced. Serve calls it every second."""
         self._host.check()
-        self._background.check()
+        super().check_health()
 
 
 def _end_replica() -> None:

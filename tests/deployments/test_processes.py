@@ -61,14 +61,14 @@ async def test_a_background_task_that_fails_fails_the_health_check(caplog: pytes
     background.start("start", asyncio.sleep(0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    background.check()
+    background.check_health()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "start"]
     with caplog.at_level(logging.ERROR):
         background.start("learn the plan", fail())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match=r"the background task 'learn the plan' has ended: LookupError\('no plan'\)"):
-        background.check()
+        background.check_health()
     assert [record.getMessage() for record in caplog.records] == ["the background task 'learn the plan' has ended"]
     goes_on.set()
 
