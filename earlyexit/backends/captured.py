@@ -248,7 +248,7 @@ class StaticSegment:
 
     def __init__(self, model: EarlyExitModel, segment: Segment, shape: Shape, buffers: Buffers) -> None:
         self._model, self._segment, self._shape, self._buffers = model, segment, shape, buffers
-        self._after = model.boundary(segment.end - 1)
+        self._after = model.takes(segment.end)
         self.inputs = tuple(
             buffers.take(
                 ("in", place),
@@ -256,7 +256,7 @@ class StaticSegment:
                 spec.shape,
                 model.dtype if spec.dtype == "float" else getattr(torch, spec.dtype),
             )
-            for place, spec in enumerate(model.boundary(segment.first - 1))
+            for place, spec in enumerate(model.takes(segment.first))
         )
         numbers = shape.num_tokens + 2 * shape.num_rows
         self._index = buffers.take("index", numbers, (), torch.int64) if shape.mixed else None

@@ -227,7 +227,7 @@ class OnnxSegments(SegmentRunner):
     def room_for(self, segment: Segment, num_inputs: int, num_tokens: int) -> dict[str, Tensor]:
         """Returns empty tensors for the outputs of a segment's graph, by name and in the graph's order."""
         model, shapes = self._model, list[tuple[tuple[int, ...], torch.dtype]]()
-        for spec in model.boundary(segment.end - 1):
+        for spec in model.takes(segment.end):
             dtype = model.dtype if spec.dtype == "float" else getattr(torch, spec.dtype)
             shapes.append(((num_tokens if spec.per_token else num_inputs, *spec.shape), dtype))
         if model.has_exit(segment):
@@ -418,7 +418,7 @@ def names_before(model: EarlyExitModel, block: int) -> list[str]:
 
     Tensors of different blocks may have the same name in the model.
     """
-    names = [each.name for each in model.boundary(block - 1)]
+    names = [each.name for each in model.takes(block)]
     return names if block == 0 else [f"{name}@{block}" for name in names]
 
 

@@ -140,6 +140,11 @@ class Dataflow:
             batch=batch,
         )
 
+    def bytes_of(self, tensors: Iterable[str]) -> int | None:
+        """Returns the bytes of one input in all of these tensors; None if a shape is unknown."""
+        sizes = [self.bytes_per_input.get(name) for name in tensors]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
     @cached_property
     def layout(self) -> frozenset[str]:
         """The inputs that follow from the lengths of inputs: masks and positions.
@@ -230,10 +235,6 @@ class Site:
 
     tensors: tuple[str, ...]
     """The tensors that cross the cut. Ramps read the first one, which depends on the most work."""
-    after: str
-    """The name of the operator that computes the first tensor."""
-    bytes_per_input: int | None
-    """The bytes of all tensors together; None if a shape is unknown."""
     seconds_share: float | None = None
     """The share of the model's time that is spent before the site; None if it was not measured."""
 
@@ -270,7 +271,7 @@ def find_sites(flow: Dataflow) -> tuple[Site, ...]:
     sites = []
     for run in _runs(tensors, has_work):
         before_pooling = [name for name in run if not _is_vector(flow, name)]
-        sites.append(site_of(flow, ((before_pooling or run)[-1],)))
+        sites.append(Site(tensors=((before_pooling or run)[-1],)))
     return tuple(sites)
 
 
@@ -302,16 +303,6 @@ def _is_vector(flow: Dataflow, tensor: str) -> bool:
     """Whether a tensor has one vector per input: all axes but one have size 1."""
     shape = flow.shapes.get(tensor)
     return shape is not None and sum(size > 1 for size in shape[1:]) <= 1
-
-
-def site_of(flow: Dataflow, tensors: tuple[str, ...]) -> Site:
-    """Returns the site at which these tensors cross."""
-    sizes = [flow.bytes_per_input.get(name) for name in tensors]
-    return Site(
-        tensors=tensors,
-        after=flow.maker[tensors[0]].name,
-        bytes_per_input=None if None in sizes else sum(size for size in sizes if size is not None),
-    )
 
 
 REPEATS = 10
@@ -380,7 +371,7 @@ def cut_sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
         crossing = crossing_tensors(flow, region, ran)
         if len(crossing) > 1:
             latest = ran
-            yield site_of(flow, _most_work_first(flow, crossing))
+            yield Site(tensors=_most_work_first(flow, crossing))
 
 
 def _costs(

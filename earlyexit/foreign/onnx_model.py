@@ -17,7 +17,7 @@ import numpy as np
 from earlyexit.data.rows import IMAGE, PAIR, TEXT
 from earlyexit.errors import GraphError, InputError, first_line
 from earlyexit.foreign.dataflow import REPEATS, Site, layout_role, with_shares
-from earlyexit.foreign.model import TEXT_LENGTH, ForeignModel
+from earlyexit.foreign.model import ForeignModel
 from earlyexit.foreign.onnx_file import (
     OPEN_SIZE,
     arbitrary_inputs,
@@ -60,10 +60,6 @@ class OnnxModel(ForeignModel):
             has_types = any(layout_role(each.name) == "zeros" for each in infos)
             return (ids, *[replace(ids, name="token_types")] * (PAIR in self.options.columns and has_types))
         return tuple(map(_column, infos))
-
-    @property
-    def longest(self) -> int:
-        return TEXT_LENGTH
 
     def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
         """Raises GraphError if the model cannot be run.

@@ -416,13 +416,22 @@ def _call_user_function(name: str) -> tuple[nn.Module, _Arguments]:
 
 
 def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """Returns the exported module, without operators that only check inputs."""
+    """Returns the exported module with dynamic batch size and, if possible, lengths.
+
+    It has no in-place writes, and no operators that only check inputs.
+    """
+    positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
+    axes = pytree.tree_map(_dynamic_axes, arguments)
     try:
-        module = _exported(network, arguments)
+        with warnings.catch_warnings():
+            # A warning of torch about its own code.
+            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+            program = torch.export.export(network, positional, named, dynamic_shapes=axes)
+            module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:  # tracing a user's module may raise any error
-        raise GraphError(
-            f"{name} cannot be traced with a dynamic batch size: torch.export: {first_line(error)}"
-        ) from error
+        reason = f"torch.export: {first_line(error)}"
+        raise GraphError(f"{name} cannot be traced with a dynamic batch size: {reason}") from error
+    assert isinstance(module, fx.GraphModule)
     for node in reversed(module.graph.nodes):
         if node.target is torch.ops.aten.view.default:  # the strides of its input depend on the device's kernels
             node.target = torch.ops.aten.reshape.default
@@ -430,19 +439,6 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphMod
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
-    return module
-
-
-def _exported(network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """Returns the exported module with dynamic batch size and, if possible, lengths, without in-place writes."""
-    positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
-    axes = pytree.tree_map(_dynamic_axes, arguments)
-    with warnings.catch_warnings():
-        # A warning of torch about its own code.
-        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
-        program = torch.export.export(network, positional, named, dynamic_shapes=axes)
-        module = program.run_decompositions({}).module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
     return module
 
 

@@ -56,7 +56,7 @@ from earlyexit.network.piece import (
     wait_for,
     when_computed,
 )
-from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy, Foresight
+from earlyexit.policies.base import ExitOutput, ExitPolicy, Foresight
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import BridgeRamp, NormedRamp, Ramp, VocabularyHead
 from earlyexit.ramps.pooling import Pooling
@@ -188,13 +188,9 @@ class EarlyExitModel(nn.Module, SegmentRunner):
     def dtype(self) -> torch.dtype:
         return torch.float32 if self.backbone.float32_only else next(self.backbone.parameters()).dtype
 
-    def boundary(self, block: int) -> Boundary:
-        """Returns the tensors that pass from a block to the next one; for -1 the inputs of the network."""
-        return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
-
     def takes(self, block: int) -> Boundary:
-        """Returns the tensors of a piece before a block. At the start of a chain's network these are encoded inputs."""
-        return self.boundary(block - 1)
+        """Returns the tensors of a piece before a block, or after the last one. Before block 0 they are the inputs."""
+        return self.backbone.boundary(block - 1) if block else self.backbone.inputs
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         return self.compute(segment, piece.tensors, self.layout(piece.lengths_B))
@@ -328,13 +324,8 @@ class ChainNetwork(SegmentRunner):
         """The longest input that all networks accept, in tokens."""
         self.device, self.dtype = first.device, first.dtype
 
-    def boundary(self, block: int) -> Boundary:
-        if block in self.chain.end_ramps:
-            return ()
-        network, local = self.chain.locate(max(0, block))
-        return self.members[network].boundary(local if block >= 0 else -1)
-
     def takes(self, block: int) -> Boundary:
+        """Returns the tensors of a piece before a block. At the start of a network these are encoded inputs."""
         network, local = self.chain.locate(block)
         return self.members[network].takes(local)
 
@@ -342,7 +333,7 @@ class ChainNetwork(SegmentRunner):
         network, own = locate(self.chain, segment)
         member, (tensors, outputs_BC) = self.members[network], self.runners[network].run(own, piece)
         if own.end == member.num_blocks and network < len(self.members) - 1:
-            tensors = tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :]))
+            tensors = tuple(map(halved, tensors[len(member.takes(own.end)) :]))
         return tensors, outputs_BC
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
@@ -532,9 +523,14 @@ class Cut:
         decision = self._policy.decide(segment.ramp, output, state_BS, piece.sample_ids)
         leave_B = decision.leave_B.tolist()
         leaving = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        is_deferred = bool(leaving) and self._defer(deferred, piece, leaving, output, decision, segment.ramp)
         answers: tuple[Answer, ...] = ()
-        if leaving and not is_deferred:
+        rows_KD: Tensor | None = None
+        if leaving and isinstance(output, Foreseen) and decision.value_B is None and not self._stays:
+            rows_KD = output.before_head(leaving)
+        if rows_KD is not None:
+            answers_of = partial(_answers, piece, leaving, score_B=decision.score_B, block=segment.ramp)
+            deferred.append((segment.ramp, rows_KD, answers_of))
+        elif leaving:
             value_K = output.answers(leaving) if decision.value_B is None else decision.value_B[leaving]
             answers = _answers(piece, leaving, value_K, decision.score_B, segment.ramp)
         if decision.state_BS is not state_BS:
@@ -561,19 +557,6 @@ class Cut:
         if not stay_on_device:
             outputs_BC, state_BS = all_to_host((outputs_BC, state_BS))
         return ExitOutput(self._network.task, outputs_BC), state_BS
-
-    def _defer(
-        self, deferred: list[Leaving], piece: Piece, rows: list[int], output: ExitOutput, decision: Decision, ramp: int
-    ) -> bool:
-        """Adds the inputs of these rows to `deferred` if their exit has the shared head. Returns whether it did."""
-        if self._stays or decision.value_B is not None or not isinstance(output, Foreseen):
-            return False
-        rows_KD = output.before_head(rows)
-        if rows_KD is None:
-            return False
-        answers_of = partial(_answers, piece, rows, score_B=decision.score_B, block=ramp)
-        deferred.append((ramp, rows_KD, answers_of))
-        return True
 
     def _conclude(self, piece: Piece, output: ExitOutput, state_BS: Tensor) -> Step[Piece]:
         """Returns the step of the model's end."""

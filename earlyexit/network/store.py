@@ -203,8 +203,8 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
     card = ModelCard(
         **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
         backbone=model.backbone.to_config(),
-        boundaries=tuple(model.boundary(block) for block in range(model.num_blocks)),
-        inputs=model.boundary(-1),
+        boundaries=tuple(map(model.takes, range(1, model.num_blocks + 1))),
+        inputs=model.takes(0),
         ramps=model.ramp_indices,
         num_blocks=model.num_blocks,
     )

@@ -93,7 +93,7 @@ def _check(model: EarlyExitModel, options: JointOptions) -> None:
     if next(model.backbone.parameters(), None) is None:
         raise ModelFolderError(f"a backbone of the family {model.info.family} cannot be trained: train its ramps only")
     if options.augmentation is not None:
-        if not takes_images(model.boundary(-1)):
+        if not takes_images(model.takes(0)):
             raise ModelFolderError("augmentation needs a model whose inputs are images")
         if options.augmentation.patch and not options.imitate:
             raise ModelFolderError("patched images have no right answers: patches need imitation")

@@ -150,7 +150,7 @@ def _block_kinds(model: Network) -> list[Hashable]:
     kinds: list[Hashable] = list(range(model.num_blocks))
     if isinstance(modules, nn.ModuleList):
         for block in range(1, model.num_blocks - 1):
-            kinds[block] = repr(modules[block]), model.boundary(block - 1), model.boundary(block)
+            kinds[block] = repr(modules[block]), model.takes(block), model.takes(block + 1)
     return kinds
 
 

@@ -34,8 +34,8 @@ def run(job: SitesJob) -> None:
         "sites": [
             {
                 "tensor": site.tensors[0] if len(site.tensors) == 1 else list(site.tensors),
-                "after": site.after,
-                "bytes_per_input": site.bytes_per_input,
+                "after": model.flow.maker[site.tensors[0]].name,
+                "bytes_per_input": model.flow.bytes_of(site.tensors),
                 "seconds_share": None if site.seconds_share is None else round(site.seconds_share, 6),
             }
             for site in sites
@@ -60,11 +60,12 @@ def _table(model: str, flow: Dataflow, sites: Sequence[Site]) -> Table:
     names = [Column(name, overflow="fold") for name in ("tensor", "after")]
     table = make_table(*numbers, *names, title=title)
     for number, site in enumerate(sites):
+        num_bytes, maker = flow.bytes_of(site.tensors), flow.maker[site.tensors[0]]
         table.add_row(
             str(number),
             cell(site.seconds_share, ".1%"),
-            "-" if site.bytes_per_input is None else f"{site.bytes_per_input / 1000:.1f}",
+            "-" if num_bytes is None else f"{num_bytes / 1000:.1f}",
             "\n".join(site.tensors),
-            f"{flow.maker[site.tensors[0]].op} {site.after}",
+            f"{maker.op} {maker.name}",
         )
     return table

@@ -92,9 +92,9 @@ def inputs_of(model: EarlyExitModel, count: int) -> list[Encoded]:
         return noise(model, count)
     rng = np.random.default_rng(3)
     texts = random_inputs(rng, LENGTHS[:count], least=2)
-    below = model.boundary(-1)[0].below or 10
+    below = model.takes(0)[0].below or 10
     texts = [replace(each, tensors=(each.tensors[0] % below,)) for each in texts]
-    if len(model.boundary(-1)) == 1:
+    if len(model.takes(0)) == 1:
         return texts
     return [replace(each, tensors=(*each.tensors, each.tensors[0] % 2)) for each in texts]
 
@@ -155,9 +155,9 @@ def test_hidden_states_have_the_shapes_of_the_boundaries(name: str, made: Made) 
     hidden = model.backbone.embed(values, layout)
     for block in range(model.num_blocks):
         hidden = model.backbone.run_block(block, hidden, layout)
-        rows = [layout.num_tokens if each.per_token else 3 for each in model.boundary(block)]
+        rows = [layout.num_tokens if each.per_token else 3 for each in model.takes(block + 1)]
         assert [tuple(each.shape) for each in hidden] == [
-            (count, *each.shape) for count, each in zip(rows, model.boundary(block), strict=True)
+            (count, *each.shape) for count, each in zip(rows, model.takes(block + 1), strict=True)
         ]
 
 

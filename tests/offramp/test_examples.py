@@ -125,7 +125,7 @@ def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
 def test_the_network_is_loaded_by_name_and_its_own_policy_decides_exits(folder: Path) -> None:
     card = read_card(folder)
     assert (card.family, card.num_blocks, card.ramps, card.max_length) == ("word_network:build", 4, (0, 1, 2), 32)
-    assert load_model(folder).boundary(0)[0].shape == (card.backbone["width"],)
+    assert load_model(folder).takes(1)[0].shape == (card.backbone["width"],)
     assert len(read_labelled(folder / "held_out.csv")) == 6, "three of ten rows of both labels"
     model = load_model(folder)
     plan = read_plan(NETWORK / "plan.yaml", ModelShape(num_blocks=4, ramps=(0, 1, 2)))

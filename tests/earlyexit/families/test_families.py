@@ -161,12 +161,12 @@ def test_pairs_and_single_texts_get_the_logits_of_transformers(tmp_path: Path) -
     found_BC = exit_outputs(model, some_pairs())[2]
     torch.testing.assert_close(found_BC, theirs(hf_model, some_pairs()), atol=1e-4, rtol=0)
     model = ours(tmp_path, LabelTask(NAMES))
-    assert [each.name for each in model.boundary(-1)] == ["token_ids"]
+    assert [each.name for each in model.takes(0)] == ["token_ids"]
     texts = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     torch.testing.assert_close(exit_outputs(model, texts)[2], theirs(hf_model, texts), atol=1e-4, rtol=0)
     hf_model = checkpoint(tmp_path, family="roberta", id2label=dict(enumerate(NAMES)))
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
-    assert [each.name for each in model.boundary(-1)] == ["token_ids"]
+    assert [each.name for each in model.takes(0)] == ["token_ids"]
     pairs = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     torch.testing.assert_close(exit_outputs(model, pairs)[2], theirs(hf_model, pairs), atol=1e-4, rtol=0)
 

@@ -104,9 +104,9 @@ def fresh_model() -> EarlyExitModel:
 
 def test_boundaries_are_found_by_a_run_that_does_not_change_statistics() -> None:
     model = fresh_model()
-    assert model.boundary(-1) == (PIXELS,)
-    assert tuple(tuple(each.shape for each in model.boundary(block)) for block in range(4)) == SHAPES
-    assert {each.per_token for block in range(4) for each in model.boundary(block)} == {False}
+    assert model.takes(0) == (PIXELS,)
+    assert tuple(tuple(each.shape for each in model.takes(block)) for block in range(1, 5)) == SHAPES
+    assert {each.per_token for block in range(1, 5) for each in model.takes(block)} == {False}
     assert model.max_length == 1
     backbone = build_convolutions().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
@@ -210,7 +210,7 @@ def test_integers_may_cross_boundaries_and_floats_have_the_networks_dtype() -> N
     backbone = rows_of_three(Counting(), Counting())
     check_own(backbone)
     model = model_of(backbone)
-    assert [(each.dtype, each.shape) for each in model.boundary(0)] == [("float", (3,)), ("int32", ())]
+    assert [(each.dtype, each.shape) for each in model.takes(1)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)
     assert [values.dtype for values in warm_up.tensors] == [torch.float32, torch.int32]
     with pytest.raises(ModelFolderError, match=r"block 0 returns torch\.float64; the weights' float"):

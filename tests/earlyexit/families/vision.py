@@ -97,7 +97,7 @@ def _vgg(**settings: Any) -> VggConfig:
 def noise(model: EarlyExitModel, count: int, *, seed: int = 0) -> list[Encoded]:
     """Images of the size that a model takes, of different brightness."""
     rng = np.random.default_rng(seed)
-    shape = model.boundary(-1)[0].shape
+    shape = model.takes(0)[0].shape
     return [
         Encoded(1, (rng.integers(0, most, (1, *shape)).astype(np.uint8),))
         for most in rng.integers(20, 256, count).tolist()

@@ -39,8 +39,8 @@ def test_a_mask_crosses_with_the_hidden_state_where_that_is_cheapest() -> None:
     assert [site.tensors for site in find_sites(flow)] == [("h",)]
     found = with_cut_sets(flow, find_sites(flow))
     assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
-    assert [site.bytes_per_input for site in found] == [11, 11, 10]
-    assert [site.after for site in found] == ["operator1", "operator4", "operator8"]
+    assert [flow.bytes_of(site.tensors) for site in found] == [11, 11, 10]
+    assert [flow.maker[site.tensors[0]].name for site in found] == ["operator1", "operator4", "operator8"]
     flow = replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("acdefghy", 10), "b": 3})
     found = with_cut_sets(flow, find_sites(flow))
     assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]

@@ -229,14 +229,14 @@ def test_cut_tensors_of_traced_modules_disconnect_them(name: str) -> None:
 
 
 def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> None:
-    sites = find_sites(foreign.traced("resnet14").flow)
+    flow = foreign.traced("resnet14").flow
     sizes = [16 * 32 * 32] * 3 + [32 * 16 * 16] * 2 + [64 * 8 * 8] * 2
-    assert [site.bytes_per_input for site in sites] == [4 * size for size in sizes]
+    assert [flow.bytes_of(site.tensors) for site in find_sites(flow)] == [4 * size for size in sizes]
 
 
 def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_any_length() -> None:
     graph = foreign.traced("small_bert")
-    assert [site.bytes_per_input for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
+    assert [graph.flow.bytes_of(site.tensors) for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
     assert list(graph.examples) == ["input_ids", "attention_mask"]
     [answer] = graph.flow.outputs
     given = values_of(graph.module, *[torch.ones(3, 5, dtype=torch.long)] * 2)[answer]

@@ -209,7 +209,7 @@ def test_every_cut_answers_like_the_uncut_file(name: str, tmp_path: Path) -> Non
     make, crosses = CASES[name]
     case = make(tmp_path)
     model, last = case.model, case.model.num_blocks - 1
-    assert [(each.shape, each.per_token) for each in model.boundary(0)] == crosses
+    assert [(each.shape, each.per_token) for each in model.takes(1)] == crosses
     np.testing.assert_allclose(exit_outputs(model, case.encoded)[last].numpy(), case.expected, atol=1e-4)
     policy = halves(model, case.encoded)
     for count in (1, 2, 7):
@@ -226,8 +226,9 @@ def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Pat
     named = examples if isinstance(examples, dict) else {"images": examples[0]}
     flow = read_onnx(exported(network, named, tmp_path / "model.onnx", by_dynamo=True), open_size=7).flow
     assert list(cut_tensors(flow)) == carriers_by_removal(flow)
-    sites = find_sites(modules.traced(name).flow)
-    assert [site.bytes_per_input for site in find_sites(flow)] == [site.bytes_per_input for site in sites]
+    module = modules.traced(name).flow
+    sizes, expected = ([each.bytes_of(site.tensors) for site in find_sites(each)] for each in (flow, module))
+    assert sizes == expected
 
 
 @pytest.fixture(scope="module", params=["pictures", "words"])

@@ -112,12 +112,13 @@ def test_a_run_ends_before_pooling_to_one_vector(tmp_path: Path) -> None:
         ["y"],
         [weight("w", 4, 3, 3, 3), weight("v", 4, 2)],
     )
-    [site] = find_sites(read_onnx(saved(tmp_path, model)).flow)
-    assert (site.tensors, site.after, site.bytes_per_input) == (("b",), "Relu#1", 4 * 6 * 6 * 4)
+    flow = read_onnx(saved(tmp_path, model)).flow
+    [site] = find_sites(flow)
+    assert (site.tensors, flow.maker["b"].name, flow.bytes_of(site.tensors)) == (("b",), "Relu#1", 4 * 6 * 6 * 4)
 
 
 def site(*tensors: str) -> Site:
-    return Site(tensors=tensors, after="", bytes_per_input=None)
+    return Site(tensors=tensors)
 
 
 def shares(sites: tuple[Site, ...]) -> list[float]:

@@ -442,7 +442,7 @@ def test_mixed_precision_keeps_weights_in_float32() -> None:
 def test_a_last_batch_of_one_input_does_not_harm_batch_norms() -> None:
     """Of a 1 x 1 map a norm has no variance; torch refuses it."""
     model = joint_resnet(side=4)
-    assert model.boundary(model.num_blocks - 1)[0].shape[1:] == (1, 1)
+    assert model.takes(model.num_blocks)[0].shape[1:] == (1, 1)
     encoded, labels = pictures(ROWS, side=4)
     train_jointly(model, encoded[:33], labels[:33], replace(JOINT, epochs=1))
     assert all(bool(tensor.isfinite().all()) for tensor in copy.deepcopy(model).state_dict().values())

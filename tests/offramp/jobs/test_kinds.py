@@ -109,7 +109,7 @@ def test_pairs_make_a_model_of_pairs_and_another_input_is_refused_by_its_name(ch
     data = read_labelled(tmp_path / "d.tsv", text_column="one", pair_column="two")
     model = train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), data, tmp_path / "m")
     assert model.info.codec == {"name": "text_pair", "max_length": 16, "token_types": True}
-    assert [spec.name for spec in model.boundary(-1)] == ["token_ids", "token_types"]
+    assert [spec.name for spec in model.takes(0)] == ["token_ids", "token_types"]
     assert of_two_inputs("token_type_ids")["token_types"]
     with pytest.raises(InputError, match="network takes 'mask' besides 'input_ids', which is not derived"):
         of_two_inputs("mask")
