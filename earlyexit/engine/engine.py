@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal
 
-from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, by_deadline
+from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, deadline_of
 from earlyexit.network.boundary import AfterAnswer, Split, rest_of
 
 # How long batches take. The size of a batch is its number of tokens. Inputs without tokens count as one token each.
@@ -410,7 +410,7 @@ class BatchEngine(Generic[P]):
             member.queued_serial = serial
             waiting = self._probes_of(queue).members if member.probe else plain
             if waiting and member.deadline_s < waiting[-1].deadline_s:
-                insort_right(waiting, member, key=by_deadline)
+                insort_right(waiting, member, key=deadline_of)
             else:
                 waiting.append(member)
 
@@ -614,7 +614,7 @@ class BatchEngine(Generic[P]):
         for queue in waiting:
             trust = self._trust.get(queue.split.first, 1.0)
             mean_tokens = self.times.mean_tokens(queue.split)
-            tokens = min(queue.budget.tokens_when_full(mean_tokens), mean_tokens * len(queue.members))
+            tokens = min(queue.counts.budget.tokens_when_full(mean_tokens), mean_tokens * len(queue.members))
             earliest_s = now_s + trust * self.times.first_s(queue.split, tokens)
             if queue.members[0].deadline_s < earliest_s:
                 dropped += queue.drop_before(earliest_s)

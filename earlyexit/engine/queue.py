@@ -109,7 +109,7 @@ and short enough for services without deadlines."""
 OVERDUE_SHARE: Final = 0.25
 """The share of a batch for overdue inputs. A larger share delays the other inputs more and overdue inputs less."""
 
-_deadline_of = attrgetter("deadline_s")
+deadline_of = attrgetter("deadline_s")
 _since_of = attrgetter("since_s")
 _tokens_of = attrgetter("tokens")
 
@@ -178,12 +178,12 @@ class OrderSpec:
         lengths = [max(1, each.tokens) for each in waiting]  # the utility of an empty input would be infinite
         if self.name == "arrival":
             return _fill(sorted(order, key=lambda position: waiting[position].since_s), lengths, budget)
-        is_by_deadline = self.name == "deadline"
-        may_lead = order[_first_without_deadline(waiting) :] if is_by_deadline else _in_time(waiting, now_s)
+        by_deadline = self.name == "deadline"
+        may_lead = order[_first_without_deadline(waiting) :] if by_deadline else _in_time(waiting, now_s)
         lead = _overdue_among(waiting, may_lead, now_s - self.waits_s, lengths, budget)
         if self.name == "das":
             return das(lengths, may_lead, budget, eta=0.5 if self.eta is None else self.eta, lead=lead)
-        others = order if is_by_deadline else sorted(may_lead, key=lengths.__getitem__)
+        others = order if by_deadline else sorted(may_lead, key=lengths.__getitem__)
         return _fill([*lead, *(position for position in others if position not in lead)], lengths, budget)
 
     def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
@@ -230,7 +230,7 @@ def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) 
 
 def _first_without_deadline(waiting: Sequence[Waiting]) -> int:
     """Returns the position of the oldest input without a deadline. Such inputs are last, in the order of arrival."""
-    return bisect_left(waiting, math.inf, key=_deadline_of)
+    return bisect_left(waiting, math.inf, key=deadline_of)
 
 
 def _fill(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
@@ -243,7 +243,7 @@ def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
 
     If all inputs are late, it returns all of them: they form batches until the caller drops them.
     """
-    late = bisect_left(waiting, now_s, key=_deadline_of)
+    late = bisect_left(waiting, now_s, key=deadline_of)
     return range(late if late < len(waiting) else 0, len(waiting))
 
 
@@ -341,7 +341,6 @@ class Member(Generic[P]):
     """Seconds that it has run here so far."""
 
 
-by_deadline = attrgetter("deadline_s")
 _by_order = attrgetter("deadline_s", "queued_serial")
 
 
@@ -387,24 +386,20 @@ class Queue(Generic[P]):
     counts: SplitCounts = field(init=False)
     members: list[Member[P]] = field(default_factory=list)
     """Sorted by deadline, then by arrival. Most arrive in this order, so a sorted list is faster than a heap."""
-    budget: Budget = field(init=False)
-    """The budget of one batch."""
-    full_at: int = field(init=False)
-    """The number of inputs with which a batch starts at once."""
     probes: Queue[P] | None = None
     """The queue of the same split's probes; None before the first probe, and in a queue of probes."""
 
     def __post_init__(self) -> None:
-        self.budget = budget = self.split.budget
-        # A probe counts as full: near full load some other queue is always full, so that probes would never run.
-        self.full_at = 1 if self.probe else budget.inputs
-        self.counts = SplitCounts(budget)
+        self.counts = SplitCounts(self.split.budget)
 
     @property
     def is_full(self) -> bool:
         """Whether the inputs or their tokens fill a batch, so that it starts at once."""
-        most_tokens = self.budget.tokens
-        return len(self.members) >= self.full_at or (most_tokens is not None and _sum_of(self.members) >= most_tokens)
+        members, budget = self.members, self.counts.budget
+        # A probe counts as full: near full load some other queue is always full, so that probes would never run.
+        if len(members) >= (1 if self.probe else budget.inputs):
+            return True
+        return budget.tokens is not None and _sum_of(members) >= budget.tokens
 
     @property
     def is_drained(self) -> bool:
@@ -413,12 +408,12 @@ class Queue(Generic[P]):
 
     def tokens_when_full(self, mean_tokens: float) -> float:
         """Returns the expected tokens of its next batch if that is full; future members have `mean_tokens` each."""
-        return self.budget.tokens_when_full(mean_tokens, len(self.members), _sum_of(self.members))
+        return self.counts.budget.tokens_when_full(mean_tokens, len(self.members), _sum_of(self.members))
 
     def take(self, order: OrderSpec, now_s: float) -> tuple[tuple[Member[P], ...], int]:
         """Removes the next batch and counts it. Returns its members and tokens. At least one member must wait."""
         counts = self.counts
-        members = tuple(take_from(self.members, order, self.budget, now_s))
+        members = tuple(take_from(self.members, order, counts.budget, now_s))
         num_tokens = _sum_of(members)
         counts.batches += 1
         counts.inputs += len(members)
@@ -427,7 +422,7 @@ class Queue(Generic[P]):
 
     def drop_before(self, earliest_s: float) -> list[Member[P]]:
         """Removes the members with a deadline before `earliest_s`, counts them as dropped, and returns them."""
-        num_late = bisect_left(self.members, earliest_s, key=by_deadline)
+        num_late = bisect_left(self.members, earliest_s, key=deadline_of)
         late = self.members[:num_late]
         del self.members[:num_late]
         self.counts.dropped += num_late
