@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
-from earlyexit.policies.reroute import check_rule, reroutes
+from earlyexit.policies.reroute import check_rule, coin, reroute_probability
 
 NO_LABEL = -1
 """Stands for the last label of an input before its first ramp."""
@@ -87,8 +88,9 @@ class TabiPolicy(ExitPolicy):
         return True
 
     def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
-        continue_B = reroutes(output.score_B.numpy(), sample_ids, ramp, self.c, self.k)
-        return output.decision(torch.from_numpy(~continue_B), state_BS)
+        probability_B = reroute_probability(output.score_B.numpy(), self.c, self.k)
+        leave_B = np.array([coin(sample_id, ramp) for sample_id in sample_ids]) >= probability_B
+        return output.decision(torch.from_numpy(leave_B), state_BS)
 
     def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns the calibrated confidence and the answers."""

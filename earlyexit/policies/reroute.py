@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +39,6 @@ def reroute_probability(confidence_N: npt.NDArray[np.floating], c: float, k: flo
     within_N = np.clip((confidence_N - c) / (1 - c), 0.0, 1.0)
     above_c_N = np.exp(-np.logaddexp(0.0, k * (within_N - 0.5)))  # logaddexp does not overflow for a large k
     return np.asarray(np.where(confidence_N > c, above_c_N, 1.0), dtype=np.float64)
-
-
-def reroutes(
-    confidence_N: npt.NDArray[np.floating], sample_ids: Sequence[str], ramp: int, c: float, k: float = SLOPE
-) -> npt.NDArray[np.bool_]:
-    """Returns whether each input continues, bool (N,): its draw at the ramp is below its probability."""
-    probability_N = reroute_probability(confidence_N, c, k)
-    draws_N = np.array([coin(sample_id, ramp) for sample_id in sample_ids], dtype=np.float64)
-    return np.asarray(draws_N < probability_N)
 
 
 def coin(sample_id: str, ramp: int) -> float:

@@ -18,9 +18,9 @@ from earlyexit.network.chain import check_weights, proportional
 from earlyexit.network.model import Cut
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
-from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
-from earlyexit.policies.reroute import coin, reroute_probability, reroutes
+from earlyexit.policies.reroute import coin, reroute_probability
 from earlyexit.policies.threshold import (
     ConfidencePolicy,
     EntropyPolicy,
@@ -282,7 +282,6 @@ CONFIDENCES = np.linspace(0, 1, 1001)
 
 def test_the_probability_is_equation_4_and_at_c_1_all_inputs_continue() -> None:
     assert (reroute_probability(CONFIDENCES, 1.0) == 1).all()
-    assert reroutes(CONFIDENCES, [f"{n}" for n in range(1001)], 5, 1.0).all()
     c, k, con = 0.9, 8.0, 0.93
     [found] = reroute_probability(np.array([con]), c, k)
     assert found == pytest.approx(1 / (1 + math.exp(k * ((con - c) / (1 - c) - 0.5))), rel=1e-12)
@@ -301,7 +300,10 @@ def test_the_probability_to_continue_falls_with_confidence(c: float, k: float) -
 def test_the_share_that_continues_is_the_mean_probability(c: float, k: float) -> None:
     confidence = c + (1 - c) * (np.arange(100_000) + 0.5) / 100_000
     expected, _ = quad(lambda con: float(reroute_probability(np.array([con]), c, k)[0]) / (1 - c), c, 1)
-    share = reroutes(confidence, [f"{n}" for n in range(100_000)], 2, c, k).mean()
+    outputs_NC = torch.from_numpy(np.stack([np.log(confidence / (1 - confidence)), np.zeros(100_000)], axis=1))
+    output = ExitOutput(LabelTask(("sure", "other")), outputs_NC)
+    decision = TabiPolicy(c, k).decide(2, output, torch.zeros(100_000, 0), [f"{n}" for n in range(100_000)])
+    share = 1 - float(decision.leave_B.double().mean())
     assert share == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(100_000))
 
 
