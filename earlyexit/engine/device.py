@@ -365,7 +365,7 @@ class Device(Generic[PayloadT]):
     def end(self, sequences: Collection[int]) -> None:
         """Ends sequences. Their queued inputs fail. Their memory is freed now or after a running batch."""
         with self.lock:
-            were_awaited = bool(self.engine.returning)
+            were_awaited = bool(self.engine.awaited)
             queued = self.engine.remove_sequences(sequences)
             if self._memory is not None:
                 running = self.engine.running_sequences
@@ -373,7 +373,7 @@ class Device(Generic[PayloadT]):
                 for sequence in sequences:
                     if sequence not in running:
                         self._memory.end(sequence)
-            if were_awaited and not self.engine.returning:
+            if were_awaited and not self.engine.awaited:
                 self.wake()
         self._release([_was_ended(member) for member in queued])
 
@@ -498,25 +498,23 @@ class DeviceThreads(Generic[PayloadT]):
 
     def _serve(self) -> None:
         """The loop of a thread: waits for a batch and runs it, until the threads are stopped."""
+        device = self.device
         try:
-            while (batch := self._next()) is not None:
-                self.device.run(batch)
+            while True:
+                with device.lock:
+                    if self._stopping:
+                        return
+                    batch = device.start_next()
+                    if not isinstance(batch, Batch):
+                        self._changed.wait(None if batch is None else max(0.0, batch - device.clock.now_s()))
+                        continue
+                    if device.engine.may_begin:  # the batch is so small that another may begin beside it at once
+                        self._changed.notify()
+                device.run(batch)
         except BaseException:
             logger.exception("the device thread dies")
             self._on_death()
             raise
-
-    def _next(self) -> Batch[PayloadT] | None:
-        device = self.device
-        with device.lock:
-            while not self._stopping:
-                batch_or_time = device.start_next()
-                if isinstance(batch_or_time, Batch):
-                    if device.engine.may_begin:  # the batch is so small that another may begin beside it at once
-                        self._changed.notify()
-                    return batch_or_time
-                self._changed.wait(None if batch_or_time is None else max(0.0, batch_or_time - device.clock.now_s()))
-        return None
 
     def _wake(self) -> None:
         if self.device.overlaps and len(self._threads) < MOST_RUNNING and not self._stopping:

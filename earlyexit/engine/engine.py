@@ -11,7 +11,7 @@ from bisect import bisect_left, insort, insort_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal
+from typing import Final, Generic, Literal
 
 from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, deadline_of
 from earlyexit.network.boundary import AfterAnswer, Split, rest_of
@@ -238,44 +238,10 @@ class Choice(Generic[P]):
 
 RETURN_SHARE = 0.05
 """Share of a batch's duration that the next batch waits at most for the next steps of the sequences which that batch
-answered. Of a decode step of 40 ms that is 2 ms, which covers the way to the ingress and back."""
+answered. Of a decode step of 40 ms that is 2 ms, which covers the way to the ingress and back.
 
-
-class ReturningSequences:
-    """Sequences whose next steps are about to arrive and are worth waiting for.
-
-    Without this wait the sequences would split into two groups that take turns: the steps which arrive while a batch
-    runs form the next batch at once. Each group reads all weights, so every step would cost twice as much.
-    """
-
-    def __init__(self) -> None:
-        self._sequences: set[int] = set()
-        self._ended: set[int] = set()
-        """Sequences that ended since the last call of `answered`. A batch that still runs may answer steps of them."""
-        self.until_s = -math.inf
-        """When the wait is over."""
-
-    def __bool__(self) -> bool:
-        """Whether any sequence may be awaited."""
-        return bool(self._sequences)
-
-    def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
-        """Notes that a batch, which took `took_s` seconds, answered steps of these sequences."""
-        self._sequences = set(sequences) - self._ended
-        self._ended.clear()
-        self.until_s = now_s + RETURN_SHARE * took_s
-
-    def remove_sequences(self, sequences: Collection[int]) -> None:
-        """Notes that sequences ended. A sequence whose last token left early can end before its batch does."""
-        self._sequences.difference_update(sequences)
-        self._ended.update(sequences)
-
-    def are_awaited(self, waiting: Sequence[Queue[Any]], now_s: float) -> bool:
-        """Whether the next step of any sequence is not queued yet and may still arrive in time."""
-        self._sequences.difference_update(member.sequence for queue in waiting for member in queue.members)
-        if now_s >= self.until_s:
-            self._sequences.clear()
-        return bool(self._sequences)
+Without this wait the sequences would split into two groups that take turns: the steps which arrive while a batch runs
+form the next batch at once. Each group reads all weights, so every step would cost twice as much."""
 
 
 MOST_RUNNING: Final = 2
@@ -313,10 +279,10 @@ class BatchEngine(Generic[P]):
     - *filling*: as work-conserving, but a batch begins beside a running one only if it is full or of a later split. The
       ingress also fills the batch of one replica before it sends inputs to another.
 
-    Under every rule, a batch that is not full waits a moment for steps that are about to return
-    (`ReturningSequences`). The plan's order selects the queued inputs of the batch. A batch is closed only when the
-    device asks for it, so it includes inputs that arrive while the device computes. Probes have their own queues. They
-    are rare, so one waiting probe counts as a full batch.
+    Under every rule, a batch that is not full waits a moment for steps that are about to return (`RETURN_SHARE`). The
+    plan's order selects the queued inputs of the batch. A batch is closed only when the device asks for it, so it
+    includes inputs that arrive while the device computes. Probes have their own queues. They are rare, so one waiting
+    probe counts as a full batch.
 
     The device calls `begin`, `end`, then `go_on` for the survivors, and `leave`. It normally runs one batch at a time.
     If the running batch's split has `overlap_below`, the next batch may begin as soon as fewer inputs than that remain
@@ -331,7 +297,11 @@ class BatchEngine(Generic[P]):
         self._serial = 0
         self._trust: dict[int, float] = {}
         """The trust in the learned times by a split's first block; 1 if there is no entry."""
-        self.returning = ReturningSequences()
+        self.awaited: set[int] = set()
+        """Sequences whose next steps are about to arrive and are worth waiting for."""
+        self._awaits_until_s = -math.inf
+        self._ended: set[int] = set()
+        """Sequences that ended since the last call of `answered`. A batch that still runs may answer steps of them."""
         self._running: list[_Running[P]] = []
         self._ran_probed_steps = False
         """Whether the latest batch consisted of steps of probed sequences. Such a step starts at once, and the next one
@@ -419,8 +389,9 @@ class BatchEngine(Generic[P]):
         return len(self._remove(lambda member: member.origin is origin))
 
     def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
-        """Removes and returns the queued members of sequences that ended."""
-        self.returning.remove_sequences(sequences)
+        """Removes and returns the queued members of sequences that ended, perhaps before their batch."""
+        self.awaited.difference_update(sequences)
+        self._ended.update(sequences)
         return self._remove(lambda member: member.sequence in sequences)
 
     def _remove(self, is_removed: Callable[[Member[P]], bool]) -> list[Member[P]]:
@@ -492,8 +463,14 @@ class BatchEngine(Generic[P]):
         first_s = total_s if first_s is None else first_s
         busy_s = self.finished(batch, first_s=first_s, total_s=total_s, shared_s=min(shared_s, total_s))
         if answered is not None:
-            self.returning.answered(answered, took_s=total_s, now_s=now_s)
+            self.answered(answered, took_s=total_s, now_s=now_s)
         return busy_s
+
+    def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
+        """Notes that a batch, which took `took_s` seconds, answered steps of these sequences."""
+        self.awaited = set(sequences) - self._ended
+        self._ended.clear()
+        self._awaits_until_s = now_s + RETURN_SHARE * took_s
 
     def leave(self, batch: Batch[P], now_s: float) -> None:
         """Removes a batch from the device, after all its parts have run."""
@@ -594,8 +571,11 @@ class BatchEngine(Generic[P]):
         for queue in waiting:
             if queue.is_full:
                 return queue
-        if self.returning and not self._ran_probed_steps and self.returning.are_awaited(waiting, now_s):
-            return self.returning.until_s
+        if self.awaited and not self._ran_probed_steps:
+            self.awaited.difference_update(member.sequence for queue in waiting for member in queue.members)
+            if self.awaited and now_s < self._awaits_until_s:
+                return self._awaits_until_s
+            self.awaited.clear()
         if self._dispatch != "deferred" and len(waiting) == 1:
             return waiting[0]
         urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))

@@ -335,7 +335,7 @@ def two_have_run(batch: int = 8) -> Engine:
     first = chosen(engine)
     engine.submit(0, [step("c", 3), step("d", 4)], 0.5)
     engine.finished(first, first_s=1.0, total_s=1.0)
-    engine.returning.answered([1, 2], took_s=1.0, now_s=1.0)
+    engine.answered([1, 2], took_s=1.0, now_s=1.0)
     return engine
 
 
@@ -366,7 +366,7 @@ def test_a_sequence_that_ended_before_its_batch_is_not_awaited() -> None:
     engine.submit(0, [step("c", 3)], 0.5)
     engine.remove_sequences([1])
     engine.finished(first, first_s=0.5, total_s=1.0)
-    engine.returning.answered([1], took_s=1.0, now_s=1.0)
+    engine.answered([1], took_s=1.0, now_s=1.0)
     assert names(chosen(engine, 1.0).members) == "c"
 
 
@@ -396,7 +396,7 @@ def test_probes_that_are_steps_of_sequences_take_turns_with_other_inputs() -> No
     assert in_turn(engine_of(step("A", 0), step("b", 0)), step("B", 0)) == "A; B", "they are of no sequence"
     engine = engine_of(step("A", 1), step("b", 2))
     assert names(chosen(engine).members) == "A"
-    engine.returning.answered([1], took_s=1.0, now_s=1.0)
+    engine.answered([1], took_s=1.0, now_s=1.0)
     assert names(chosen(engine, 1.0).members) == "b", "a probe's next step is not awaited"
 
 
