@@ -123,15 +123,6 @@ class InFlight(Generic[PayloadT]):
                 releases.append(self._answered(answer, elapsed_s, stays=stays))
         return releases
 
-    def charge(self, total_s: float) -> None:
-        """Adds the seconds of a run to the compute time of the remaining members."""
-        for sample_id, member in self.members.items():
-            member.compute_s += total_s - self.answered_s.get(sample_id, 0.0)
-
-    def one_by_one(self) -> list[InFlight[PayloadT]]:
-        """Returns each remaining member by itself, to run it again."""
-        return [InFlight({name: member}, observed=set(self.observed)) for name, member in self.members.items()]
-
     def _answered(self, answer: Answer, elapsed_s: float, *, stays: bool = False) -> Answered[PayloadT]:
         sample_id = answer.sample_id
         member = self.members[sample_id] if stays else self.members.pop(sample_id)
@@ -399,7 +390,8 @@ class Device(Generic[PayloadT]):
         with self.lock:
             busy_s = self.engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s, answered=answered)
         self._on_batch(batch, busy_s)
-        inside.charge(total_s)
+        for sample_id, member in inside.members.items():
+            member.compute_s += total_s - inside.answered_s.get(sample_id, 0.0)
         self.failures_in_a_row = 0
         return [] if survivors is None else self._pass_on(survivors, inside)
 
@@ -407,7 +399,8 @@ class Device(Generic[PayloadT]):
         self, batch: Batch[PayloadT], inside: InFlight[PayloadT], error: Exception
     ) -> list[Survivors[PayloadT]]:
         if len(batch.members) > 1:
-            return self._run_one_by_one(batch, inside.one_by_one())
+            parts = [InFlight({name: member}, observed=set(inside.observed)) for name, member in inside.members.items()]
+            return self._run_one_by_one(batch, parts)
         if not isinstance(error, InputError):  # a bad input does not mean that the device is broken
             self.failures_in_a_row += 1
         self._release([_failed(member, error) for member in inside.members.values()])
