@@ -26,7 +26,7 @@ from deployments.api.server import HttpServer, below_prefix, build_standalone_se
 from deployments.api.service import InferService
 from deployments.api.state import LivePage, StateRoutes
 from deployments.controller.intake import latency_s
-from deployments.ingress.build import build_core, encode_of
+from deployments.ingress.build import build_core
 from deployments.ingress.core.calls import IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.dispatcher import Dispatcher, LinkTo, ReplicaLink, ReplicaLinks
@@ -218,7 +218,6 @@ class Ingress(RpcMethods, BackgroundTasks):
             self._clock,
             inputs=self.card.inputs if self.card.chain.is_one else None,  # a chain's codec checks its inputs itself
             trace=trace,
-            encode=encode_of(codec, self._core),
         )
         self._generation: GenerateService | None = None
         if isinstance(codec, PromptCodec) and isinstance(self.task, TokenTask):

@@ -16,7 +16,8 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
-from earlyexit.codecs.base import Codec, Encode
+from earlyexit.codecs.base import Codec
+from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
 from earlyexit.network.boundary import Answer, Encoded, TensorSpec, mismatch
 
@@ -41,8 +42,6 @@ class InferService:
     """The network's input tensors; None if the model does not declare them."""
     trace: Callable[[Sequence[PendingInput]], None] | None = None
     """Called with the inputs of each request; None without tracing."""
-    encode: Encode | None = None
-    """Encodes rows instead of the codec; None for the codec."""
     _encoders: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(min(MAX_ENCODER_THREADS, os.cpu_count() or 1), "encode"), init=False
     )
@@ -106,7 +105,9 @@ class InferService:
     async def _encode(
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
     ) -> Sequence[Encoded]:
-        encode_rows = self.encode or self.codec.encode
+        encode_rows: Callable[..., Sequence[Encoded]] = self.codec.encode
+        if isinstance(self.codec, ChainCodec):  # for the first network of the current plan
+            encode_rows = partial(self.codec.encode_for, used=self.dispatcher.core.placed.plan.used)
         if not self.codec.is_slow(rows):
             return encode_rows(rows, truncate=truncate)
         if self._num_encoding + len(rows) > self.settings.max_queued:

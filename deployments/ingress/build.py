@@ -6,13 +6,10 @@ import logging
 import random
 import uuid
 from pathlib import Path
-from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.settings import ServeSettings
-from earlyexit.codecs.base import Codec, Encode
-from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import PlanError
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks import find_task
@@ -43,13 +40,6 @@ def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
     )
     rng = random.Random()  # not seeded, so that every ingress draws other probes
     return IngressCore(uuid.uuid4().hex[:8], PlacedPlan(plan=settings.plan), options, rng)
-
-
-def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:
-    """Returns a function that encodes rows for the first network of the current plan; None for a single network."""
-    if not isinstance(codec, ChainCodec):
-        return None
-    return lambda rows, *, truncate: codec.encode_for(rows, core.placed.plan.used, truncate=truncate)
 
 
 def check_staying(plan: Plan) -> None:

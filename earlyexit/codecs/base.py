@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,6 @@ Row = TypeVar("Row")
 """One input in the caller's form: a text, a pair of texts, an image file, an array."""
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | list[Any]]
 """Name -> values, (n, *shape). BYTES columns are object arrays or lists of `bytes`, or of `str` if sent as JSON."""
-
-
-class Encode(Protocol):
-    """The type of `Codec.encode`."""
-
-    def __call__(self, rows: Sequence[Any], *, truncate: bool) -> Sequence[Encoded]: ...
 
 
 class Codec(Named, ABC, Generic[Row]):

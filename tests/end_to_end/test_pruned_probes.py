@@ -14,7 +14,6 @@ import pytest
 
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
-from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
 from earlyexit.clock import MonotonicClock
@@ -46,8 +45,7 @@ async def served(
     rules = IngressOptions(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
     replicas = await built(settings, placed, card.chain.starts)
     async with connected(placed, replicas, rules, codec=codec) as running:
-        encode = encode_of(codec, running.core)
-        yield InferService(codec, running.dispatcher, settings, MonotonicClock(), encode=encode), running.core
+        yield InferService(codec, running.dispatcher, settings, MonotonicClock()), running.core
 
 
 def ends_of(cascade: TinyCascade) -> tuple[list[int], list[int]]:

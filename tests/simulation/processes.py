@@ -16,7 +16,6 @@ import numpy as np
 from deployments.api.generation import GenerateRequest, GenerateService
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
-from deployments.ingress.build import encode_of
 from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput, Settle, sample_id_of
@@ -235,9 +234,8 @@ class Ingress:
         self.needed: dict[str, Mapping[str, int]] = {}
         """Replicas by slot and accelerator type, of the plan that was checked last."""
         codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
-        encode = encode_of(codec, self.core)
         self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, codec)
-        self.service = InferService(codec, self.dispatcher, settings, loop.events, encode=encode)
+        self.service = InferService(codec, self.dispatcher, settings, loop.events)
         self.generation = GenerateService(
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng
         )
