@@ -47,9 +47,6 @@ FAILURE_EVENT = b'event: trouble\ndata: {"words": "the service\'s state is not a
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-Produce = Callable[[], Awaitable[bytes | None]]
-"""Returns the newest event; None if there are no more events."""
-
 Viewer: TypeAlias = "asyncio.Queue[bytes | None]"
 """The event that a viewer has not read yet, so a slow viewer gets only the newest one. None ends its stream."""
 
@@ -69,7 +66,8 @@ async def _events_for(viewer: Viewer) -> AsyncIterator[bytes]:
 class LivePage:
     """Handlers of the live page, and its viewers at one ingress. Events are produced while there are viewers."""
 
-    produce: Produce
+    produce: Callable[[], Awaitable[bytes | None]]
+    """Returns the newest event; None if there are no more events."""
     clock: Clock
     _: KW_ONLY
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -191,9 +189,6 @@ MAX_MISSED = 2
 a draining replica."""
 RETRY = b"retry: 2000\n"
 
-AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
-"""Calls a method of each running replica of a deployment; returns None if one does not answer."""
-
 
 def _limit(request: Request) -> int:
     schema = LIMIT["schema"]
@@ -213,7 +208,8 @@ class StateRoutes:
 
     facts: ServiceFacts
     ingress: IngressCore
-    ask_all: AskAll
+    ask_all: Callable[[str, str], Awaitable[list[Any] | None]]
+    """Calls a method of each running replica of a deployment; returns None if one does not answer."""
     controller: ControllerLink | None
     wall: Clock
     """Seconds since 1970."""

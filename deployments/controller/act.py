@@ -48,9 +48,6 @@ DRAIN_S = 60.0
 LOOK_S = 0.25
 """The polling interval while replicas start or inputs drain."""
 
-Sleep = Callable[[float], Awaitable[None]]
-OffLoop = Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]]
-
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
@@ -96,9 +93,9 @@ class ControlLoop:
         *,
         first: PlacedPlan,
         clock: Clock,
-        sleep: Sleep,
+        sleep: Callable[[float], Awaitable[None]],
         solve: Solve,
-        off_loop: OffLoop = asyncio.to_thread,
+        off_loop: Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]] = asyncio.to_thread,
         make_tuner: MakeTuner | None = None,
     ) -> None:
         """`first`: the first plan. `clock`: a wall clock, because the history outlives the process.

@@ -104,8 +104,6 @@ class Forecast:
         return replace(problem, survival_N=self.survival.next_survival, survival_of=of_others or None)
 
 
-Prior = tuple[float, ...]
-
 LEAST_PROBES = 30
 """The number of probes (`effective_probes`) from which on plans are scored by them. With fewer, the earlier survival
 keeps part of its weight. From 30 probes, a share of 1/2 has a standard deviation of 0.09."""
@@ -243,11 +241,13 @@ class ObservedStream:
         """Whether the thresholds are those of the problem's survival."""
         return self.thresholds(state) == self._calibrated
 
-    def _prior_N(self, state: State) -> Prior:
+    def _prior_N(self, state: State) -> tuple[float, ...]:
         """Returns the survival expected without probes. Under tuned thresholds, all inputs are assumed to stay."""
         return tuple(self.problem.survival_N) if self._is_calibrated(state) else (1.0,) * self.problem.num_blocks
 
-    def _survival(self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: Prior) -> Forecast:
+    def _survival(
+        self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: tuple[float, ...]
+    ) -> Forecast:
         """Forecasts from whole windows, or else from one window with all inputs since the stream changed.
 
         With few inputs in that window, the prior has weight.

@@ -339,10 +339,6 @@ class Alarm(Protocol):
     def cancel(self) -> None: ...
 
 
-CallLater = Callable[[float, Callable[[], object]], Alarm]
-"""Starts a timer that calls a function after a number of seconds."""
-
-
 def call_later(seconds: float, function: Callable[[], object]) -> Alarm:
     """Starts a timer on the running event loop."""
     return asyncio.get_running_loop().call_later(seconds, function)
@@ -365,7 +361,7 @@ class Dispatcher(Driver):
         links: ReplicaLinks,
         clock: Clock,
         *,
-        later: CallLater = call_later,
+        later: Callable[[float, Callable[[], object]], Alarm] = call_later,
         codec: Codec[Any] | None = None,
     ) -> None:
         """`codec`: the model's codec. A `ChainCodec` encodes inputs for every network that they enter."""

@@ -17,9 +17,6 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard
 from optimizer.plan import PlacedPlan, Stage
 
-ControllerState = Literal["none", "answers", "silent"]
-"""`none`: there is no controller. `silent`: it does not answer, and its last report is shown."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
@@ -51,7 +48,8 @@ class Snapshot:
     """Empty if the ingresses did not answer. There are no figures then."""
     replicas: Sequence[ReplicaReport]
     """The replicas of the plan's slots."""
-    controller: ControllerState
+    controller: Literal["none", "answers", "silent"]
+    """`none`: there is no controller. `silent`: it does not answer, and its last report is shown."""
     described: Mapping[str, Any] | None
     """The document of `GET /plan`; None without a controller, or if it never answered."""
     history: Sequence[Mapping[str, Any]] = ()

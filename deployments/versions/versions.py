@@ -182,8 +182,6 @@ VERSIONS_PATH = "/versions/"
 REFRESH_S = 1.0
 """Interval at which an ingress reads the store, in seconds, to follow changes that another ingress has received."""
 
-Sleep = Callable[[float], Awaitable[object]]
-
 
 @dataclass(slots=True, eq=False)
 class Versions(TrafficSplitter):
@@ -201,7 +199,7 @@ class Versions(TrafficSplitter):
     _tally_sides: tuple[str, str | None] | None = field(default=None, init=False)
     """The default version and the canary to which the tally belongs."""
 
-    async def run(self, sleep: Sleep = asyncio.sleep) -> None:
+    async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
         app = AnnouncedApp(app=self.settings.app, model=self.own.card.name, version=self.own.version)
         while not await self._try(self.cluster.announce(app)):
