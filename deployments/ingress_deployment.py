@@ -339,4 +339,4 @@ class Ingress(RpcMethods, BackgroundTasks):
 
     async def peek(self) -> IngressReport:
         """Returns the counts so far, and leaves the observations for the controller."""
-        return self._core.peek(self._clock.now_s(), time.time())
+        return self._core.peek(self._clock.now_s())

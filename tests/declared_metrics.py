@@ -36,7 +36,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     kept: dict[str, Any] = {name: {0: 1} for name in COUNT_FIELDS} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
-    ingress.export(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0, at_s=0.0), counts, deque([("cpu-0", 0.1)]))
+    ingress.export(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0), counts, deque([("cpu-0", 0.1)]))
     versions, stage, tally = VersionMetrics(), StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
     stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])

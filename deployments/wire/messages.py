@@ -270,8 +270,6 @@ class IngressReport(Counts):
     """Whether it has no plan, and therefore refuses all requests."""
     oldest_epoch: int
     """The epoch of its oldest call in flight; equal to `epoch` if there is no call."""
-    at_s: float
-    """Wall-clock time."""
     unanswered: int
     """Inputs that wait at the ingress or are in flight."""
     unanswered_tokens: int = 0

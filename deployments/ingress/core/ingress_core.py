@@ -416,16 +416,15 @@ class IngressCore:
     def report(self, now_s: float, wall_s: float) -> IngressReport:
         """Returns all counts and removes the completed observations. `now_s` and `wall_s`: the time on both clocks."""
         completed = None if self._observations is None else self._observations.take_completed(wall_s - now_s)
-        return replace(self.peek(now_s, wall_s), probes=completed)
+        return replace(self.peek(now_s), probes=completed)
 
-    def peek(self, now_s: float, wall_s: float) -> IngressReport:
+    def peek(self, now_s: float) -> IngressReport:
         """Returns all counts so far, and keeps the observations."""
         return IngressReport(
             name=self.name,
             epoch=self.placed.epoch,
             suspended=self.suspended is not None,
             oldest_epoch=self.oldest_epoch,
-            at_s=wall_s,
             unanswered=self.num_unanswered,
             unanswered_tokens=sum(chain.unanswered_tokens for chain in self.chains.active),
             waiting=self.num_waiting,

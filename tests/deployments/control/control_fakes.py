@@ -154,7 +154,6 @@ class FakeFleet(Fleet):
                 epoch=self.followed.epoch,
                 suspended=self.is_suspended,
                 oldest_epoch=0 if "i" in self.behind else min(self.oldest, self.followed.epoch),
-                at_s=self.clock.now_s(),
                 unanswered=0,
                 waiting=0,
                 arrived=self.arrived,

@@ -40,9 +40,7 @@ from tests.deployments.control.control_fakes import (
 
 def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **counts: Any) -> IngressReport:
     fields: dict[str, Any] = {"answered": arrived, "in_slo": arrived, "exits": {}, "drops": {}} | counts
-    return IngressReport(
-        name=name, epoch=epoch, oldest_epoch=epoch, at_s=0.0, unanswered=0, waiting=0, arrived=arrived, **fields
-    )
+    return IngressReport(name=name, epoch=epoch, oldest_epoch=epoch, unanswered=0, waiting=0, arrived=arrived, **fields)
 
 
 def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:

@@ -288,7 +288,7 @@ def test_how_long_the_oldest_have_waited_is_reported_by_length() -> None:
         world.now_s = float(second)
         world.submit("bcdef"[second], length, deadline_s=20.0)
     world.give_up("b")
-    assert world.core.peek(10.0, 0.0).oldest_s == {1: 6.0, 4: 9.0, 128: 8.0}
+    assert world.core.peek(10.0).oldest_s == {1: 6.0, 4: 9.0, 128: 8.0}
 
 
 # Replicas that share processors

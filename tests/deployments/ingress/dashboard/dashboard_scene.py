@@ -40,7 +40,6 @@ def ingress(name: str = "a", *, answered: int = 0, epoch: int = 0, **fields: Any
         "unanswered": 0,
         "waiting": 0,
         "oldest_epoch": epoch,
-        "at_s": 0.0,
     }
     return IngressReport(name=name, answered=answered, epoch=epoch, **counts | fields)
 
