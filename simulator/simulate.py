@@ -107,7 +107,7 @@ def _split_figures(service: SimulatedService) -> tuple[SplitUse, ...]:
             ramps=split.ramps,
             batches=counts.batches,
             inputs=counts.inputs,
-            fill=counts.inputs / counts.capacity,
+            fill=counts.inputs / (counts.batches * split.batch),
             busy_s=counts.busy_s,
             lengths=_length_use(split, counts, service.took_s.get(split)),
         )

@@ -358,14 +358,9 @@ class SplitCounts:
     dropped: int = 0
 
     @property
-    def capacity(self) -> int:
-        """The number of inputs if all batches had been full."""
-        return self.batches * self.budget.inputs
-
-    @property
     def fill(self) -> float | None:
         """The mean fill of batches, as a share of a full batch; None before the first batch."""
-        return self.inputs / self.capacity if self.batches else None
+        return self.inputs / (self.batches * self.budget.inputs) if self.batches else None
 
     @property
     def token_fill(self) -> float | None:

@@ -23,8 +23,9 @@ query heads per key/value head, d size of a head, S inputs of one token, R runs,
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -337,22 +338,20 @@ class SkippedTokens:
         return SkippedTokens(first, self.hidden_nD[first - self.start : end - self.start]) if first < end else None
 
 
-@dataclass(slots=True)
 class PendingTokens:
     """The skipped tokens of every sequence, by the block for which they wait."""
 
-    _by_sequence: dict[int, dict[int, SkippedTokens]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._by_sequence: defaultdict[int, dict[int, SkippedTokens]] = defaultdict(dict)
 
     def blocks(self, run: Run, first: int, end: int) -> list[int]:
         """Returns the blocks from `first` to `end` - 1 for which tokens older than the run wait."""
-        waiting = self._by_sequence.get(run.sequence)
-        if not waiting:
-            return []
-        return [block for block, each in waiting.items() if first <= block < end and each.start < run.start]
+        waiting = self._by_sequence[run.sequence].items()
+        return [block for block, each in waiting if first <= block < end and each.start < run.start]
 
     def older(self, sequence: int, block: int, start: int) -> SkippedTokens | None:
         """Returns the tokens before `start` that wait for a block, which must include the last one; None: none wait."""
-        waiting = self._by_sequence.get(sequence, {}).get(block)
+        waiting = self._by_sequence[sequence].get(block)
         older = None if waiting is None else waiting.part(0, start)
         assert older is None or older.end == start, f"tokens {older.end} to {start - 1} are missing"
         return older
@@ -360,13 +359,13 @@ class PendingTokens:
     def advance(self, sequence: int, first: int, end: int, tokens: SkippedTokens) -> None:
         """Notes that blocks `first` to `end` - 1 have seen `tokens`, which now wait for block `end`."""
         self.mark_seen(sequence, first, tokens.end, until=end)
-        waiting = self._by_sequence.setdefault(sequence, {})
+        waiting = self._by_sequence[sequence]
         newer = waiting[end].part(tokens.end, waiting[end].end) if end in waiting else None
         waiting[end] = concatenate(self.older(sequence, end, tokens.start), tokens, newer)
 
     def mark_seen(self, sequence: int, first: int, token: int, *, until: int | None = None) -> None:
         """Notes that all blocks from `first` on, or those before `until`, have seen the tokens before `token`."""
-        waiting = self._by_sequence.get(sequence, {})
+        waiting = self._by_sequence[sequence]
         for block in [block for block in waiting if block >= first and (until is None or block < until)]:
             seen = waiting.pop(block)
             newer = seen.part(token, seen.end)
@@ -375,7 +374,7 @@ class PendingTokens:
 
     def take(self, sequence: int, block: int, end: int) -> SkippedTokens | None:
         """Removes and returns the tokens before `end` that wait for a block; None if there are none."""
-        waiting = self._by_sequence.get(sequence, {}).get(block)
+        waiting = self._by_sequence[sequence].get(block)
         if waiting is None:
             return None
         self.mark_seen(sequence, block, end, until=block + 1)

@@ -145,7 +145,7 @@ def test_survivors_wait_on_the_device_for_a_full_batch_and_counts_say_how_full_i
         "0 start 0:[a b]; 1 start 0:[c d]; 2 start 2:[b c]; 5 start 0:[e]; 6 start 2:[e]"
     )
     counts = driver.engine.counts
-    assert (counts[0].batches, counts[0].inputs, counts[0].capacity, counts[0].busy_s) == (3, 5, 6, 3.0)
+    assert (counts[0].batches, counts[0].inputs, counts[0].fill, counts[0].busy_s) == (3, 5, 5 / 6, 3.0)
     assert (counts[2].fill, counts[2].tokens, counts[2].token_fill) == (0.75, 3, None)
 
 
