@@ -260,12 +260,6 @@ class _Running(Generic[P]):
     shared_s: float = 0.0
     """Seconds during which batches that have ended ran beside it."""
 
-    @property
-    def leaves_room(self) -> bool:
-        """Whether another batch may run beside it."""
-        below = self.batch.split.overlap_below
-        return below is not None and self.inside < below
-
 
 class BatchEngine(Generic[P]):
     """The queues and the dispatch of one replica's splits.
@@ -403,7 +397,8 @@ class BatchEngine(Generic[P]):
     def may_begin(self) -> bool:
         """Whether the device may begin a batch now."""
         running = self._running
-        return not running or (len(running) < MOST_RUNNING and running[0].leaves_room)
+        below = running[0].batch.split.overlap_below if 0 < len(running) < MOST_RUNNING else None
+        return not running or (below is not None and running[0].inside < below)
 
     @property
     def running_sequences(self) -> set[int]:
@@ -493,8 +488,10 @@ class BatchEngine(Generic[P]):
     def choose(self, now_s: float) -> Choice[P]:
         """Returns the decision for a device that is free at `now_s`, and removes the batch from its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
-        if self._running and self._dispatch == "filling":
-            waiting = [queue for queue in waiting if self._may_begin_beside(queue)]
+        if self._running and self._dispatch == "filling":  # only full batches and later splits begin beside a batch
+            first = self._deepest_first[-1]
+            full = (queue.is_full or any(member.counts_as_full for member in queue.members) for queue in waiting)
+            waiting = [queue for queue, is_full in zip(waiting, full, strict=True) if is_full or queue is not first]
         dropped = self._drop_late(waiting, now_s)
         if dropped:
             waiting = [queue for queue in waiting if queue.members]
@@ -517,11 +514,6 @@ class BatchEngine(Generic[P]):
             lane=1 - self._running[0].batch.lane if self._running else 0,
         )
         return Choice(batch=batch, dropped=dropped, wake_s=None)
-
-    def _may_begin_beside(self, queue: Queue[P]) -> bool:
-        """Whether a batch of the queue may begin beside a running one under the dispatch rule `filling`."""
-        is_later = queue is not self._deepest_first[-1]
-        return is_later or queue.is_full or any(member.counts_as_full for member in queue.members)
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
         """Learns the duration of a batch, and returns its device seconds.
