@@ -131,8 +131,9 @@ class Dataflow:
     """The bytes of one input, including padding, for tensors with a known shape."""
     batch: int = 1
 
-    def measured(self, values: Mapping[str, Any], batch: int) -> Dataflow:
-        """Returns the graph with the shapes and bytes of tensors, whose values for `batch` inputs are given."""
+    def measured(self, values: Mapping[str, Any]) -> Dataflow:
+        """Returns the graph with the shapes and bytes of tensors, whose values for a batch are given."""
+        batch = next((len(values[name]) for name in self.inputs if values[name].ndim), 1)
         return replace(
             self,
             shapes={name: tuple(each.shape) for name, each in values.items()},

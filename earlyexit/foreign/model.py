@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -144,14 +144,22 @@ class Divisible(ForeignModel):
             )
         return longest
 
-    def answer_among(self, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:
-        """Returns the only output that `can_be` the answer; `outputs`: shapes by name. Raises GraphError otherwise."""
-        candidates = [each for each in outputs if can_be(each)]
+    def answer_among(self, trials: Mapping[str, Sequence[Any]], batches: Sequence[int]) -> str:
+        """Returns the only output that can be the answer: it has two or more numbers for each input.
+
+        `trials`: the values of each output for `batches` inputs. Raises GraphError if there is not exactly one.
+        """
+        candidates = [
+            name
+            for name, values in trials.items()
+            if all("float" in str(each.dtype) and each.ndim == 2 and each.shape[1] > 1 for each in values)
+            and [each.shape for each in values] == [(batch, values[0].shape[1]) for batch in batches]
+        ]
         if len(candidates) == 1:
             return candidates[0]
-        described = ", ".join(f"{each!r} {list(shape)}" for each, shape in outputs.items())
+        described = ", ".join(f"{name!r} {list(values[0].shape)}" for name, values in trials.items())
         hint = "; several can be the answer, choose one with --output" if candidates else ""
         raise GraphError(
-            f"{self.called} is no classifier: for {batch} inputs it returns {described}; one output of two or more "
-            f"numbers for each input is needed{hint}"
+            f"{self.called} is no classifier: for {batches[0]} inputs it returns {described}; one output of two or "
+            f"more numbers for each input is needed{hint}"
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -35,6 +35,7 @@ from earlyexit.foreign.onnx_backbone import (
     Crossing,
     Entry,
     GraphConfig,
+    GraphDType,
     GraphInput,
     OnnxBackbone,
     Pixels,
@@ -117,15 +118,9 @@ class DivisibleGraph(OnnxModel, Divisible):
         output, names = self.options.output, self.flow.outputs
         if output is not None and output not in self.flow.maker:
             raise GraphError(f"the graph has no tensor {output!r}; its outputs are {', '.join(names)}")
-
-        def can_be(name: str) -> bool:
-            first, other, *_ = self.trials[name]
-            if first.dtype.kind != "f" or first.ndim != 2 or (len(first), len(other)) != (2, 3):
-                return False
-            return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
-
-        shapes = {name: self.trials[name][0].shape for name in (names if output is None else [output])}
-        return replace(self, flow=replace(self.flow, outputs=(self.answer_among(shapes, can_be, batch=2),)))
+        trials = {name: self.trials[name][:2] for name in (names if output is None else [output])}
+        answer = self.answer_among(trials, [num_inputs for num_inputs, _ in SHAPES[:2]])
+        return replace(self, flow=replace(self.flow, outputs=(answer,)))
 
     def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
         for name in self._sizes([cut, self.flow.outputs]):
@@ -374,18 +369,18 @@ def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
     return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
 
 
-def _dtype(info: Any) -> str:
+def _dtype(info: Any) -> GraphDType:
     from onnx import helper
 
     dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
     if dtype not in DTYPES:
         raise GraphError(f"the graph's input {info.name!r} is {dtype}; inputs can be {', '.join(DTYPES)}")
-    return dtype
+    return cast(GraphDType, dtype)
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
     """Infers from its trial values how a tensor crosses. Raises GraphError if it cannot."""
-    dtype = str(trials[0].dtype)
+    dtype: Any = str(trials[0].dtype)
     if dtype not in DTYPES:
         raise GraphError(f"the graph's tensor {name!r} is {dtype}; tensors that cross can be {', '.join(DTYPES)}")
     for axes in get_args(Axes):

@@ -104,8 +104,7 @@ class OnnxModel(ForeignModel):
             values |= {name: each for name, each in zip(tensors, results, strict=True) if hasattr(each, "nbytes")}
         except Exception as error:  # the errors of ONNX Runtime have no common base class
             logger.warning("some shapes of the graph %s are unknown: %s", self.path, first_line(error))
-        batch = next((len(each) for each in self.examples.values() if each.shape), 1)
-        return replace(self, flow=self.flow.measured(values, batch))
+        return replace(self, flow=self.flow.measured(values))
 
     def _session(self, tensors: Iterable[str], options: Any) -> Any:
         """Opens a session with one thread that returns these tensors."""

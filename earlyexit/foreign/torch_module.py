@@ -222,16 +222,8 @@ class TorchModel(Divisible):
     @property
     def output(self) -> str:
         """The output that is a classifier's answer, (B, C): the one that the user named, or the only one."""
-        requested, batch = self.options.output, self.flow.batch
-        if requested is not None:
-            self.with_outputs(requested)
-
-        def can_be(name: str) -> bool:
-            values = self.values[name]
-            fits = values.is_floating_point() and values.ndim == 2 and len(values) == batch and values.shape[1] >= 2
-            return fits and requested in (None, name)
-
-        return self.answer_among({name: self.flow.shapes[name] for name in self.flow.outputs}, can_be, batch)
+        asked = self if self.options.output is None else self.with_outputs(self.options.output)
+        return self.answer_among({name: [self.values[name]] for name in asked.flow.outputs}, [self.flow.batch])
 
     @cached_property
     def _nodes(self) -> dict[str, fx.Node]:
@@ -378,14 +370,14 @@ def read_torch(name: str) -> TorchModel:
             check_operator(name, base_name(node), node.name)
         examples = _examples(name, module, arguments)
         tensors = values_of(module, *examples.values())
-        batch, nodes = len(next(iter(examples.values()))), list(module.graph.nodes)
+        nodes = list(module.graph.nodes)
         weights = frozenset(node.name for node in nodes if node.op == "get_attr")
         flow = Dataflow(
             operators=tuple(operators_of(module, tensors)),
             inputs=tuple(examples),
             outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
             weights=weights,
-        ).measured({name: each for name, each in tensors.items() if name not in weights}, batch)
+        ).measured({name: each for name, each in tensors.items() if name not in weights})
     return TorchModel(name=name, module=module, values=tensors, flow=flow)
 
 

@@ -654,25 +654,27 @@ class TorchRunner:
         self.memory = memory
         self._network = network
         self._segments: SegmentRunner = segments or network
-        self._cuts = _PolicyCuts(policy)
+        self.follow(policy)
 
     def from_wire(self, wire: WirePiece) -> Piece:
-        return from_wire(self._network, wire, self._cuts.policy)
+        return from_wire(self._network, wire, self._policy)
 
     def run(self, batch: Batch[Piece]) -> Iterator[Step[Piece]]:
-        cuts = self._cuts  # the policy may be replaced while the batch runs
-        width = cuts.policy.state_width(self._network.task.num_outputs)
-        pieces = [self._in_state(member.payload, cuts.policy, width) for member in batch.members]
-        return self._cut(cuts, batch.split, probe=batch.probe).run(fuse(pieces))
+        policy = self._policy  # it may be replaced while the batch runs
+        width = policy.state_width(self._network.task.num_outputs)
+        pieces = [self._in_state(member.payload, policy, width) for member in batch.members]
+        return self._cut(policy, batch.split, probe=batch.probe).run(fuse(pieces))
 
     def follow(self, policy: ExitPolicy) -> None:
-        self._cuts = _PolicyCuts(policy)
+        self._policy = policy
+        self._cuts: dict[tuple[int, Split, bool], Cut] = {}
+        """Cuts by policy, because a batch may still run under the last one, by split, and by whether for probes."""
 
     def prepare(self, splits: Sequence[Split]) -> None:
         self._segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
-        network, policy = self._network, self._cuts.policy
+        network, policy = self._network, self._policy
         lengths_B = np.full(size, min(warm_up_length(split, size), network.max_length), dtype=np.int32)
         return Piece(
             sample_ids=policy.warm_up_ids(size),
@@ -682,30 +684,22 @@ class TorchRunner:
             state_BS=policy.initial_state(size, network.task.num_outputs, network.device),
         )
 
-    def _cut(self, cuts: _PolicyCuts, split: Split, *, probe: bool) -> Cut:
+    def _cut(self, policy: ExitPolicy, split: Split, *, probe: bool) -> Cut:
         """Returns the cut of a split. Raises PlanError for blocks or ramps that the model does not have."""
-        if (split, probe) not in cuts.by_split:
-            ramps = tuple(ramp for ramp in split.ramps if cuts.policy.can_decide(ramp))
-            cut = Cut(self._network, split.first, split.end, ramps, cuts.policy, self._segments)
+        key, cuts = (id(policy), split, probe), self._cuts
+        if key not in cuts:
+            ramps = tuple(ramp for ramp in split.ramps if policy.can_decide(ramp))
+            cut = Cut(self._network, split.first, split.end, ramps, policy, self._segments)
             # If the policy can observe no ramp, a probe runs like any other input.
-            if probe and any(map(cuts.policy.can_look, self._network.ramp_indices)):
+            if probe and any(map(policy.can_look, self._network.ramp_indices)):
                 cut = cut.observing(self._network.ramp_indices)
             elif split.stays:
                 cut = cut.observing(ramps)
-            cuts.by_split[split, probe] = cut
-        return cuts.by_split[split, probe]
+            cuts[key] = cut
+        return cuts[key]
 
     def _in_state(self, piece: Piece, policy: ExitPolicy, width: int) -> Piece:
         if piece.state_BS.shape[1] == width and (width == 0 or piece.state_BS.dtype == policy.state_dtype):
             return piece
         num_outputs, device = self._network.task.num_outputs, self._network.device
         return replace(piece, state_BS=policy.initial_state(len(piece), num_outputs, device))
-
-
-@dataclass(frozen=True, slots=True)
-class _PolicyCuts:
-    """A policy and its cuts. They are one object, so that both are replaced at once while the device runs."""
-
-    policy: ExitPolicy
-    by_split: dict[tuple[Split, bool], Cut] = field(default_factory=dict)
-    """Cuts by split, and by whether they are for probes."""
