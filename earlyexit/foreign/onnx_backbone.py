@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,8 +26,8 @@ from earlyexit.backends.onnx import Sessions, load_runtime, one_line, open_sessi
 from earlyexit.errors import ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
-from earlyexit.foreign.onnx_file import dataflow_of, locations
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.foreign.onnx_file import DTYPES, GraphDType, dataflow_of, locations
+from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
@@ -38,17 +38,6 @@ Source = Literal["codec", "mask", "zeros", "positions"]
 the positions of tokens."""
 Outputs = Literal["logits", "probabilities"]
 """The kind of outputs of the graph's classifier."""
-
-GraphDType = Literal["float32", "float16", "int64", "int32", "uint8", "bool"]
-DTYPES: Mapping[str, DType] = {
-    "float32": "float",
-    "float16": "float",
-    "int64": "int32",
-    "int32": "int32",
-    "uint8": "uint8",
-    "bool": "uint8",
-}
-"""The type in which a tensor crosses, by its type in the graph."""
 
 
 class _Config(BaseModel):

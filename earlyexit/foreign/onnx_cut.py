@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from earlyexit.backends.onnx import describe_error, one_line, open_session
 from earlyexit.codecs import make_codec
 from earlyexit.codecs.image import ImageCodec
-from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.base import Backbone
@@ -26,7 +25,6 @@ from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, e
 from earlyexit.foreign.dataflow import SIZE_OPERATORS, layout_role
 from earlyexit.foreign.model import SURE, Divisible
 from earlyexit.foreign.onnx_backbone import (
-    DTYPES,
     FILE,
     INLINE_BYTES,
     WEIGHTS_SUFFIX,
@@ -35,7 +33,6 @@ from earlyexit.foreign.onnx_backbone import (
     Crossing,
     Entry,
     GraphConfig,
-    GraphDType,
     GraphInput,
     OnnxBackbone,
     Pixels,
@@ -45,10 +42,10 @@ from earlyexit.foreign.onnx_backbone import (
     layout_array,
     to_graph_array,
 )
-from earlyexit.foreign.onnx_file import dataflow_of, returning, sizes_of_input
-from earlyexit.foreign.onnx_model import OnnxModel
+from earlyexit.foreign.onnx_file import DTYPES, dataflow_of, dtype_of_input, returning, sizes_of_input, table_rows
+from earlyexit.foreign.onnx_model import OnnxModel, declared_input
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import DATATYPES, NUMPY, Encoded, TensorSpec
+from earlyexit.network.boundary import Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 
 SHAPES = ((2, 3), (3, 3), (2, 5))
@@ -61,8 +58,6 @@ TOLERANCE_OF_CUTS = 1e-4
 """The allowed difference between blocks and the uncut graph, relative to the range of a column of answers or 1."""
 TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
 """The allowed difference between an input alone and in a batch. A graph that mixes inputs exceeds it by far."""
-TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
-"""Operators that may be between token ids and the embedding table."""
 KEPT = 2**16
 """The most numbers of a tensor whose values in the trials are kept."""
 WHOLE = ("int64", "int32", "uint8")
@@ -252,9 +247,7 @@ def describe_inputs(graph: Any, codec: NamedSpec, pixels: Mapping[str, Any]) -> 
         return Entry(inputs=_token_inputs(graph, infos, has_types), max_length=encoder.max_length)
     if isinstance(encoder, ImageCodec):
         return _image_entry(infos, encoder, pixels)
-    if isinstance(encoder, TensorCodec):
-        return Entry(inputs=tuple(_column_inputs(graph, infos, encoder)))
-    return Entry(inputs=tuple(_as_declared(graph, each) for each in infos))
+    return Entry(inputs=tuple(declared_input(graph, each) for each in infos))
 
 
 def _free_sizes(graph: Any, entry: Entry) -> int | None:
@@ -279,13 +272,13 @@ def _free_sizes(graph: Any, entry: Entry) -> int | None:
 def _token_inputs(graph: Any, infos: Sequence[Any], codec_has_types: bool) -> tuple[GraphInput, ...]:
     inputs: list[GraphInput] = []
     for info in infos:
-        rank, dtype = len(info.type.tensor_type.shape.dim), _dtype(info)
+        rank, dtype = len(info.type.tensor_type.shape.dim), dtype_of_input(info)
         source: Source = layout_role(info.name) or "codec"
         if rank != 2 or (source == "codec" and dtype not in ("int64", "int32")):
             raise GraphError(
                 f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as integers (B, T)"
             )
-        below = _table_rows(graph, info.name) if source in ("codec", "zeros") else None
+        below = table_rows(graph, info.name) if source in ("codec", "zeros") else None
         source = "codec" if source == "zeros" and codec_has_types else source
         inputs.append(GraphInput(name=info.name, axes="BT", dtype=dtype, source=source, below=below))
     tokens = [each.name for each in inputs if each.source == "codec"]
@@ -302,7 +295,7 @@ def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str,
         raise GraphError(f"the codec image returns one tensor, the graph takes {names}")
     [info] = infos
     height, width = codec.size.height, codec.size.width
-    sizes, dtype = sizes_of_input(info), _dtype(info)
+    sizes, dtype = sizes_of_input(info), dtype_of_input(info)
     shapes = {"NCHW": (3, height, width), "NHWC": (height, width, 3)}
     layout = next((name for name, shape in shapes.items() if _fits(sizes, shape)), None)
     if layout is None:
@@ -325,57 +318,9 @@ def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str,
     return Entry(inputs=(graph_input,), pixels=None if is_unchanged else pixels)
 
 
-def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list[GraphInput]:
-    columns = {column.name: column for column in codec.inputs}
-    by_name = {info.name: info for info in infos}
-    if len(columns) == len(infos) == 1:
-        by_name = dict(zip(columns, infos, strict=True))
-    if columns.keys() != by_name.keys():
-        raise GraphError(f"the codec has the columns {', '.join(columns)}; the graph takes {', '.join(by_name)}")
-    inputs = []
-    for name, column in columns.items():
-        graph_input = _as_declared(graph, by_name[name], column.shape)
-        dtype = NUMPY[DTYPES[graph_input.dtype]]
-        if DATATYPES[column.datatype] != dtype:
-            raise GraphError(f"the column {name!r} is {column.datatype}; the graph takes {dtype}")
-        inputs.append(graph_input)
-    return inputs
-
-
-def _as_declared(graph: Any, info: Any, shape: tuple[int, ...] | None = None) -> GraphInput:
-    """Returns a graph's input without tokens. `shape`: the shape of its rows; None: as the graph declares it."""
-    sizes, dtype = sizes_of_input(info), _dtype(info)
-    shape = tuple(size or 0 for size in sizes[1:]) if shape is None else shape
-    if not _fits(sizes, shape) or not all(shape):
-        raise GraphError(f"the graph's input {info.name!r} is {list(sizes)}; rows of {list(shape)} do not fit it")
-    below = _table_rows(graph, info.name) if dtype in ("int64", "int32") else None
-    return GraphInput(name=info.name, shape=shape, dtype=dtype, below=below)
-
-
-def _table_rows(graph: Any, name: str) -> int:
-    """Returns the rows of the table in which an input's integers are looked up; 2 if there is no table."""
-    weights = {each.name: each for each in graph.initializer}
-    same_values = {name}
-    for node in graph.node:
-        if node.op_type == "Gather" and node.input[1] in same_values and node.input[0] in weights:
-            return int(weights[node.input[0]].dims[0])
-        if node.op_type in TRACED and node.input[0] in same_values:
-            same_values.update(node.output)
-    return 2
-
-
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
     """Whether rows of a shape fit an input with axes of these sizes. The first axis is the batch."""
     return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
-
-
-def _dtype(info: Any) -> GraphDType:
-    from onnx import helper
-
-    dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
-    if dtype not in DTYPES:
-        raise GraphError(f"the graph's input {info.name!r} is {dtype}; inputs can be {', '.join(DTYPES)}")
-    return cast(GraphDType, dtype)
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:

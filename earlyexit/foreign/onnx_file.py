@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Dataflow, Operator, check_operator, kind_of
+from earlyexit.network.boundary import DType
 
 OPEN_SIZE = 128
 """The default size of open axes, such as tokens or the sides of images, but not of the batch axis."""
@@ -19,6 +20,18 @@ PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """The first bytes of torch files and of pickles."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 """The domains of known operators. In other domains the same name may mean another operator."""
+TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
+"""Operators that may be between token ids and the embedding table."""
+GraphDType = Literal["float32", "float16", "int64", "int32", "uint8", "bool"]
+DTYPES: Mapping[str, DType] = {
+    "float32": "float",
+    "float16": "float",
+    "int64": "int32",
+    "int32": "int32",
+    "uint8": "uint8",
+    "bool": "uint8",
+}
+"""The type in which a tensor crosses, by its type in the graph."""
 
 
 def load_structure(path: Path) -> Any:
@@ -137,6 +150,28 @@ def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
 def sizes_of_input(info: Any) -> tuple[int | None, ...]:
     """Returns the sizes of an input's axes; None for an open axis."""
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)
+
+
+def dtype_of_input(info: Any) -> GraphDType:
+    """Returns the numpy name of an input's type. Raises GraphError for a type that inputs cannot have."""
+    from onnx import helper
+
+    dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
+    if dtype not in DTYPES:
+        raise GraphError(f"the graph's input {info.name!r} is {dtype}; inputs can be {', '.join(DTYPES)}")
+    return cast(GraphDType, dtype)
+
+
+def table_rows(graph: Any, name: str) -> int:
+    """Returns the rows of the table in which an input's integers are looked up; 2 if there is no table."""
+    weights = {each.name: each for each in graph.initializer}
+    same_values = {name}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[1] in same_values and node.input[0] in weights:
+            return int(weights[node.input[0]].dims[0])
+        if node.op_type in TRACED and node.input[0] in same_values:
+            same_values.update(node.output)
+    return 2
 
 
 def arbitrary_inputs(inputs: Sequence[Any], open_size: int) -> dict[str, Any]:

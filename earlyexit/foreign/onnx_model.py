@@ -10,9 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from earlyexit.data.rows import IMAGE, PAIR, TEXT
 from earlyexit.errors import GraphError, InputError, first_line
@@ -23,12 +21,17 @@ from earlyexit.foreign.onnx_file import (
     arbitrary_inputs,
     check_operators,
     dataflow_of,
+    dtype_of_input,
     load_structure,
     returning,
     sizes_of_input,
+    table_rows,
     weights_beside,
 )
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.boundary import Boundary, TensorSpec
+
+if TYPE_CHECKING:
+    from earlyexit.foreign.onnx_backbone import GraphInput
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class OnnxModel(ForeignModel):
             ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True)
             has_types = any(layout_role(each.name) == "zeros" for each in infos)
             return (ids, *[replace(ids, name="token_types")] * (PAIR in self.options.columns and has_types))
-        return tuple(map(_column, infos))
+        return tuple(declared_input(self.proto.graph, each).spec() for each in infos)
 
     def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
         """Raises GraphError if the model cannot be run.
@@ -118,11 +121,12 @@ class OnnxModel(ForeignModel):
 
     def _image(self, info: Any) -> TensorSpec:
         """Returns the codec's tensor for an image input of the graph, which has the channels first or last."""
-        sides = [size for size in sizes_of_input(info)[1:] if size != CHANNELS]
+        sizes = sizes_of_input(info)
+        sides = [size for size in sizes[1:] if size != CHANNELS]
         height, width = self.options.image_size or (sides if len(sides) == 2 else (None, None))
         if not height or not width:
             raise InputError(
-                f"{self.name} leaves the size of {info.name!r} open, or takes no images: it is {_described(info)}; "
+                f"{self.name} leaves the size of {info.name!r} open, or takes no images: it is {list(sizes)}; "
                 "set the size with --image-size HEIGHTxWIDTH"
             )
         return TensorSpec(name="image", shape=(height, width, CHANNELS), dtype="uint8")
@@ -145,22 +149,17 @@ def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxModel:
     return OnnxModel(name=str(path), path=path, proto=proto, flow=flow, beside=beside, examples=examples).measured()
 
 
-def _column(info: Any) -> TensorSpec:
-    """Returns the codec's tensor for an input of the graph."""
-    from onnx import helper
+def declared_input(graph: Any, info: Any) -> GraphInput:
+    """Returns an input without tokens, as the graph declares it. Raises InputError for an open size."""
+    from earlyexit.foreign.onnx_backbone import GraphInput
 
-    dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-    row = tuple(size or 0 for size in sizes_of_input(info)[1:])
-    if not all(row):
-        raise InputError(f"the size of {info.name!r} is open: it is {_described(info)}; all arrays must have one size")
-    kinds: dict[str, DType] = {"f": "float", "i": "int32", "u": "int32"}
-    if dtype.kind not in kinds:
-        raise InputError(f"{info.name!r} is {dtype}; inputs must be floating point numbers or integers")
-    return TensorSpec(name=info.name, shape=row, dtype="uint8" if dtype == np.uint8 else kinds[dtype.kind])
-
-
-def _described(info: Any) -> list[int]:
-    return [size or 0 for size in sizes_of_input(info)]
+    _, *row = sizes = sizes_of_input(info)
+    shape = tuple(size for size in row if size is not None)
+    if len(shape) < len(row):
+        raise InputError(f"the size of {info.name!r} is open: it is {list(sizes)}; all arrays must have one size")
+    dtype = dtype_of_input(info)
+    below = table_rows(graph, info.name) if dtype in ("int64", "int32") else None
+    return GraphInput(name=info.name, shape=shape, dtype=dtype, below=below)
 
 
 def _shortest(profile: Path) -> Mapping[str, float]:

@@ -154,8 +154,7 @@ def onnx_files() -> dict[str, Read]:
         "onnx: whole numbers scaled": taken(
             lambda: onnx_graphs.bytes_graph("NCHW"), codec=onnx_graphs.CODEC, pixels={"std": (0.2, 0.2, 0.2)}
         ),
-        "onnx: columns": taken(pictures_graph),
-        "onnx: an input more": numbers("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] x, float[B, 4] y"),
+        "onnx: an open size": numbers("r = Relu(x) logits = Gemm(r, w, b)", inputs="float[B, N] x"),
         "onnx: doubles": numbers("r = Relu(x) logits = Gemm(r, w, b)", inputs="double[B, 4] x"),
         "onnx: pairs": words(codec={"name": "text_pair", "max_length": 16}),
         "onnx: longer": words(codec={"name": "text", "max_length": 64}),

@@ -370,10 +370,10 @@ def test_one_of_several_outputs_can_be_chosen_and_several_inputs_used(tmp_path: 
     assert head is not None
     assert head.num_outputs == 4
     graph = numbers_graph("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] y, float[B, 4] x")
-    columns = [{"name": name, "datatype": "FP32", "shape": [4]} for name in ("x", "y")]
+    columns = [{"name": name, "datatype": "FP32", "shape": [4]} for name in ("y", "x")]
     codec = {"name": "tensor", "columns": columns}
     backbone = taken(graph, tmp_path, [["s"]], codec).backbone
-    assert [each.name for each in backbone.inputs] == ["x", "y"]
+    assert [each.name for each in backbone.inputs] == ["y", "x"], "in the order of the graph"
 
 
 @pytest.mark.parametrize(("others", "is_taken"), [pytest.param(3e-4, True, id="rounding"), pytest.param(0.05, False)])
