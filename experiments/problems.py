@@ -7,7 +7,6 @@ from pathlib import Path
 
 from optimizer.problem import PlanProblem
 from optimizer.space import Space
-from profiles.table import LatencyTable
 
 PROBLEMS = Path(__file__).parents[1] / "examples" / "problems"
 SLOS_S = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -23,10 +22,4 @@ RAMPS_CHOSEN = Space(strategy="e3", ramps="choose", splits_per_stage=False, one_
 
 def stretched(problem: PlanProblem, times: float) -> PlanProblem:
     """Returns the problem with accelerators that are slower by this factor."""
-    slower = {
-        device: LatencyTable(
-            batches=table.batches, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times
-        )
-        for device, table in problem.latency.items()
-    }
-    return replace(problem, latency=slower)
+    return replace(problem, latency={device: table.times(times) for device, table in problem.latency.items()})

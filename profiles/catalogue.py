@@ -128,12 +128,8 @@ def _spread(catalogue: Facts, model: Facts, batches: list[int], whole_s_B: Float
 
 
 def _scaled(catalogue: Facts, entry: Facts, base: LatencyProfile) -> LatencyProfile:
-    slower = entry["base_steps_per_s"] / entry["steps_per_s"]
-    tables = {
-        length: replace(table, block_s_NB=table.block_s_NB * slower, ramp_s_EB=table.ramp_s_EB * slower)
-        for length, table in base.tables.items()
-    }
-    device = entry["device"]
+    slower, device = entry["base_steps_per_s"] / entry["steps_per_s"], entry["device"]
+    tables = {length: table.times(slower) for length, table in base.tables.items()}
     how = (
         f"seconds on {base.device} times {slower:.3f}: training {entry['job']} alone makes {entry['base_steps_per_s']} "
         f"steps/s on {base.device}, {entry['steps_per_s']} on {device}"
@@ -159,6 +155,5 @@ def _compared(catalogue: Facts, entry: Facts, base: LatencyProfile) -> LatencyPr
 
 
 def _derived(catalogue: Facts, entry: Facts, base: LatencyProfile, tables: Tables, facts: Facts) -> LatencyProfile:
-    source = dict(catalogue["sources"][entry["source"]])
-    provenance = {**facts, "source": source, "base": dict(base.provenance)}
+    provenance = {**facts, "source": dict(catalogue["sources"][entry["source"]]), "base": dict(base.provenance)}
     return replace(base, device=entry["device"], kind="derived", tables=tables, provenance=provenance)

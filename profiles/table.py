@@ -9,7 +9,7 @@ Costs per input, such as pooling, are counted per input of the table's length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,11 @@ class LatencyTable:
                 raise DataError(f"{name} needs {len(self.batches)} values per row, one per batch size")
             if not np.isfinite(seconds).all() or (seconds < 0).any():
                 raise DataError(f"{name} must be finite seconds, at least 0")
+
+    def times(self, factor: float) -> LatencyTable:
+        """Returns the table with all seconds multiplied."""
+        block_s_NB, ramp_s_EB = self.block_s_NB * factor, self.ramp_s_EB * factor
+        return replace(self, block_s_NB=block_s_NB, ramp_s_EB=ramp_s_EB, context_s=self.context_s * factor)
 
     def blocks_at(self, batch_X: FloatArray) -> FloatArray:
         """Returns the seconds of every block (N) at batch sizes (X), also fractional ones, by linear interpolation.

@@ -70,8 +70,7 @@ def as_fast_as_dear(problem: PlanProblem, equal: PlanProblem) -> PlanProblem:
     table = equal.latency[name]
     latency = {}
     for each, supply in problem.devices.items():
-        slower = base.usd_per_hour / supply.usd_per_hour
-        latency[each] = replace(table, block_s_NB=table.block_s_NB * slower, ramp_s_EB=table.ramp_s_EB * slower)
+        latency[each] = table.times(base.usd_per_hour / supply.usd_per_hour)
     return replace(problem, latency=latency)
 
 

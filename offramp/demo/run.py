@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -154,9 +154,7 @@ def emulated_problem(recorded: Recorded) -> PlanProblem:
         num_blocks=records.num_blocks,
         ramps=tuple(sorted(thresholds)),
         survival_N=records.nested_survival(thresholds),
-        latency={
-            V100: replace(table, block_s_NB=TIME_SCALE * table.block_s_NB, ramp_s_EB=TIME_SCALE * table.ramp_s_EB)
-        },
+        latency={V100: table.times(TIME_SCALE)},
         devices={V100: Supply(count=NUM_V100)},
         link=Link(bandwidth_bytes_per_s=1e15, delay_s=0.01),
         bytes_per_sample_N=(0.0,) * records.num_blocks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -16,9 +16,6 @@ from earlyexit.data.strict import StrictDocument
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
 from offramp.commands.options import Address, Job, OrderOption, option_error, parse_order
-
-if TYPE_CHECKING:
-    pass
 
 JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")

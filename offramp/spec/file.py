@@ -164,7 +164,7 @@ class ServiceParts:
         for device in devices:
             at, entry = ("model", "latency", device), document.latency[device]
             table = latency_table(at, entry, card.num_blocks, card.ramps, source, self.base)
-            tables[device] = scaled_table(table, document.slower)
+            tables[device] = table.times(document.slower)
         if not self.exits.prune:
             return tables
         times = measuring_of(self.exits.records)
@@ -265,11 +265,6 @@ def _thresholds(
         if unknown:
             raise InputError(f"thresholds for ramps {unknown}; {what} {list(ramps)}")
     return dict(sorted(thresholds.items()))
-
-
-def scaled_table(table: LatencyTable, times: float) -> LatencyTable:
-    """Returns the table with all seconds multiplied."""
-    return replace(table, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
 
 
 def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
@@ -631,7 +626,7 @@ def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
         problem = problem.with_rate(problem.required_per_s / scale)
     return replace(
         problem,
-        latency={name: scaled_table(table, scale) for name, table in problem.latency.items()},
+        latency={name: table.times(scale) for name, table in problem.latency.items()},
         link=Link(
             bandwidth_bytes_per_s=problem.link.bandwidth_bytes_per_s / scale, delay_s=problem.link.delay_s * scale
         ),
