@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -23,14 +23,16 @@ BUILT_IN = ("stock", "early-exit", "serial")
 
 
 class PartDocument(StrictDocument):
-    """Base of parts in which null has the same effect as leaving a field out."""
+    """Base of parts with fields that may be null, which has the same effect as leaving them out."""
+
+    nullable: ClassVar[frozenset[str]]
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
+        return {name: value for name, value in data.items() if value is not None or name not in cls.nullable}
 
 
 class ServedModelDocument(StrictDocument, ModelSettings):
@@ -42,6 +44,8 @@ class ServedModelDocument(StrictDocument, ModelSettings):
 
 class IngressDocument(PartDocument, IngressSettings):
     """Where the service listens, and the limits of requests."""
+
+    nullable = frozenset({*IngressSettings.model_fields, "replicas"})
 
     replicas: int = Field(default=1, ge=1)
     """Replicas of the ingress."""

@@ -92,6 +92,8 @@ class AccuracyDocument(StrictDocument):
 class PlannerDocument(PartDocument, PlanningSettings):
     """How plans are made."""
 
+    nullable = frozenset(PlanningSettings.model_fields) - {"strategy"}
+
     objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
     budget: BudgetDocument | None = None
     control: bool = True
