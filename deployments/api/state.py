@@ -7,7 +7,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
@@ -199,6 +199,11 @@ def _limit(request: Request) -> int:
     return limit
 
 
+def _stats(report: ReplicaReport) -> dict[str, Any]:
+    stats = {name: getattr(report, name) for name in ("pid", "device", "slot", "epoch", "splits")}
+    return stats if report.memory is None else {**stats, "memory": asdict(report.memory)}
+
+
 @dataclass(slots=True, eq=False)
 class StateRoutes:
     """Handlers of the operations on the service's state, and the events of the live page.
@@ -222,9 +227,7 @@ class StateRoutes:
 
     async def stats(self, request: Request) -> Response:
         """Answers with the counts of the plan's replicas since they started, and the counts of this ingress."""
-        placed, replicas = self.ingress.placed, list[Any]()
-        for device in placed.occupied:
-            replicas += await self.ask_all(deployment_name(device), "stats") or ()
+        placed, (_, replicas) = self.ingress.placed, await self._ask_service()
         stats = {
             "model": self.facts.card.name,
             "ingress_pid": os.getpid(),
@@ -232,7 +235,7 @@ class StateRoutes:
             "suspended": self.ingress.suspended,
             "unanswered": self.ingress.num_unanswered,
             "probe_agreement": self.ingress.agreement,
-            "stages": [[each for each in replicas if each["slot"] == slot] for slot in placed.slots],
+            "stages": [[_stats(each) for each in replicas if each.slot == slot] for slot in placed.slots],
         }
         return json_response(stats)
 

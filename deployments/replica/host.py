@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -188,7 +188,7 @@ class TracedDevice(Device[Any]):
 NOTHING = -1
 """The epoch of a replica that does not follow a plan yet."""
 SPLIT_COUNTS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "dropped")
-"""The counts of a split that `StageHost.stats` returns."""
+"""The counts of a split in a report."""
 BROKEN_AFTER = 20
 """The number of consecutive single-input failures after which the replica is unhealthy (a lost GPU, for example)."""
 
@@ -282,7 +282,7 @@ class StageHost:
 
     def report(self, *, replica: str, node: str) -> ReplicaReport:
         """Returns the report for the controller. Its times leave out probes, which do more work than other inputs."""
-        engine = self.device.engine
+        engine, counts = self.device.engine, self.device.engine.counts
         return ReplicaReport(
             slot=self.slot,
             replica=replica,
@@ -292,25 +292,13 @@ class StageHost:
             epoch=self.epoch,
             waiting=engine.num_waiting,
             times=engine.times_run,
-            memory=self.device.memory_use,
-        )
-
-    def stats(self) -> dict[str, Any]:
-        """Returns the counts of the current splits."""
-        engine, memory = self.device.engine, self.device.memory_use
-        counts = engine.counts
-        return {
-            "pid": os.getpid(),
-            "device": self._device_name,
-            "slot": self.slot,
-            "epoch": self.epoch,
-            "splits": [
+            splits=tuple(
                 {"first": split.first, "end": split.end, "batch": split.batch}
                 | {name: getattr(counts[split.first], name) for name in SPLIT_COUNTS}
                 for split in engine.splits
-            ],
-            **({} if memory is None else {"memory": asdict(memory)}),
-        }
+            ),
+            memory=self.device.memory_use,
+        )
 
     def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
         # Splits of probes need no preparation: the network itself runs them, whatever backend runs the others.

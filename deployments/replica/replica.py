@@ -84,10 +84,6 @@ class StageReplica(BackgroundTasks):
         context = serve.get_replica_context()
         return self._host.report(replica=context.replica_tag, node=ray.get_runtime_context().get_node_id())
 
-    async def stats(self) -> dict[str, Any]:
-        """Returns the engine's counts by split."""
-        return self._host.stats()
-
     def check_health(self) -> None:
         """Raises an error if the replica must be replaced. Serve calls it every second."""
         self._host.check()

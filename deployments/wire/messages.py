@@ -303,6 +303,8 @@ class ReplicaReport:
     """Inputs queued in its engine now."""
     times: tuple[TimesRun, ...]
     """The batches that ran. Probes are excluded, because they do more work than other inputs."""
+    splits: tuple[Mapping[str, Any], ...] = ()
+    """The counts of each current split."""
     memory: MemoryUse | None = None
     """Memory that sequences use; None if the network keeps no state of sequences."""
 

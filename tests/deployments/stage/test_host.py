@@ -158,7 +158,7 @@ async def test_a_replica_turns_from_a_plan_with_token_budgets_to_one_without_and
     for epoch, split in enumerate([bounded, FIRST, bounded], start=1):
         chunks = await replica.call("abcd", replica.assignment(epoch, split, LAST), lengths=(4, 4, 4, 9))
         assert sorted(answer.sample_id for chunk in chunks for answer, _ in chunk.answers) == list("abcd")
-        first = replica.host.stats()["splits"][0]
+        first = replica.host.report(replica="r", node="n").splits[0]
         counted.append((first["batches"], first["tokens"], first["token_fill"]))
     # 4 + 4, then 4, then 9 alone; or all at once.
     assert counted == [(3, 21, 21 / 24), (1, 21, None), (3, 21, 21 / 24)]
@@ -233,8 +233,8 @@ async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(rep
     assert await replica.told("cd", replica.assignment(6, LAST), next_block=2) == ("cd", "")
     go_on.set()
     await preparing
-    stats = replica.host.stats()
-    assert (stats["epoch"], [(split["first"], split["end"]) for split in stats["splits"]]) == (6, [(2, 4)])
+    report = replica.host.report(replica="r", node="n")
+    assert (report.epoch, [(split["first"], split["end"]) for split in report.splits]) == (6, [(2, 4)])
 
 
 async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:
@@ -314,7 +314,7 @@ async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: 
     await asyncio.sleep(BLOCK_S / 2)
     await asyncio.gather(first, replica.call(("d#2",), assignment))
     replica.host.threads.stop()  # seconds are counted once answers are out
-    (split,) = replica.host.stats()["splits"]
+    (split,) = replica.host.report(replica="r", node="n").splits
     assert (split["batches"], split["inputs"]) == (2, 5)
     assert split["busy_s"] >= 5 * BLOCK_S - 0.01
     assert {run.shared for run in replica.host.report(replica="r", node="n").times} == {True}
