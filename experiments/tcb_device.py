@@ -238,7 +238,7 @@ class _Device:
         while True:
             self._arrive()
             began_s = time.thread_time()
-            batch = self._engine.choose(self._now_s).batch
+            batch = self._engine.begin(self._now_s).batch
             if batch is not None:
                 self._choosing_s.append(time.thread_time() - began_s)
                 return batch
@@ -254,7 +254,9 @@ class _Device:
         for run, end_s in zip(runs, ends_s, strict=True):
             self._done_s_N[[numbers[position] for position in run.positions]] = self._now_s + end_s
         total_s = float(ends_s[-1])
-        self._engine.finished(batch, first_s=float(ends_s[0]), total_s=total_s)
+        ended_s = self._now_s + total_s
+        self._engine.end(batch, first_s=float(ends_s[0]), total_s=total_s, now_s=ended_s)
+        self._engine.leave(batch, ended_s)
         self._took_s.append(total_s)
         self._sizes.append(len(numbers))
         self._now_s += total_s

@@ -295,7 +295,7 @@ class BatchEngine(Generic[P]):
         """Sequences whose next steps are about to arrive and are worth waiting for."""
         self._awaits_until_s = -math.inf
         self._ended: set[int] = set()
-        """Sequences that ended since the last call of `answered`. A batch that still runs may answer steps of them."""
+        """Sequences that ended since a batch answered steps. A batch that still runs may answer steps of them."""
         self._running: list[_Running[P]] = []
         self._ran_probed_steps = False
         """Whether the latest batch consisted of steps of probed sequences. Such a step starts at once, and the next one
@@ -452,20 +452,23 @@ class BatchEngine(Generic[P]):
         sequences whose steps it answered; None for a network without memory of sequences.
         """
         running = self._running_of(batch)
-        shared_s, since_s = running.shared_s, running.beside_since_s
-        if since_s is not None:
-            shared_s += now_s - since_s
-        first_s = total_s if first_s is None else first_s
-        busy_s = self.finished(batch, first_s=first_s, total_s=total_s, shared_s=min(shared_s, total_s))
+        shared_s = running.shared_s
+        if running.beside_since_s is not None:
+            shared_s += now_s - running.beside_since_s
+        shared_s = min(shared_s, total_s)
+        busy_s = total_s - shared_s / 2
+        weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # replace misleading times
+        hosted = self._hosted.get(batch.split.first)
+        if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
+            hosted.counts.busy_s += busy_s
+        if not batch.probe:  # probes run more ramps, so their times are not representative
+            size, first_s = len(batch.members), total_s if first_s is None else first_s
+            self.times.observe(batch.split, size, batch.tokens, first_s, total_s, shared_s=shared_s, weight=weight)
         if answered is not None:
-            self.answered(answered, took_s=total_s, now_s=now_s)
+            self.awaited = set(answered) - self._ended
+            self._ended.clear()
+            self._awaits_until_s = now_s + RETURN_SHARE * total_s
         return busy_s
-
-    def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
-        """Notes that a batch, which took `took_s` seconds, answered steps of these sequences."""
-        self.awaited = set(sequences) - self._ended
-        self._ended.clear()
-        self._awaits_until_s = now_s + RETURN_SHARE * took_s
 
     def leave(self, batch: Batch[P], now_s: float) -> None:
         """Removes a batch from the device, after all its parts have run."""
@@ -514,22 +517,6 @@ class BatchEngine(Generic[P]):
             lane=1 - self._running[0].batch.lane if self._running else 0,
         )
         return Choice(batch=batch, dropped=dropped, wake_s=None)
-
-    def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
-        """Learns the duration of a batch, and returns its device seconds.
-
-        `first_s`: seconds until its first answers, or its end. `total_s`: all its seconds. `shared_s`: those in which
-        another batch ran beside it; each of the two batches is charged half of them.
-        """
-        weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # replace misleading times
-        busy_s = total_s - shared_s / 2
-        hosted = self._hosted.get(batch.split.first)
-        if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
-            hosted.counts.busy_s += busy_s
-        if not batch.probe:  # probes run more ramps, so their times are not representative
-            size, tokens = len(batch.members), batch.tokens
-            self.times.observe(batch.split, size, tokens, first_s, total_s, shared_s=shared_s, weight=weight)
-        return busy_s
 
     def _running_of(self, batch: Batch[P]) -> _Running[P]:
         running = self._running

@@ -175,6 +175,21 @@ def chosen(engine: Engine, now_s: float = 0.0) -> Batch[None]:
     return batch
 
 
+def ran(
+    engine: Engine, batch: Batch[None], total_s: float, now_s: float = 0.0, answered: Sequence[int] | None = None
+) -> None:
+    """Notes that a batch has run; its first answers came at the end."""
+    engine.end(batch, first_s=None, total_s=total_s, now_s=now_s, answered=answered)
+    engine.leave(batch, now_s)
+
+
+def begun(engine: Engine, now_s: float = 0.0) -> Batch[None]:
+    """Returns the batch that a device begins at this time; there must be one."""
+    batch = engine.begin(now_s).batch
+    assert batch is not None
+    return batch
+
+
 def names(members: Sequence[Member[None]]) -> str:
     return " ".join(member.sample_id for member in members)
 

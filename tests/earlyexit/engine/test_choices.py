@@ -22,10 +22,12 @@ from tests.earlyexit.engine.driver import (
     Event,
     Switch,
     TableTimes,
+    begun,
     chosen,
     driver_of,
     member,
     names,
+    ran,
     splits_of,
 )
 
@@ -160,22 +162,22 @@ def test_batches_are_counted_and_learnt_with_their_tokens() -> None:
 def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
     engine = Engine(splits_of(0, 2, 4, batch=1), ObservedTimes())
     engine.submit(2, [member("cold")], 0.0)
-    engine.finished(chosen(engine), first_s=2.0, total_s=2.0)
-    ran: list[int] = []
+    ran(engine, begun(engine), 2.0)
+    firsts: list[int] = []
     for now_s in range(2, 100):
         engine.submit(2, [member("deep", deadline_s=now_s + 1.0)], now_s)
         engine.submit(0, [member("new", deadline_s=now_s + 1.0)], now_s)
-        while (batch := engine.choose(now_s).batch) is not None:
-            engine.finished(batch, first_s=0.5, total_s=0.5)
-            ran.append(batch.split.first)
-    assert (ran.count(0), ran.count(2)) == (98, 98 - 7)  # 2 * 0.9 ** 7 is 0.96
+        while (batch := engine.begin(now_s).batch) is not None:
+            ran(engine, batch, 0.5)
+            firsts.append(batch.split.first)
+    assert (firsts.count(0), firsts.count(2)) == (98, 98 - 7)  # 2 * 0.9 ** 7 is 0.96
 
 
 def test_a_slow_batch_does_not_keep_its_size_from_being_run_and_measured_again() -> None:
     engine = Engine(splits_of(0, 2, batch=2), ObservedTimes())
     for members, seconds in (("a", 0.5), ("bc", 3.0), *[("d", 0.5)] * 8):
         engine.submit(0, [member(name) for name in members], 0.0)
-        engine.finished(chosen(engine), first_s=seconds, total_s=seconds)
+        ran(engine, begun(engine), seconds)
     engine.submit(0, [member("e", deadline_s=1.5), member("f", deadline_s=1.5)], 0.0)
     assert names(chosen(engine, 0.25).members) == "e f", "by the recent batches of one, they take 1.1 s"
     engine.submit(0, [member("g", deadline_s=1.5), member("h", deadline_s=2.0)], 0.0)
@@ -312,7 +314,7 @@ def test_the_split_that_has_not_run_for_longest_makes_room_in_the_sums() -> None
     engine = driver_of().engine
     for end in [*range(1, MOST_SPLITS + 1), 1, MOST_SPLITS + 1]:
         engine.submit(0, [member("a")], 0.0, splits_of(0, end, batch=1))
-        engine.finished(chosen(engine), first_s=1.0, total_s=1.0)
+        ran(engine, begun(engine), 1.0)
     batches = {run.end: run.batches for run in engine.times_run}
     assert batches == {1: 2} | dict.fromkeys(range(3, MOST_SPLITS + 2), 1)
 
@@ -332,10 +334,9 @@ def two_have_run(batch: int = 8) -> Engine:
     """Steps of sequences 1 and 2 were answered at 1 s; steps of sequences 3 and 4 arrived while they ran."""
     engine = Engine([replace(WHOLE, batch=batch)], TableTimes({0: 1.0}))
     engine.submit(0, [step("a", 1), step("b", 2)], 0.0)
-    first = chosen(engine)
+    first = begun(engine)
     engine.submit(0, [step("c", 3), step("d", 4)], 0.5)
-    engine.finished(first, first_s=1.0, total_s=1.0)
-    engine.answered([1, 2], took_s=1.0, now_s=1.0)
+    ran(engine, first, 1.0, 1.0, answered=[1, 2])
     return engine
 
 
@@ -362,11 +363,10 @@ def test_returning_steps_are_awaited_until_a_limit_a_full_batch_or_the_end_of_th
 def test_a_sequence_that_ended_before_its_batch_is_not_awaited() -> None:
     engine = Engine([replace(WHOLE, batch=8)], TableTimes({0: 1.0}))
     engine.submit(0, [step("a", 1)], 0.0)
-    first = chosen(engine)
+    first = begun(engine)
     engine.submit(0, [step("c", 3)], 0.5)
     engine.remove_sequences([1])
-    engine.finished(first, first_s=0.5, total_s=1.0)
-    engine.answered([1], took_s=1.0, now_s=1.0)
+    ran(engine, first, 1.0, 1.0, answered=[1])
     assert names(chosen(engine, 1.0).members) == "c"
 
 
@@ -395,8 +395,9 @@ def test_probes_that_are_steps_of_sequences_take_turns_with_other_inputs() -> No
     assert in_turn(engine_of(step("A", 1)), step("B", 2), step("A", 1)) == "A; B; A"
     assert in_turn(engine_of(step("A", 0), step("b", 0)), step("B", 0)) == "A; B", "they are of no sequence"
     engine = engine_of(step("A", 1), step("b", 2))
-    assert names(chosen(engine).members) == "A"
-    engine.answered([1], took_s=1.0, now_s=1.0)
+    first = begun(engine)
+    assert names(first.members) == "A"
+    ran(engine, first, 1.0, 1.0, answered=[1])
     assert names(chosen(engine, 1.0).members) == "b", "a probe's next step is not awaited"
 
 

@@ -17,7 +17,7 @@ from earlyexit.network.model import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from tests.clock import ManualClock
-from tests.earlyexit.engine.driver import Engine, TableTimes, splits_of
+from tests.earlyexit.engine.driver import Engine, TableTimes, begun, splits_of
 from tests.earlyexit.engine.driver import member as waiting
 from tests.earlyexit.engine.letters import (
     ALL_OF_THEM,
@@ -132,19 +132,16 @@ def overlapping(batch: int = 4) -> Engine:
     return BatchEngine([replace(WHOLE, batch=batch)], TableTimes({0: 4.0, 2: 4.0}))
 
 
-def begun(engine: Engine, now_s: float = 0.0) -> Batch[None]:
-    batch = engine.begin(now_s).batch
-    assert batch is not None
-    return batch
-
-
 def test_seconds_of_a_shared_device_count_half() -> None:
-    engine = overlapping()
-    engine.submit(0, [waiting("z")], 0.0)
-    batch = begun(engine)
-    assert engine.finished(batch, first_s=9.0, total_s=9.0, shared_s=5.0) == 6.5
-    engine.finished(batch, first_s=9.0, total_s=9.0)
-    assert [(run.batches, run.seconds, run.shared) for run in engine.times_run] == [(1, 6.5, True), (1, 9.0, False)]
+    engine = overlapping(batch=1)
+    engine.submit(0, [waiting(name) for name in "zyx"], 0.0)
+    first, second = begun(engine), begun(engine, 4.0)
+    assert engine.end(first, first_s=9.0, total_s=9.0, now_s=9.0) == 6.5, "beside another from 4 to 9 s"
+    engine.leave(first, 9.0)
+    assert engine.end(second, first_s=9.0, total_s=9.0, now_s=13.0) == 6.5
+    engine.leave(second, 13.0)
+    assert engine.end(begun(engine, 13.0), first_s=9.0, total_s=9.0, now_s=22.0) == 9.0
+    assert [(run.batches, run.seconds, run.shared) for run in engine.times_run] == [(2, 13.0, True), (1, 9.0, False)]
 
 
 def test_at_most_two_batches_run_and_the_running_batchs_plan_decides() -> None:
