@@ -285,8 +285,7 @@ def _token_inputs(graph: Any, infos: Sequence[Any], codec_has_types: bool) -> tu
     if len(tokens) != 1 + codec_has_types:
         names = ", ".join(map(repr, tokens)) or "none"
         raise GraphError(f"{1 + codec_has_types} of the graph's inputs should take tokens; by their names: {names}")
-    ids_first = sorted(inputs, key=lambda each: layout_role(each.name) == "zeros")
-    return tuple(ids_first)
+    return tuple(sorted(inputs, key=lambda each: layout_role(each.name) == "zeros"))
 
 
 def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str, Any]) -> Entry:
@@ -340,14 +339,11 @@ def crossing(name: str, trials: Sequence[Array]) -> Crossing:
 
 def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> tuple[int, ...] | None:
     """Returns the shape of a row if a tensor of this shape has these first axes, else None."""
-    leading = {"BT": (num_inputs, longest), "TB": (longest, num_inputs), "B*T": (num_inputs * longest,)}
-    leading |= {"B": (num_inputs,)}
-    if axes in leading:
-        first = leading[axes]
-        return shape[len(first) :] if shape[: len(first)] == first else None
-    if not shape or shape[0] % num_inputs:
-        return None
-    return (shape[0] // num_inputs, *shape[1:])
+    if axes == "B*n":
+        return (shape[0] // num_inputs, *shape[1:]) if shape and not shape[0] % num_inputs else None
+    sizes = {"B": num_inputs, "T": longest, "B*T": num_inputs * longest}
+    first = tuple(sizes[axis] for axis in ([axes] if "*" in axes else axes))
+    return shape[len(first) :] if shape[: len(first)] == first else None
 
 
 def sizes_of(name: str, trials: Sequence[Array]) -> Size | tuple[Size, ...]:

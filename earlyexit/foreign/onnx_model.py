@@ -1,4 +1,4 @@
-"""An ONNX file as a foreign model. This module needs no torch; only cutting the model, in `onnx_cut`, does."""
+"""An ONNX file as a foreign model. Only its `inputs`, and cutting the model in `onnx_cut`, need torch."""
 
 from __future__ import annotations
 
