@@ -314,11 +314,8 @@ class Ingress(RpcMethods, BackgroundTasks):
 
     async def facts(self) -> VersionFacts:
         """Returns facts for the ingresses of other versions."""
-        return VersionFacts(card=self.card, version=self.version, agreement=self._core.agreement)
-
-    async def tally(self) -> Tally:
-        """Returns what this ingress has counted of the default version and the canary."""
-        return self.versions.tally
+        agreement, tally = self._core.agreement, self.versions.tally
+        return VersionFacts(card=self.card, version=self.version, agreement=agreement, tally=tally)
 
     def count_request(self, route: str, status: int) -> None:
         self._metrics.finished[route, status] += 1

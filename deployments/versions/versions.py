@@ -104,7 +104,7 @@ class RayCluster:
 
 
 ASK_S = 5.0
-"""Timeout of requests for facts and tallies, in seconds."""
+"""Timeout of requests for facts, in seconds."""
 GRACE_S = 1.0
 """Added to a request's timeout, in seconds. The other ingress itself keeps the timeout, unless it hangs."""
 RETRY_S = 1.0
@@ -120,6 +120,8 @@ class VersionFacts:
     version: str
     agreement: float | None
     """Share of probes that agree with the full model; None before the first probe."""
+    tally: Tally = field(default_factory=Tally)
+    """What the ingress has counted of the default version and the canary."""
 
 
 class IngressLink(DeploymentHandles):
@@ -141,9 +143,6 @@ class IngressLink(DeploymentHandles):
 
     async def facts(self) -> list[VersionFacts]:
         return await self.broadcast("ingress", "facts", timeout_s=ASK_S)
-
-    async def tallies(self) -> list[Tally]:
-        return await self.broadcast("ingress", "tally", timeout_s=ASK_S)
 
 
 class OtherVersion:
@@ -229,8 +228,8 @@ class Versions(TrafficSplitter):
         """Returns the default version and the canary, with the counts of all ingresses of this application."""
         traffic = await self.cluster.traffic(self.own.card.name)
         tally = Tally()
-        for each in await self._link(self.settings.app).tallies():
-            tally.add(each)
+        for each in await self._link(self.settings.app).facts():
+            tally.add(each.tally)
         default = traffic.default or self.own.version
         names = dict.fromkeys((default, *((traffic.canary.version,) if traffic.canary else ())))
         return {

@@ -68,7 +68,7 @@ class FakeLink(IngressLink):
 
     served: ModelVersion = field(default_factory=FakeServed)
     agreements: tuple[float | None, ...] = (None,)
-    counted: Callable[[], list[Tally]] = list
+    counted: Callable[[], Tally] = Tally
     gone: Exception | None = None
     is_silent: bool = False
     """Whether it never answers a request."""
@@ -93,13 +93,11 @@ class FakeLink(IngressLink):
 
     async def facts(self) -> list[VersionFacts]:
         self._check()
+        tallies = [self.counted(), *(Tally() for _ in self.agreements[1:])]
         return [
-            VersionFacts(card=self.served.card, version=self.served.version, agreement=each) for each in self.agreements
+            VersionFacts(card=self.served.card, version=self.served.version, agreement=each, tally=tally)
+            for each, tally in zip(self.agreements, tallies, strict=True)
         ]
-
-    async def tallies(self) -> list[Tally]:
-        self._check()
-        return self.counted()
 
     def _check(self) -> None:
         if self.gone is not None:
@@ -188,7 +186,7 @@ class World:
         self.own = FakeBackend()
         self.others = {version: FakeServed(version=version, label=1) for version in ("2", "3")}
         self.links = {
-            "one": FakeLink(served=self.own, counted=lambda: [self.versions.tally]),
+            "one": FakeLink(served=self.own, counted=lambda: self.versions.tally),
             "two": FakeLink(served=self.others["2"]),
             "three": FakeLink(served=self.others["3"]),
         }
