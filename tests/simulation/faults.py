@@ -139,7 +139,14 @@ def miss_a_break() -> AbstractContextManager[Any]:
 
 def wait_for_a_slot() -> AbstractContextManager[Any]:
     """Calls wait for a replica of a slot that the plan no longer uses."""
-    return patch.object(ReplicaLinks, "is_planned", lambda self, slot: True)
+    follow = ReplicaLinks.follow
+
+    def always(self: Any, placed: Any) -> None:
+        before = getattr(self, "_assignments", {})
+        follow(self, placed)
+        self._assignments = before | self._assignments
+
+    return patch.object(ReplicaLinks, "follow", always)
 
 
 def lose_in_a_change() -> AbstractContextManager[Any]:
