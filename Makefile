@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Numba's cache holds the kernels of the current planner sources. Without this step, processes that start at the same time would each
 # compile the kernels for most of a minute.
 $(COMPILED): $(STAMP) $(shell find optimizer -name '*.py')
-	$(BIN)/python -m optimizer.kernels
+	$(BIN)/python -m optimizer.search.kernels
 	@touch $@
 
 demo: $(COMPILED)  ## Train ramps and compare three plans, on CPUs and on emulated accelerators (minutes); DATA=file.csv uses your texts

@@ -20,8 +20,8 @@ from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.router import AnnouncingRouter
 from earlyexit.network.store import check_prunable, read_card
-from optimizer.plan import deployment_name
-from optimizer.plan_file import ModelShape, parse_plan
+from optimizer.plans.plan import deployment_name
+from optimizer.plans.plan_file import ModelShape, parse_plan
 
 # Serve must not hold back calls, because the dispatcher limits the calls in flight. With Serve's default health check
 # period of 10 s, a dead replica would be replaced much later. The long timeout allows for busy replicas.

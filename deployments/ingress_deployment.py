@@ -51,7 +51,7 @@ from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from optimizer.plan import PlacedPlan, deployment_name
+from optimizer.plans.plan import PlacedPlan, deployment_name
 
 if TYPE_CHECKING:
     from deployments.api.grpc.server import Rpcs

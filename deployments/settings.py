@@ -10,11 +10,11 @@ from pydantic import Field, PlainSerializer, PlainValidator
 from deployments.choices import IngressSettings, ModelSettings, Settings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.errors import PlanError
-from optimizer.decision import Strategy
-from optimizer.plan import PlacedPlan, Plan, PolicySpec
-from optimizer.plan_file import parse_plan, parse_policy, plan_document, policy_document
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem, problem_document
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec
+from optimizer.plans.plan_file import parse_plan, parse_policy, plan_document, policy_document
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import parse_problem, problem_document
+from optimizer.search.decision import Strategy
 
 
 def _plan(value: Any) -> Plan:
@@ -79,8 +79,8 @@ class ControlSettings(PlanningSettings):
     """Settings of the controller. An application without a controller keeps its plan."""
 
     problem: Annotated[PlanProblem, PlainValidator(_problem), PlainSerializer(problem_document)]
-    """A document as in `optimizer.problem_file`, in wall-clock seconds (for emulated accelerators, after `time_scale`).
-    Its survival is the forecast until there are observations."""
+    """A document as in `optimizer.problems.problem_file`, in wall-clock seconds (for emulated accelerators, after
+    `time_scale`). Its survival is the forecast until there are observations."""
     policy: Annotated[PolicySpec, PlainValidator(_policy), PlainSerializer(policy_document)]
     """The exit policy, as in plan files, with a threshold for each ramp of the problem."""
     state: str
@@ -97,7 +97,7 @@ class ServeSettings(IngressSettings, ModelSettings):
     model: str
     """The model folder, which every node must be able to read."""
     plan: Annotated[Plan, PlainValidator(_plan), PlainSerializer(plan_document)]
-    """The first plan: a document as in `optimizer.plan_file`. An invalid document raises PlanError."""
+    """The first plan: a document as in `optimizer.plans.plan_file`. An invalid document raises PlanError."""
     app: str = "offramp"
     """The Serve application's name."""
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")

@@ -19,11 +19,11 @@ from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from earlyexit.errors import OfframpError
-from optimizer.decision import Decision, Strategy
-from optimizer.plan import PlacedPlan, Plan, PolicySpec
-from optimizer.plan_file import plan_document
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec
+from optimizer.plans.plan_file import plan_document
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.decision import Decision, Strategy
+from optimizer.search.planner import solve
 from profiles.records import ExitRecords
 from simulator.events import CONTROLS, Events, SimulatedTime
 from simulator.inputs import Decisions, IntArray, Probing, recorded

@@ -125,7 +125,7 @@ def changing(options: Namespace) -> Iterator[Callable[[], object]]:
     from deployments.local_ray.cluster import LocalCluster, serving
     from deployments.wire.controller_link import call_controller
     from offramp.spec.file import read_service
-    from optimizer.plan_file import plan_document
+    from optimizer.plans.plan_file import plan_document
 
     settings = read_service(Path(options.model)).settings
     documents = cycle([plan_document(settings.plan.with_splits(batch=batch)) for batch in (4, 8)])

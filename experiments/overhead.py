@@ -23,7 +23,7 @@ from experiments.peers.client import ClientOptions, run_client, write_inputs
 from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.sides import per_input
 from experiments.turns import Figures, in_turns, print_figures
-from optimizer.plan import stock_plan
+from optimizer.plans.plan import stock_plan
 
 LOADS: Mapping[str, Mapping[str, float]] = {
     **{f"{rate:g}/s": {"rate_per_s": rate} for rate in (100.0, 450.0, 1000.0)},

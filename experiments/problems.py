@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from optimizer.problem import PlanProblem
-from optimizer.space import Space
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.space import Space
 
 PROBLEMS = Path(__file__).parents[1] / "examples" / "problems"
 SLOS_S = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0)

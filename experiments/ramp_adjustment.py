@@ -17,7 +17,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.apparate import WindowReplay, greedy
 from optimizer.live.tuning.base import never
 from profiles.records import ExitOutcome, ExitRecords

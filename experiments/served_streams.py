@@ -14,10 +14,10 @@ from experiments.apparate.recording import KINDS, Kind, Stream, streams
 from experiments.ramp_adjustment import PERIOD as MOVES_EVERY
 from experiments.ramp_adjustment import adjust_ramps, best_ramps, evenly_spaced, greedy_tuner, of_ramps
 from experiments.studies.study import Effort
-from optimizer.batching import Batching
+from optimizer.calibration.risk import Guarantee
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.risk import Guarantee
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, FloatArray

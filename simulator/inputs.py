@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import ExitResult
-from optimizer.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem
 from profiles.records import ExitRecords, ValueArray
 from profiles.scores import FloatArray
 from profiles.stream import shape_of

@@ -22,8 +22,8 @@ from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.errors import DeadlineError, OfframpError
-from optimizer.plan import PlacedPlan
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan
+from optimizer.problems.problem import PlanProblem
 from simulator.events import COMES, ENDS, WAKES, Events
 from simulator.inputs import NetworkTokens, Probing, recorded_loss
 from simulator.outcome import REASONS, Ledger

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.plan import PlacedPlan, Plan
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan, Plan
+from optimizer.problems.problem import PlanProblem
 from simulator.inputs import Decisions, IntArray
 
 FloatArray = npt.NDArray[np.float64]

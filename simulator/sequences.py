@@ -15,7 +15,7 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from simulator.events import WAKES
 from simulator.processes import SimulatedCall, SimulatedIngress
 from simulator.scenario import Scenario

@@ -14,9 +14,9 @@ from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
-from optimizer.networks import pruned_table
-from optimizer.plan import PlacedPlan, PolicySpec, deployment_name
-from optimizer.tokens import bytes_length
+from optimizer.plans.plan import PlacedPlan, PolicySpec, deployment_name
+from optimizer.problems.networks import pruned_table
+from optimizer.problems.tokens import bytes_length
 from simulator.events import Events
 from simulator.inputs import Decisions, IntArray, Probing
 from simulator.outcome import Ledger

@@ -13,7 +13,7 @@ import numpy as np
 from deployments.ingress.core.generation import GenerationCounts
 from earlyexit.engine.queue import SplitCounts
 from earlyexit.network.boundary import Split
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from simulator.events import Events
 from simulator.inputs import IntArray
 from simulator.outcome import NOT_DROPPED, UNANSWERED, LengthUse, Outcome, SlotUse, SplitUse

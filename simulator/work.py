@@ -17,7 +17,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member, SplitCounts
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
-from optimizer.plan import PolicySpec
+from optimizer.plans.plan import PolicySpec
 from simulator.events import ENDS, Events
 from simulator.inputs import NOWHERE
 

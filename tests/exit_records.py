@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.calibration_file import CalibrationCard
+from optimizer.calibration.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 
 

@@ -31,7 +31,7 @@ from earlyexit.tasks.token import TokenTask
 from offramp.cli.app import COMMANDS, build
 from offramp.spec import documents
 from offramp.spec import file as service
-from optimizer.problem_shape import BudgetDocument, ObjectiveDocument, SloDocument
+from optimizer.problems.problem_shape import BudgetDocument, ObjectiveDocument, SloDocument
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
 """A model for the routes and statuses that all models without generation share."""

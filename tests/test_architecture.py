@@ -194,7 +194,10 @@ def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
 LIGHT: dict[str, list[tuple[str, set[str]]]] = {
     "what runs without torch": [
         ("cluster.emulated", {"torch", "ray", "scipy"}),
-        ("optimizer.plan_file, optimizer.thresholds, simulator.simulate", {"torch", "ray", "offramp"}),
+        (
+            "optimizer.plans.plan_file, optimizer.calibration.thresholds, simulator.simulate",
+            {"torch", "ray", "offramp"},
+        ),
         (
             "earlyexit.engine.engine, earlyexit.clock, profiles.records, profiles.measure, cluster.devices",
             {"torch", "ray"},

@@ -16,8 +16,8 @@ import yaml
 
 import offramp
 from offramp.cli.app import COMMANDS, app, build
-from optimizer.plan_file import ModelShape, parse_plan
-from optimizer.problem_file import read_problem
+from optimizer.plans.plan_file import ModelShape, parse_plan
+from optimizer.problems.problem_file import read_problem
 from tests.reference import TABLES, renewed, routes
 
 ROOT = Path(__file__).parents[1]

@@ -33,8 +33,8 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnknownPathError,
 )
-from optimizer.plan import deployment_name
-from optimizer.plan_file import placed_document
+from optimizer.plans.plan import deployment_name
+from optimizer.plans.plan_file import placed_document
 
 PERIOD_S = 1.0
 POLL_TIMEOUT_S = 10.0

@@ -33,12 +33,12 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
-from optimizer.decision import Decision, Planned
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.plan import PlacedPlan
-from optimizer.plan_file import ModelShape, parse_plan, parse_policy, policy_document
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan
+from optimizer.plans.plan_file import ModelShape, parse_plan, parse_policy, policy_document
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.decision import Decision, Planned
 from profiles.stream import Observations, empty
 
 START_S = 120.0

@@ -25,10 +25,10 @@ from deployments.wire.messages import IngressReport, ReplicaReport, assignments_
 from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.store import check_prunable, read_card
-from optimizer.decision import Decision, Strategy
-from optimizer.plan import PlacedPlan, deployment_name
-from optimizer.plan_file import ModelShape, parse_plan
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan, deployment_name
+from optimizer.plans.plan_file import ModelShape, parse_plan
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.decision import Decision, Strategy
 
 NICENESS = 5
 """Added to the process's niceness, so that planning does not take processor time from serving."""
@@ -104,7 +104,7 @@ class Controller(BackgroundTasks):
 
 
 async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
-    from optimizer.planner import solve  # loading its compiled parts takes a moment
+    from optimizer.search.planner import solve  # loading its compiled parts takes a moment
 
     return await asyncio.to_thread(solve, problem, strategy)
 

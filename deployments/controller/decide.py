@@ -26,17 +26,17 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.batch_seconds import split_seconds
-from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import Evaluation, evaluate, objective_value, predictions, violations
+from optimizer.cost.batch_seconds import split_seconds
+from optimizer.cost.evaluate import Evaluation, evaluate, objective_value, predictions, violations
+from optimizer.cost.rescore import apply_rescoring, rescore
 from optimizer.live.changeover import Delivered, FailedPlan, Trial, has_failed, judge, num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, Straggler, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, divide_replicas
-from optimizer.problem import MaximizeRate, PlanProblem, Reach, nested_reach
-from optimizer.rescore import apply_rescoring, rescore
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, divide_replicas
+from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_reach
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from profiles.lengths import Lengths
 
 SETTLE_LOOKS = 4

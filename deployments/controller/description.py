@@ -12,7 +12,7 @@ from deployments.controller.remember import History
 from deployments.settings import ServeSettings
 from deployments.wire.messages import total
 from optimizer.live.stragglers import avoided_replicas
-from optimizer.plan_file import placed_document
+from optimizer.plans.plan_file import placed_document
 
 LAST_EVENTS = 20
 

@@ -19,15 +19,15 @@ from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
 from earlyexit.errors import DataError
-from optimizer.batching import Batching
+from optimizer.calibration.risk import Guarantee
+from optimizer.cost.batching import Batching
+from optimizer.cost.rescore import joint_reach
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.networks import Used, network_sets, ramps_of, survival_with
-from optimizer.plan import PlacedPlan, Stage
-from optimizer.problem import PlanProblem, Reach, device_names
-from optimizer.rescore import joint_reach
-from optimizer.risk import Guarantee
-from optimizer.tokens import full_inputs, most_tokens
+from optimizer.plans.plan import PlacedPlan, Stage
+from optimizer.problems.networks import Used, network_sets, ramps_of, survival_with
+from optimizer.problems.problem import PlanProblem, Reach, device_names
+from optimizer.problems.tokens import full_inputs, most_tokens
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
 from profiles.stream import ExitStream, Observations, StreamShape

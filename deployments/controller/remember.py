@@ -19,8 +19,8 @@ from deployments.wire.messages import Interval
 from earlyexit.errors import DataError
 from optimizer.live.changeover import FailedPlan, Trial
 from optimizer.live.stragglers import RestingReplica
-from optimizer.plan import PlacedPlan
-from optimizer.plan_file import parse_placed, placed_document
+from optimizer.plans.plan import PlacedPlan
+from optimizer.plans.plan_file import parse_placed, placed_document
 from profiles.stream import Observations, StreamShape
 
 Placed = Annotated[PlacedPlan, PlainValidator(parse_placed), PlainSerializer(placed_document)]

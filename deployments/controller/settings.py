@@ -9,9 +9,9 @@ from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import check_tunable
-from optimizer.plan import PolicySpec
-from optimizer.plan_file import ModelShape
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PolicySpec
+from optimizer.plans.plan_file import ModelShape
+from optimizer.problems.problem import PlanProblem
 
 
 def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:

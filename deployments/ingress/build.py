@@ -13,7 +13,7 @@ from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks import find_task
-from optimizer.plan import NO_RAMPS, PlacedPlan, Plan
+from optimizer.plans.plan import NO_RAMPS, PlacedPlan, Plan
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import StreamShape, shape_of

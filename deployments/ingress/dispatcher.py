@@ -53,7 +53,7 @@ from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Encoded, WirePiece, entry_piece
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 
 # A child of the logger that Serve writes as JSON, with the request id if there is one.
 logger = logging.getLogger(f"ray.serve.{__name__}")

@@ -16,7 +16,7 @@ from deployments.ingress.core.inputs import Inputs, PendingInput, sample_id_of
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded, PrunedRow
 from earlyexit.network.boundary import Encoded, WirePiece, entry_piece
 from earlyexit.words import num_words
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -15,7 +15,7 @@ from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard
-from optimizer.plan import PlacedPlan, Stage
+from optimizer.plans.plan import PlacedPlan, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

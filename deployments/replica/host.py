@@ -71,7 +71,7 @@ from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.policies import kind_of, make_policy
-from optimizer.plan import NO_RAMPS, PlacedPlan, PolicySpec
+from optimizer.plans.plan import NO_RAMPS, PlacedPlan, PolicySpec
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 

@@ -27,7 +27,7 @@ from earlyexit.engine.device import Answered, MemoryUse, Release, Survivors
 from earlyexit.engine.engine import Batch
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import read_card
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 
 
 class StageReplica(BackgroundTasks):

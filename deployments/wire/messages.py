@@ -23,7 +23,7 @@ from earlyexit.engine.engine import Dispatch, TimesRun
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import Observations
 
 

@@ -47,7 +47,7 @@ from experiments.kit import print_table, write_json
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2, drawn_exits
 from experiments.turns import in_turns
 from offramp.commands.output import provenance
-from optimizer.plan import Plan, PolicySpec, early_exit_plan, serial_plan, stock_plan
+from optimizer.plans.plan import Plan, PolicySpec, early_exit_plan, serial_plan, stock_plan
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -386,7 +386,7 @@ def can_plan() -> bool:
 
 def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> Any:
     """Returns a `PlanProblem`: the highest rate of one device, without a latency limit."""
-    from optimizer.problem import ANY_LATENCY_S, Link, MaximizeRate, PlanProblem, Slo, Supply
+    from optimizer.problems.problem import ANY_LATENCY_S, Link, MaximizeRate, PlanProblem, Slo, Supply
 
     return PlanProblem(
         num_blocks=len(survival),
@@ -403,9 +403,9 @@ def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[f
 
 def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> dict[str, Plan]:
     """Returns the planner's plans for this device: the best ramps of one split, and the best cuts."""
-    from optimizer.decision import Planned
-    from optimizer.planner import solve
-    from optimizer.space import SPACES, Space
+    from optimizer.search.decision import Planned
+    from optimizer.search.planner import solve
+    from optimizer.search.space import SPACES, Space
 
     one_split = Space(strategy="early-exit", splits_per_stage=False, several_stages=False)
     plans = {}
@@ -418,7 +418,7 @@ def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[floa
 
 def predicted_per_s(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float], plan: Plan) -> float:
     """Returns the rate by the product's cost model, which ignores the overhead of a split."""
-    from optimizer.evaluate import evaluate
+    from optimizer.cost.evaluate import evaluate
 
     return evaluate(problem_of(table, ramps, survival), plan.stages).rate_per_s
 

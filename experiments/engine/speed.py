@@ -35,8 +35,8 @@ from experiments.engine.side import Side as OneDevice
 from experiments.engine.side import members_of
 from experiments.turns import Figures, in_turns, print_figures
 from offramp.commands.calibration_files import read_calibration
-from optimizer.calibration_file import CalibrationCard
-from optimizer.plan import early_exit_plan, serial_plan, stock_plan
+from optimizer.calibration.calibration_file import CalibrationCard
+from optimizer.plans.plan import early_exit_plan, serial_plan, stock_plan
 
 Side = Callable[[Sequence[Encoded]], None]
 BY_ALL_BACKENDS = ("engine, stock", "engine, split after block 0")

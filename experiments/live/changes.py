@@ -30,7 +30,7 @@ from experiments.live.validation import Bench, Driven, bench, drive, is_right, o
 from offramp.demo.turns import RunningService, manual_control, served
 from offramp.load.generator import RequestRecord
 from offramp.load.sustained import percentile
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 
 KILL = "kill"
 PAUSE_S = 10.0

@@ -22,8 +22,8 @@ from experiments.problems import ENTROPY, PROBLEMS
 from experiments.recorded_exits import BERT12_EXITS, BERT12_SST2, bert12_sst2, drawn_exits
 from offramp.commands.checkpoint import resolve_backbone
 from offramp.commands.thresholds import outcome_figures
-from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
-from optimizer.problem_file import read_problem
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
+from optimizer.problems.problem_file import read_problem
 from profiles.records import ExitRecords
 
 FOLDER = RUNS / "emulated" / "model"

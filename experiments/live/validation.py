@@ -35,16 +35,16 @@ from offramp.demo.turns import served
 from offramp.load.arrivals import Poisson
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
 from offramp.load.sustained import percentile
-from optimizer.calibration_file import RECORDS_FILE
-from optimizer.decision import NoPlan, Strategy
-from optimizer.evaluate import evaluate
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, chains_of
-from optimizer.planner import solve
-from optimizer.problem import Link, PlanProblem, Slo, Supply
-from optimizer.problem_file import read_problem
-from optimizer.rescore import apply_rescoring, joint_reach, rescore
-from optimizer.space import SPACES
-from optimizer.what_if import with_batch_limit
+from optimizer.calibration.calibration_file import RECORDS_FILE
+from optimizer.cost.evaluate import evaluate
+from optimizer.cost.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, chains_of
+from optimizer.problems.problem import Link, PlanProblem, Slo, Supply
+from optimizer.problems.problem_file import read_problem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import NoPlan, Strategy
+from optimizer.search.planner import solve
+from optimizer.search.space import SPACES
 from profiles.records import ExitRecords
 from simulator.inputs import recorded
 from simulator.scenario import FloatArray, Scenario

@@ -38,8 +38,8 @@ from experiments.peers.sides import (
 from experiments.peers.stock import Dtype
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Processors, Workload
 from offramp.commands.output import provenance
-from optimizer.plan_file import plan_document
-from optimizer.problem_file import problem_document
+from optimizer.plans.plan_file import plan_document
+from optimizer.problems.problem_file import problem_document
 
 OURS = tuple(STRATEGIES)
 SERVICE = "offramp"

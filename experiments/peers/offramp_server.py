@@ -25,8 +25,8 @@ from deployments.settings import ServeSettings
 from earlyexit.errors import OfframpError
 from experiments.peers.processes import LOGS, Server, running, threads_of
 from offramp.demo.turns import served
-from optimizer.plan import Plan
-from optimizer.plan_file import parse_plan, plan_document
+from optimizer.plans.plan import Plan
+from optimizer.plans.plan_file import parse_plan, plan_document
 
 READY, DONE = "ready", "done"
 

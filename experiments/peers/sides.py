@@ -31,11 +31,11 @@ from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import kept_profile, on_cores, plan_for, processor_problem
 from offramp.demo.turns import manual_control
 from offramp.load.sustained import Search
-from optimizer.decision import Strategy
-from optimizer.plan import Plan
-from optimizer.problem import PlanProblem
-from optimizer.survival_file import Recorded
-from optimizer.what_if import with_batch_limit
+from optimizer.plans.plan import Plan
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.survival_file import Recorded
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Strategy
 
 # Offramp's plans of a workload, by a profile of this machine: one per strategy.
 

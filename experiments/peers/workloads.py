@@ -20,9 +20,9 @@ from experiments import trained
 from experiments.data import RUNS
 from experiments.peers.client import write_inputs
 from offramp.commands.calibration_files import read_calibration
-from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
-from optimizer.plan import PolicySpec
-from optimizer.risk import Guarantee
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
+from optimizer.calibration.risk import Guarantee
+from optimizer.plans.plan import PolicySpec
 from profiles.records import ExitRecords
 
 Name = Literal["clinc150", "mpnet"]

@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.decision import Planned
-from optimizer.evaluate import evaluate, violations
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem, Supply, device_names
-from optimizer.relaxation import CuttingPlanes
-from optimizer.space import SPACES
-from optimizer.step import FloatArray
-from optimizer.tables import tables_of
-from optimizer.walks import Prices, Walk, WalkRelaxation
+from optimizer.cost.evaluate import evaluate, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, Supply, device_names
+from optimizer.search.decision import Planned
+from optimizer.search.planner import solve
+from optimizer.search.relaxation import CuttingPlanes
+from optimizer.search.space import SPACES
+from optimizer.search.step import FloatArray
+from optimizer.search.tables import tables_of
+from optimizer.search.walks import Prices, Walk, WalkRelaxation
 
 Chain = tuple[Stage, ...]
 Join = Callable[[FloatArray, FloatArray], FloatArray]
@@ -53,8 +53,8 @@ class Fleet(NamedTuple):
 def priced(fleet: Fleet) -> tuple[float, FloatArray]:
     """Returns a bound on the share, and for each model an upper bound of the rate per device of each type.
 
-    It relaxes one plan for the inputs of all models, in proportion to their weights, as `optimizer.walks` relaxes plans
-    of one model. Latencies relative to their limits are averaged over models.
+    It relaxes one plan for the inputs of all models, in proportion to their weights, as `optimizer.search.walks`
+    relaxes plans of one model. Latencies relative to their limits are averaged over models.
     """
     limit_M, weight_M = np.array([problem.slo.limit_s for problem in fleet.problems]), fleet.weight_M
     walks_M = [WalkRelaxation.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in fleet.problems]

@@ -18,8 +18,8 @@ from numpy.random import default_rng
 
 from experiments.kit import print_table
 from experiments.planning.divisions import Fleet, divided, share_of
-from optimizer.plan_file import stages_document
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.plans.plan_file import stages_document
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
 

@@ -13,9 +13,9 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.highs import minimize
-from optimizer.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
-from optimizer.step import FloatArray, IntArray
+from optimizer.search.highs import minimize
+from optimizer.search.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
+from optimizer.search.step import FloatArray, IntArray
 
 NEAR = (10, 40)
 """Numbers of columns per model among which whole replicas are chosen, tried one after the other."""

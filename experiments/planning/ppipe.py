@@ -1,9 +1,9 @@
 """Solves PPipe's 48 problems (USENIX ATC '25): several models, each in several pipelines, on two types of GPUs.
 
-Pipelines are columns of the master problem (`experiments.planning.pipelines`, `optimizer.master`). The output compares
-with PPipe's own planner (v4, Gurobi), its baseline without splits (bl), and DART-r. Then the same problems are solved
-with exits: a ramp after every block, with the survival of a ResNet's records at the same depths. Each plan without
-exits is checked against the measured tables.
+Pipelines are columns of the master problem (`experiments.planning.pipelines`, `optimizer.search.master`). The output
+compares with PPipe's own planner (v4, Gurobi), its baseline without splits (bl), and DART-r. Then the same problems
+are solved with exits: a ramp after every block, with the survival of a ResNet's records at the same depths. Each plan
+without exits is checked against the measured tables.
 
     python -m experiments.planning.ppipe [--data FOLDER] [--json]
 """
@@ -27,9 +27,9 @@ from experiments.data import require_data
 from experiments.kit import print_table
 from experiments.planning.pipelines import Pipeline, Segments, best_mixture, best_pipelines
 from experiments.problems import PROBLEMS
-from optimizer.master import Cluster, Demand
-from optimizer.problem_file import read_problem
-from optimizer.step import FloatArray
+from optimizer.problems.problem_file import read_problem
+from optimizer.search.master import Cluster, Demand
+from optimizer.search.step import FloatArray
 
 Tables = Mapping[str, Sequence[Sequence[float]]]
 """By model, GPU and processes per GPU: microseconds of each block at batches 1, 2 and so on."""

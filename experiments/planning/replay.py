@@ -24,12 +24,12 @@ from experiments.studies.fig19_bursts import AZURE, BURSTY_HOUR_S, HOUR_S, TWITT
 from experiments.studies.following import PERIOD_S
 from experiments.studies.sides import with_slo
 from offramp.load.arrivals import parse_arrivals
-from optimizer.decision import NoPlan
-from optimizer.evaluate import predictions
-from optimizer.plan import Plan, PolicySpec
-from optimizer.planner import solve
-from optimizer.problem import Link, MinimizeCost, PlanProblem
-from optimizer.problem_file import read_problem
+from optimizer.cost.evaluate import predictions
+from optimizer.plans.plan import Plan, PolicySpec
+from optimizer.problems.problem import Link, MinimizeCost, PlanProblem
+from optimizer.problems.problem_file import read_problem
+from optimizer.search.decision import NoPlan
+from optimizer.search.planner import solve
 from simulator.inputs import recorded
 from simulator.scenario import Scenario
 

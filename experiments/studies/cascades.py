@@ -16,13 +16,13 @@ from earlyexit.network.chain import Chain
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from experiments.tabi import ProfiledModel, candidates, select
-from optimizer.decision import Planned, Strategy
-from optimizer.evaluate import evaluate
-from optimizer.networks import Subproblem, network_sets, subproblem_of
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.what_if import with_batch_limit
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.networks import Subproblem, network_sets, subproblem_of
+from optimizer.problems.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.planner import solve
 from profiles.catalogue import published_profile
 from profiles.networks import survival_of
 from profiles.records import ExitRecords

@@ -15,13 +15,13 @@ from experiments.data import require_data
 from experiments.problems import RAMPS_AT_SPLIT_ENDS
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios, ratio
-from optimizer.decision import Planned
 from optimizer.generation.demand import Generation
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.space import SPACES, Space
-from optimizer.what_if import with_batch_limit
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned
+from optimizer.search.planner import solve
+from optimizer.search.space import SPACES, Space
 from profiles.lengths import Lengths
 from profiles.table import FloatArray, LatencyTable
 

@@ -31,7 +31,7 @@ from experiments.studies.sides import (
     workload,
 )
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, declare, facts
-from optimizer.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem
 from profiles.catalogue import published_profile
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import FloatArray

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.studies.sides import NUM_ROWS, SEED, Choose, Workload, by_batch, decide, ratios_of, workload
 from experiments.studies.study import Comparison, Effort
-from optimizer.problem import PlanProblem
-from optimizer.what_if import with_batch_limit
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.what_if import with_batch_limit
 from profiles.table import LatencyTable
 from simulator.inputs import nested
 

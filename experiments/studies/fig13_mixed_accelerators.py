@@ -14,10 +14,10 @@ from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
 from experiments.studies.sides import BATCHES, SHORT, Workload, equal_cluster, facing, mixed_cluster, simulated, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts, largest, ratio
-from optimizer.decision import Planned, Strategy
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.what_if import with_batch_limit
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.planner import solve
 
 PIPELINES: dict[Effort, tuple[Strategy, ...]] = {"full": ("e3", "best"), "quick": ("e3",)}
 PAPER = Ratios(over_stock=1.32, over_early_exit=1.70)

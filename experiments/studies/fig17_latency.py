@@ -28,9 +28,9 @@ from experiments.studies.sides import (
     sst2,
 )
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, ratio
-from optimizer.decision import Planned
-from optimizer.problem import PlanProblem
-from optimizer.what_if import with_batch_limit
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned
 from simulator.scenario import FloatArray, poisson_arrivals
 
 BATCH = 8

@@ -18,10 +18,10 @@ from experiments.studies.picture import Bars
 from experiments.studies.sides import SEED, SIDES, Workload, decide, equal_cluster, facing, scenario, serve, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios
 from offramp.load.arrivals import CountReplay, read_counts
-from optimizer.decision import Planned
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.what_if import with_batch_limit
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned
+from optimizer.search.planner import solve
 from simulator.outcome import Figures
 from simulator.scenario import FloatArray
 

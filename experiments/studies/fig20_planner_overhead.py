@@ -11,10 +11,10 @@ from timeit import repeat
 from experiments.problems import PROBLEMS
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts
-from optimizer.decision import Planned, Strategy
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import read_problem
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import read_problem
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.planner import solve
 
 STRATEGIES: tuple[Strategy, ...] = ("e3", "best")
 ROUNDS = {"full": 5, "quick": 1}

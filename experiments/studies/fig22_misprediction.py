@@ -15,12 +15,12 @@ from experiments.studies.e3_case import LARGEST_BATCH, exits_at_once, made_up
 from experiments.studies.picture import Lines
 from experiments.studies.sides import Workload, equal_cluster, facing, goodput, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, ratio
-from optimizer.decision import Planned, Strategy
-from optimizer.evaluate import evaluate
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem, nested_reach
-from optimizer.what_if import with_batch_limit
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, nested_reach
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.planner import solve
 
 OTHER_BATCHES = (4, 2)
 """With the one error for which E3 states the loss."""

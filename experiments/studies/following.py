@@ -15,13 +15,13 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2, mixed_records
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.sides import E3_SLOWER, SEED, Workload, equal_cluster, facing, mixed_cluster, plan_of, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest_ratios, ratio
-from optimizer.decision import NoPlan, Strategy
-from optimizer.evaluate import evaluate
-from optimizer.plan import Plan
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem, Reach
-from optimizer.rescore import apply_rescoring, joint_reach, rescore
-from optimizer.what_if import with_batch_limit
+from optimizer.cost.evaluate import evaluate
+from optimizer.cost.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.plans.plan import Plan
+from optimizer.problems.problem import PlanProblem, Reach
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import NoPlan, Strategy
+from optimizer.search.planner import solve
 from profiles.records import ExitRecords
 from simulator.scenario import FloatArray, Scenario, poisson_arrivals
 

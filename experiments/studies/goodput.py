@@ -69,14 +69,14 @@ from experiments.studies.study import (
     largest_ratios,
     ratio,
 )
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, objective_value
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import read_problem
-from optimizer.space import Space
-from optimizer.what_if import with_batch_limit
+from optimizer.cost.evaluate import evaluate, objective_value
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import read_problem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.search.planner import solve
+from optimizer.search.space import Space
 from profiles.records import ExitOutcome, ExitRecords
 from simulator.inputs import NOWHERE, patient, recorded
 

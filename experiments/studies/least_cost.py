@@ -24,11 +24,11 @@ from experiments.studies.sides import (
 )
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, facts, largest_ratios, ratio
 from experiments.sustained import SHARE
-from optimizer.decision import Planned, Strategy
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Supply
-from optimizer.what_if import with_batch_limit
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, PlanProblem, Supply
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.planner import solve
 
 # The cheapest plan of a strategy that sustains a rate, by the planner and then by simulation.
 

@@ -30,11 +30,11 @@ from experiments.served_streams import (
 )
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
-from optimizer.batching import Batching
-from optimizer.decision import Planned
-from optimizer.planner import solve
-from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.cost.batching import Batching
+from optimizer.cost.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.problems.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.search.decision import Planned
+from optimizer.search.planner import solve
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 

@@ -13,12 +13,12 @@ from experiments.recorded_exits import bert12_sst2, mixed_rows
 from experiments.studies.picture import Bars
 from experiments.studies.study import Effort, Ratios, Table, largest_ratios, ratio
 from experiments.sustained import PRECISION, Capacity, highest_rate
-from optimizer.decision import Decision, Planned, Strategy
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import read_problem
-from optimizer.what_if import with_batch_limit
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import read_problem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Decision, Planned, Strategy
+from optimizer.search.planner import solve
 from profiles.table import LatencyTable
 from simulator.inputs import Decisions, IntArray, recorded, survival_of
 from simulator.outcome import Outcome

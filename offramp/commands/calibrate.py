@@ -61,10 +61,10 @@ from offramp.commands.thresholds import (
     parameters_by_block,
     promised_records,
 )
-from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
-from optimizer.confidences import LEVELS, choose_confidences
-from optimizer.ensemble import RULES, fit_weights, held_out_gain
-from optimizer.plan import policy_of_score
+from optimizer.calibration.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
+from optimizer.calibration.confidences import LEVELS, choose_confidences
+from optimizer.calibration.ensemble import RULES, fit_weights, held_out_gain
+from optimizer.plans.plan import policy_of_score
 from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, Score

@@ -19,7 +19,7 @@ from offramp.commands.checkpoint import CONFIG
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import cell, command, make_folder, make_table, print_result, progress_bars, warn
 from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
-from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records
 from profiles.scores import SCORES, Score
 

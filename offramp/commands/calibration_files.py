@@ -11,7 +11,7 @@ from typing import Any
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.network.store import CARD_FILE, ModelCard, read_card, weights_file_sha256
 from offramp.commands.output import command, make_folder
-from optimizer.calibration_file import (
+from optimizer.calibration.calibration_file import (
     BESIDE,
     CALIBRATION_FILE,
     RECORDS_FILE,

@@ -42,7 +42,7 @@ from offramp.commands.calibration_files import calibrate_command, read_calibrati
 from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, num_cores, show
-from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from offramp.commands.train import (
     unlabelled,
     warnings_on,
 )
-from optimizer.injection import balanced_cuts, worth_their_time
+from optimizer.search.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
 from profiles.table import FloatArray
 

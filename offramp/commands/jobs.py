@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from earlyexit.network.checkpoint import RampOptions
     from earlyexit.training.augmentation import Augmentation
     from earlyexit.training.ramps import TrainOptions as RampTraining
-    from optimizer.risk import Guarantee
+    from optimizer.calibration.risk import Guarantee
 
     TrainingT = TypeVar("TrainingT", bound=RampTraining)
 else:
@@ -399,7 +399,7 @@ class CalibrateJob(Job):
     confidence: float = 0.90
     """Probability that the budget is kept."""
     among: int = Field(default=1, exclude=True)
-    """Number of calibrations that are tested with the same inputs, as in `optimizer.risk.Guarantee`."""
+    """Number of calibrations that are tested with the same inputs, as in `optimizer.calibration.risk.Guarantee`."""
     design_share: float = Field(default=0.25, exclude=True)
     """Largest share of the inputs that is used to choose candidate thresholds. The other inputs test them."""
     ramps: Integers | Literal["all", "ends"] | None = None
@@ -426,7 +426,7 @@ class CalibrateJob(Job):
     @model_validator(mode="after")
     def _check_guarantee(self) -> CalibrateJob:
         from earlyexit.words import check_share
-        from optimizer.plan import check_decay
+        from optimizer.plans.plan import check_decay
 
         _ = self.guarantee
         if self.ensemble and self.prune is not None:
@@ -442,14 +442,14 @@ class CalibrateJob(Job):
     @property
     def guarantee(self) -> Guarantee:
         """The budget and the confidence; raises DataError for an impossible combination."""
-        from optimizer.risk import Guarantee
+        from optimizer.calibration.risk import Guarantee
 
         return Guarantee(budget=self.budget, confidence=self.confidence, among=self.among)
 
     @property
     def min_rows(self) -> int:
         """Smallest number of rows that leaves enough test rows and at least one design row."""
-        from optimizer.thresholds import design_rows
+        from optimizer.calibration.thresholds import design_rows
 
         num_tested = self.guarantee.least_inputs
         for num_rows in count(num_tested + 1):

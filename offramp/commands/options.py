@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
-"""Equal to `optimizer.decision.Strategy`, whose import would slow down shell completion."""
+"""Equal to `optimizer.search.decision.Strategy`, whose import would slow down shell completion."""
 MAX_INGRESSES = 1000
 
 

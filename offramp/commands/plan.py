@@ -18,18 +18,18 @@ from earlyexit.errors import InputError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, show
-from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
-from optimizer.evaluate import TOLERANCE, Evaluation, predictions, step_figures
-from optimizer.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
+from optimizer.cost.evaluate import TOLERANCE, Evaluation, predictions, step_figures
+from optimizer.cost.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
+from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.figures import sequence_figures
 from optimizer.generation.steps import generation_of
-from optimizer.plan import Plan, PolicySpec, Stage, chains_of
-from optimizer.plan_file import batches_document, chains_document, stages_document, write_plan
-from optimizer.planner import more_devices, solve
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
-from optimizer.problem_file import ProblemFile, read_problem, read_problems
-from optimizer.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
-from optimizer.what_if import Axis, AxisName, variants, with_batch_limit
+from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
+from optimizer.plans.plan_file import batches_document, chains_document, stages_document, write_plan
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
+from optimizer.problems.problem_file import ProblemFile, read_problem, read_problems
+from optimizer.problems.what_if import Axis, AxisName, variants, with_batch_limit
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, strategies_for
+from optimizer.search.planner import more_devices, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,15 +27,15 @@ from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from offramp.spec.documents import FolderDocument
-from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
-from optimizer.decision import Strategy
-from optimizer.latency_file import with_rows
-from optimizer.plan import Plan, PolicySpec
-from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.problem_file import ProblemFile
-from optimizer.survival_file import Recorded
-from optimizer.what_if import with_batch_limit
+from optimizer.calibration.calibration_file import RECORDS_FILE, CalibrationCard
+from optimizer.plans.plan import Plan, PolicySpec
+from optimizer.problems.latency_file import with_rows
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problems.problem_file import ProblemFile
+from optimizer.problems.survival_file import Recorded
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Strategy
+from optimizer.search.planner import solve
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.records import ExitRecords

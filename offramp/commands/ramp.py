@@ -20,7 +20,7 @@ from offramp.commands.output import command, percent, progress_bars, warn
 from offramp.commands.profile import KEPT_FILE, kept_profile
 from offramp.commands.thresholds import calibration_warnings
 from offramp.commands.train import train, unlabelled
-from optimizer.calibration_file import CalibrationCard
+from optimizer.calibration.calibration_file import CalibrationCard
 from profiles.latency import LatencyProfile
 
 

@@ -313,7 +313,7 @@ def num_running(deployment: Mapping[str, Any]) -> int:
 
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns Serve's applications, as `offramp status --json` prints them."""
-    from optimizer.plan import deployment_name
+    from optimizer.plans.plan import deployment_name
 
     return [
         {

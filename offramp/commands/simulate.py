@@ -22,18 +22,18 @@ from offramp.commands.output import make_table, milliseconds, print_result, prog
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer, answer, plan_of
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
-from optimizer.calibration_file import check_policy, read_calibration_file
-from optimizer.decision import strategies_for
-from optimizer.evaluate import Evaluation, evaluate, step_figures, violations
+from optimizer.calibration.calibration_file import check_policy, read_calibration_file
+from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violations
 from optimizer.generation.figures import SequenceFigures, sequence_figures
-from optimizer.lengths_file import tokens_of
-from optimizer.networks import survival_with
-from optimizer.plan import Plan, PolicySpec, policy_of_score
-from optimizer.plan_file import ModelShape, parse_plan, plan_document, read_plan
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem, nested_shares
-from optimizer.problem_file import ProblemFile, read_problem
-from optimizer.tokens import in_tokens
+from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
+from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, read_plan
+from optimizer.problems.lengths_file import tokens_of
+from optimizer.problems.networks import survival_with
+from optimizer.problems.problem import PlanProblem, nested_shares
+from optimizer.problems.problem_file import ProblemFile, read_problem
+from optimizer.problems.tokens import in_tokens
+from optimizer.search.decision import strategies_for
+from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.networks import decay_of
 from profiles.records import ExitRecords

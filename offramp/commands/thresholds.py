@@ -21,11 +21,11 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from offramp.commands.jobs import CalibrateJob, few_rows_advice
 from offramp.commands.output import provenance
-from optimizer.calibration_file import AMONG, CalibrationCard
-from optimizer.plan import policy_of_score
-from optimizer.risk import Guarantee, Metric
-from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
-from optimizer.thresholds import design_rows, few_ramps, learn_then_test, split_rows
+from optimizer.calibration.calibration_file import AMONG, CalibrationCard
+from optimizer.calibration.risk import Guarantee, Metric
+from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
+from optimizer.calibration.thresholds import design_rows, few_ramps, learn_then_test, split_rows
+from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords

@@ -26,12 +26,12 @@ from offramp.commands.output import progress_bars, run_in_subprocess
 from offramp.commands.plan import FUSED, SHRINKING, load_pyplot
 from offramp.commands.profile import kept_profile, on_cores, plan_for, processor_problem, stock_s
 from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, results_table, served
-from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
-from optimizer.decision import Strategy
-from optimizer.plan import Plan, PolicySpec
-from optimizer.plan_file import plan_document, write_plan
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.survival_file import Recorded
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
+from optimizer.plans.plan import Plan, PolicySpec
+from optimizer.plans.plan_file import plan_document, write_plan
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problems.survival_file import Recorded
+from optimizer.search.decision import Strategy
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
 

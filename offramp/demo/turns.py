@@ -22,9 +22,9 @@ from deployments.wire.controller_link import call_controller
 from offramp.client.client import Client
 from offramp.load.arrivals import Poisson
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
-from optimizer.plan import Plan, PolicySpec
-from optimizer.plan_file import plan_document
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Plan, PolicySpec
+from optimizer.plans.plan_file import plan_document
+from optimizer.problems.problem import PlanProblem
 
 APPLY_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0

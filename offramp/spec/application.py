@@ -15,8 +15,8 @@ from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
 from offramp.commands.calibration_files import read_calibration
 from offramp.spec.documents import BUILT_IN, ApplicationDocument, PlanOptions
-from optimizer.plan import Plan, early_exit_plan, serial_plan, stock_plan
-from optimizer.plan_file import ModelShape, read_plan
+from optimizer.plans.plan import Plan, early_exit_plan, serial_plan, stock_plan
+from optimizer.plans.plan_file import ModelShape, read_plan
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -30,15 +30,22 @@ from offramp.commands.output import command
 from offramp.commands.plan import NoPlanAnswer, Solve, answer, best_index, plan_of
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument, IngressDocument, PartDocument, ServedModelDocument
-from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, check_policy, records_of
-from optimizer.latency_file import latency_table, with_rows
-from optimizer.lengths_file import lengths_of, stayers_length_N
-from optimizer.networks import with_slower_networks
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, policy_of_score, stock_plan
-from optimizer.plan_file import ModelShape, OrderDocument, order_of, read_plan
-from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.problem_file import ProblemFile, objective_of
-from optimizer.problem_shape import (
+from optimizer.calibration.calibration_file import (
+    CALIBRATION_FILE,
+    PRUNED,
+    CalibrationCard,
+    beside_of,
+    check_policy,
+    records_of,
+)
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, policy_of_score, stock_plan
+from optimizer.plans.plan_file import ModelShape, OrderDocument, order_of, read_plan
+from optimizer.problems.latency_file import latency_table, with_rows
+from optimizer.problems.lengths_file import lengths_of, stayers_length_N
+from optimizer.problems.networks import with_slower_networks
+from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.problems.problem_file import ProblemFile, objective_of
+from optimizer.problems.problem_shape import (
     BudgetDocument,
     LatencyDocument,
     LengthsDocument,
@@ -46,9 +53,9 @@ from optimizer.problem_shape import (
     SloDocument,
     ThresholdsDocument,
 )
-from optimizer.survival_file import Recorded, with_recorded_batches
-from optimizer.tokens import in_tokens
-from optimizer.what_if import with_batch_limit
+from optimizer.problems.survival_file import Recorded, with_recorded_batches
+from optimizer.problems.tokens import in_tokens
+from optimizer.problems.what_if import with_batch_limit
 from profiles.networks import alone_of, decay_of, kept_of, measuring_of, survival_of, weights_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -413,7 +420,7 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
 
     Raises InputError with file, line, the mistake and what is allowed.
     """
-    from optimizer import planner
+    from optimizer.search import planner
 
     candidates: list[tuple[ServiceParts, PlanProblem, Plan]] = []
     errors: list[InputError] = []

@@ -13,8 +13,8 @@ from typing import Literal
 
 from optimizer.generation.demand import KvMemory
 from optimizer.generation.steps import generation_of, num_chunks, step_table
-from optimizer.plan import Stage
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem
 
 ROUNDING = 1e-9
 Promise = Literal["ttft", "sequences", "memory"]

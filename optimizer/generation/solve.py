@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from optimizer.decision import Binding, Decision, FeasiblePlan, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, merit, step_figures, violations
+from optimizer.cost.evaluate import evaluate, merit, step_figures, violations
 from optimizer.generation.figures import broken_promises, running_sequences
 from optimizer.generation.steps import generation_of, num_chunks, step_table
-from optimizer.plan import Stage
-from optimizer.problem import PlanProblem, device_names
-from optimizer.space import SPACES, Space
-from optimizer.what_if import with_batch_limit
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Binding, Decision, FeasiblePlan, NoPlan, Planned, Strategy
+from optimizer.search.space import SPACES, Space
 
 ExactPlanner = Callable[[PlanProblem, Space], Decision]
 PARTS: Mapping[Strategy, tuple[Strategy, ...]] = {

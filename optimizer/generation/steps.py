@@ -23,10 +23,10 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.batch_seconds import expected_batches, step_seconds
+from optimizer.cost.batch_seconds import expected_batches, step_seconds
 from optimizer.generation.demand import Generation
 from optimizer.generation.seconds import at_context, without_head
-from optimizer.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem
 from profiles.lengths import Lengths
 from profiles.table import FloatArray, LatencyTable
 

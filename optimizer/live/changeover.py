@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earlyexit.errors import DataError, PlanError
-from optimizer.plan import PlacedPlan, Stage
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan, Stage
+from optimizer.problems.problem import PlanProblem
 
 
 def num_started(before: PlacedPlan | None, after: PlacedPlan) -> int:

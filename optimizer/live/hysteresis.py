@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Planned
-from optimizer.evaluate import evaluate, objective_value, violations
-from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
+from optimizer.cost.evaluate import evaluate, objective_value, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
+from optimizer.search.decision import Planned
 
 GAIN_PHRASES: dict[type[Objective], tuple[str, str]] = {
     MaximizeRate: ("give {:.1%} more", "give {:.1%} less"),

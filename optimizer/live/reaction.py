@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from earlyexit.errors import PlanError
-from optimizer.problem import Reach, nested_shares
+from optimizer.problems.problem import Reach, nested_shares
 
 if TYPE_CHECKING:  # avoids the import of scipy
     from profiles.forecast import RateForecast, SurvivalForecast

@@ -18,7 +18,7 @@ from deployments.wire.messages import Address, assignments_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.device import Runner
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from tests.deployments.wire_fakes import LOOPBACK
 
 

@@ -26,9 +26,9 @@ from deployments.local_ray.ports import take_listener
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, Stage, stock_plan
-from optimizer.plan_file import plan_document
-from optimizer.problem_file import problem_document
+from optimizer.plans.plan import Plan, Stage, stock_plan
+from optimizer.plans.plan_file import plan_document
+from optimizer.problems.problem_file import problem_document
 from tests.deployments.control.control_fakes import problem
 from tests.free_port import free_port
 

@@ -39,7 +39,7 @@ from deployments.wire.messages import (
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, MethodNotAllowedError, OfframpError, StageUnavailableError
 from earlyexit.network.boundary import Answer, ExitResult, PackedArray, Split, WirePiece
-from optimizer.plan import PolicySpec, Stage
+from optimizer.plans.plan import PolicySpec, Stage
 
 TIMING = Timing(queue_s=0.1, compute_s=1e-9)
 TOKENS = WirePiece(

@@ -29,7 +29,7 @@ from deployments.wire.messages import (
     encode,
 )
 from earlyexit.network.boundary import Answer, Split, WirePiece
-from optimizer.plan import PlacedPlan, Stage
+from optimizer.plans.plan import PlacedPlan, Stage
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from optimizer.plan import Plan
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan import Plan
+from optimizer.plans.plan_file import plan_document
 from tests.end_to_end.load import PATIENCE_S, Answers, Load, under_load
 from tests.end_to_end.one_ray import URL, OneRay
 from tests.end_to_end.tiny_cascade import NETWORKS, TIMEOUT_S, TinyCascade, make_cascade

@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from optimizer.plan import PolicySpec
+from optimizer.plans.plan import PolicySpec
 from tests.end_to_end.one_ray import MARK, OneRay, kill_remaining, remaining
 from tests.end_to_end.tiny_service import NUM_BLOCKS, Tiny, text_service, two_stages
 from tests.free_port import free_port

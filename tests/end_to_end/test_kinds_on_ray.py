@@ -30,7 +30,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from offramp import Client
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plans.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.codecs.pictures import file_of, noise
 from tests.earlyexit.families.vision import noise as noise_for
 from tests.earlyexit.families.vision import segmentation_model

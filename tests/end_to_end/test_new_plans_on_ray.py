@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, Stage
-from optimizer.plan_file import parse_plan, plan_document
+from optimizer.plans.plan import Plan, Stage
+from optimizer.plans.plan_file import parse_plan, plan_document
 from tests.end_to_end.load import under_load
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay
 from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, controlled_service, two_stages

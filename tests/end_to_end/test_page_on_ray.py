@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan_file import plan_document
 from tests.chromium import Opened, chromium, opened
 from tests.end_to_end.one_ray import URL, OneRay
 from tests.end_to_end.tiny_service import Tiny, controlled_service, text_service, two_stages

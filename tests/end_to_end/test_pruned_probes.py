@@ -23,7 +23,7 @@ from earlyexit.network.boundary import Answer
 from earlyexit.network.model import ChainNetwork
 from earlyexit.network.store import load_network, read_card
 from earlyexit.training.ramps import exit_outputs, importance_of
-from optimizer.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan, Plan
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.service_here import built, connected
 from tests.end_to_end.tiny_cascade import NETWORKS, RAMPS, TIMEOUT_S, TinyCascade, make_cascade

@@ -30,7 +30,7 @@ from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.token import first_token
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plans.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
 from tests.end_to_end import by_permits
 from tests.end_to_end.one_ray import HERE, URL, OneRay

@@ -17,8 +17,8 @@ from earlyexit.network.store import load_network, read_card, save_model
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from offramp.commands.train import chain_models
-from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.plans.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.network.chains import Inputs, offline, spread
 from tests.end_to_end.tiny_service import (
     LABELS,

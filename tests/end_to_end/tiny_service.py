@@ -24,9 +24,9 @@ from earlyexit.policies.base import ExitOutput
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import parse_problem
 from tests.answers import label_of
 from tests.end_to_end.one_ray import COLLECTOR_PORT
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.pame_cases import ThresholdSearch
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.pame import TEN_CONFIDENCES
-from optimizer.pame import Candidate, exits_of, find_exits
+from optimizer.search.pame import Candidate, exits_of, find_exits
 from profiles.scores import FloatArray
 from tests.exit_records import exit_records
 from tests.optimizer.pame.test_thresholds import FOUR, TABLE, records

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.planning.divisions import Fleet, divided, share_of
 from experiments.planning.ppipe import check, solve
-from optimizer.problem import MaximizeRate, PlanProblem, Supply
+from optimizer.problems.problem import MaximizeRate, PlanProblem, Supply
 from tests.data import data_folder
 from tests.optimizer.plain_problem import random_problem
 from tests.optimizer.test_chains import best_of_all

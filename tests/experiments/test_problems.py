@@ -6,7 +6,7 @@ import pytest
 
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from optimizer.problem_file import read_problem
+from optimizer.problems.problem_file import read_problem
 
 FOLDER = Path(__file__).parents[2] / "examples" / "problems"
 GENERATING = FOLDER / "llama_2_7b_a40.yaml"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.ramp_adjustment import adjust_ramps, best_ramps, evenly_spaced, of_ramps, utilities
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.table import LatencyTable

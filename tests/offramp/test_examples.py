@@ -30,10 +30,10 @@ from earlyexit.training.ramps import exit_outputs
 from offramp.commands.jobs import TrainJob
 from offramp.commands.train import train
 from offramp.spec.file import read_service
-from optimizer.decision import Decision, Strategy
-from optimizer.plan_file import ModelShape, read_plan
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan_file import ModelShape, read_plan
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.decision import Decision, Strategy
+from optimizer.search.planner import solve
 from tests.cluster.kuberay_schema import RayService
 from tests.deployments.ingress.api.signatures import TEXT
 from tests.offramp.cli.runs import Captured, printed, run

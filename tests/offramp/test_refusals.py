@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.calibration_file import RECORDS_FILE
+from optimizer.calibration.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, records, refused, written
 from tests.offramp.service.service_folders import CHAIN_TABLE, TABLE, Files, with_card, write_records, write_shares

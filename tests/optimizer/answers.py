@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from offramp.commands.plan import PlanAnswer, answer, answer_document
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, evaluate, violations
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import ProblemFile
+from optimizer.cost.evaluate import Evaluation, evaluate, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import ProblemFile
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.search.planner import solve
 from tests.optimizer.brute_force import BruteForce, Optimum
 
 AGREE = 1e-9

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.network.boundary import AfterAnswer, Split
-from optimizer.decision import Strategy
-from optimizer.evaluate import TOLERANCE, Evaluation, evaluate, violations
-from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.cost.evaluate import TOLERANCE, Evaluation, evaluate, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.search.decision import Strategy
 from profiles.table import LatencyTable
 
 FloatArray = npt.NDArray[np.float64]

@@ -11,8 +11,17 @@ import numpy.typing as npt
 from numpy.random import Generator, default_rng
 
 from earlyexit.network.boundary import Split
-from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import (
+    Link,
+    MaximizeRate,
+    MinimizeCost,
+    MinimizeLatency,
+    Objective,
+    PlanProblem,
+    Slo,
+    Supply,
+)
 from profiles.table import LatencyTable
 
 

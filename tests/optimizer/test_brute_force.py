@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from optimizer.decision import Strategy
-from optimizer.evaluate import evaluate
-from optimizer.plan import Stage
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import parse_problem
+from optimizer.search.decision import Strategy
 from tests.optimizer.brute_force import BruteForce, layouts, plan_of
 from tests.optimizer.plain_problem import DOCUMENT, random_chain, random_latency_problem, random_problem
 

@@ -13,15 +13,15 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.chains import SOLVED
-from optimizer.decision import NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, objective_value, predictions, violations
-from optimizer.networks import Subproblem
-from optimizer.plan import Stage, chains_of
-from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.problem_file import parse_problem, problem_document, read_problem
-from optimizer.tokens import in_tokens, token_survival_N, with_budgets
+from optimizer.cost.evaluate import evaluate, objective_value, predictions, violations
+from optimizer.plans.plan import Stage, chains_of
+from optimizer.problems.networks import Subproblem
+from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
+from optimizer.problems.tokens import in_tokens, token_survival_N, with_budgets
+from optimizer.search.chains import SOLVED
+from optimizer.search.decision import NoPlan, Planned, Strategy
+from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
@@ -200,7 +200,7 @@ def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_mu
 
 
 def test_a_master_problem_without_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.chains.MASTER_SECONDS", 0.0)
+    monkeypatch.setattr("optimizer.search.chains.MASTER_SECONDS", 0.0)
     num_plans = 0
     for seed in FEW_BLOCKS[:60:4]:
         problem = replace(random_problem(seed), most_chains=3)

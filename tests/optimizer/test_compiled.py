@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from optimizer.decision import Decision, Planned
-from optimizer.exact import solve_exactly
-from optimizer.kernels import PARTS, small_problem
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.solve import solve_soonest
-from optimizer.space import SPACES
+from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.search.beam import solve_at_scale
+from optimizer.search.decision import Decision, Planned
+from optimizer.search.exact import solve_exactly
+from optimizer.search.kernels import PARTS, small_problem
+from optimizer.search.soonest.solve import solve_soonest
+from optimizer.search.space import SPACES
 
 ADD = """
-from optimizer.compiled import compiled
+from optimizer.search.compiled import compiled
 
 
 @compiled
@@ -44,7 +44,7 @@ def test_without_a_writable_cache_kernels_work_and_one_warning_is_logged() -> No
     # The code of a function without a file cannot be cached.
     make = "exec('def add(a, b):\\n    return a + b\\ndef take(a, b):\\n    return a - b')"
     use = "assert compiled(add)(2, 3) + compiled(take)(3, 1) == 7"
-    code = f"from optimizer.compiled import compiled; {make}; {use}"
+    code = f"from optimizer.search.compiled import compiled; {make}; {use}"
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.count("compiled anew in every process") == 1
@@ -71,7 +71,7 @@ def signatures() -> dict[str, int]:
 def test_kernels_take_numbers_only_from_files_that_hold_kernels() -> None:
     """Cached machine code is compiled again when one of these files changes."""
     texts = [path.read_text(encoding="utf-8") for path in Path("optimizer").rglob("*.py")]
-    assigned = "".join(text for text in texts if "optimizer.compiled import" in text)
+    assigned = "".join(text for text in texts if "optimizer.search.compiled import" in text)
     for kernel in kernels():
         for name, value in getclosurevars(kernel.py_func).globals.items():
             is_ours = isinstance(value, int | float) or getattr(value, "__module__", "").startswith("optimizer.")

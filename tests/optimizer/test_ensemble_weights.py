@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from optimizer.ensemble import (
+from optimizer.calibration.ensemble import (
     RULES,
     Rule,
     best_accuracy,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.batch_seconds import split_seconds
-from optimizer.evaluate import Evaluation, evaluate, predictions, violations
-from optimizer.plan import Stage
-from optimizer.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
+from optimizer.cost.batch_seconds import split_seconds
+from optimizer.cost.evaluate import Evaluation, evaluate, predictions, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
 

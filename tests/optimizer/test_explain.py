@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.decision import Binding, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate
-from optimizer.explain import answered_by, bottlenecks, compare, no_plan_text
-from optimizer.plan import Stage
-from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.problem_file import parse_problem
+from optimizer.cost.evaluate import evaluate
+from optimizer.cost.explain import answered_by, bottlenecks, compare, no_plan_text
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problems.problem_file import parse_problem
+from optimizer.search.decision import Binding, NoPlan, Planned, Strategy
 from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 PROBLEM = parse_problem(DOCUMENT).problem

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from optimizer.injection import balanced_cuts, worth_their_time
+from optimizer.search.injection import balanced_cuts, worth_their_time
 
 
 def seconds_of(shares: Sequence[float], cuts: Sequence[int]) -> list[float]:

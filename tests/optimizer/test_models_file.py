@@ -10,8 +10,8 @@ import yaml
 
 from earlyexit.network.boundary import Split
 from offramp.commands.plan import serving_plan
-from optimizer.plan import Stage
-from optimizer.problem_file import parse_problem, problem_document, read_problem
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from profiles.networks import ALONE_FILE
 from tests.exit_records import exit_records, share_card
 from tests.optimizer.answers import planned

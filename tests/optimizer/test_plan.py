@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.plan import (
+from optimizer.plans.plan import (
     PlacedPlan,
     Plan,
     PolicySpec,
@@ -22,7 +22,7 @@ from optimizer.plan import (
     slot_name,
     stock_plan,
 )
-from optimizer.plan_file import ModelShape, parse_placed, placed_document, plan_document, read_plan, write_plan
+from optimizer.plans.plan_file import ModelShape, parse_placed, placed_document, plan_document, read_plan, write_plan
 
 ENTROPY = PolicySpec(thresholds=0.4)
 

@@ -10,8 +10,8 @@ import pytest
 
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.plan_file import (
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.plans.plan_file import (
     ModelShape,
     parse_policy,
     plan_document,

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, evaluate, violations
-from optimizer.exact import ExactSearch, solve_exactly
-from optimizer.moves import build_graph
-from optimizer.planner import more_devices, solve
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.problem_file import parse_problem, read_problem
-from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.search import WIDTHS
-from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
-from optimizer.space import SPACES
+from optimizer.cost.evaluate import Evaluation, evaluate, violations
+from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.problems.problem_file import parse_problem, read_problem
+from optimizer.search.beam import solve_at_scale
+from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
+from optimizer.search.exact import ExactSearch, solve_exactly
+from optimizer.search.moves import build_graph
+from optimizer.search.planner import more_devices, solve
+from optimizer.search.soonest.search import WIDTHS
+from optimizer.search.soonest.solve import RATE_RESOLUTION, solve_soonest
+from optimizer.search.space import SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, check_against_brute_force, chunks, planned, refused, within
 from tests.optimizer.brute_force import BruteForce

@@ -11,9 +11,8 @@ import pytest
 from earlyexit.errors import PlanError
 from offramp.commands.plan import NoPlanAnswer, PlanAnswer, answer, answer_document, best_answer, serving_plan
 from optimizer.live.hysteresis import weigh
-from optimizer.plan import PolicySpec
-from optimizer.planner import solve
-from optimizer.problem import (
+from optimizer.plans.plan import PolicySpec
+from optimizer.problems.problem import (
     LEAST_BLOCK_S,
     MOST_BLOCK_S,
     Link,
@@ -24,12 +23,13 @@ from optimizer.problem import (
     Slo,
     Supply,
 )
-from optimizer.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
-from optimizer.problem_shape import LEAST_RATE
-from optimizer.soonest.bound import best_price_row
-from optimizer.space import SPACES
-from optimizer.tables import tables_of
-from optimizer.what_if import Axis, variants, with_batch_limit
+from optimizer.problems.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
+from optimizer.problems.problem_shape import LEAST_RATE
+from optimizer.problems.what_if import Axis, variants, with_batch_limit
+from optimizer.search.planner import solve
+from optimizer.search.soonest.bound import best_price_row
+from optimizer.search.space import SPACES
+from optimizer.search.tables import tables_of
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable

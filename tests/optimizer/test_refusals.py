@@ -12,25 +12,25 @@ import numpy as np
 import yaml
 
 from earlyexit.network.boundary import Split
-from optimizer.ensemble import gain
-from optimizer.evaluate import evaluate
+from optimizer.calibration.ensemble import gain
+from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.sequences import learn_then_test_sequences, sequences_of
+from optimizer.calibration.thresholds import lay_path, learn_then_test
+from optimizer.cost.evaluate import evaluate
+from optimizer.cost.rescore import joint_reach
 from optimizer.live.changeover import Delivered, steps
 from optimizer.live.reaction import expected_shares
 from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame import find_exits, fixed
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
-from optimizer.planner import solve
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Slo, Supply
-from optimizer.problem_file import parse_problem, read_problem
-from optimizer.rescore import joint_reach
-from optimizer.risk import Guarantee
-from optimizer.sequences import learn_then_test_sequences, sequences_of
-from optimizer.thresholds import lay_path, learn_then_test
-from optimizer.what_if import Axis, variants, with_batch_limit
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.plans.plan_file import ModelShape, parse_plan, parse_policy, read_plan, write_plan
+from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Slo, Supply
+from optimizer.problems.problem_file import parse_problem, read_problem
+from optimizer.problems.what_if import Axis, variants, with_batch_limit
+from optimizer.search.pame import find_exits, fixed
+from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.exit_records import share_card

@@ -8,13 +8,13 @@ import pytest
 
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.plan import PlanAnswer, answer, answer_document
-from optimizer.decision import Planned
-from optimizer.evaluate import evaluate
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import MinimizeCost, PlanProblem, Slo
-from optimizer.problem_file import ProblemFile, parse_problem
-from optimizer.rescore import apply_rescoring, by_networks, joint_reach, rescore
+from optimizer.cost.evaluate import evaluate
+from optimizer.cost.rescore import apply_rescoring, by_networks, joint_reach, rescore
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo
+from optimizer.problems.problem_file import ProblemFile, parse_problem
+from optimizer.search.decision import Planned
+from optimizer.search.planner import solve
 from tests.exit_records import exit_records
 from tests.optimizer.answers import plan_json
 from tests.optimizer.plain_problem import DOCUMENT

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate, violations
-from optimizer.exact import is_too_big
-from optimizer.planner import STRATEGY_PLANNERS, solve
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
-from optimizer.scale.solve import solve_by_beam
-from optimizer.space import SPACES
+from optimizer.cost.evaluate import evaluate, violations
+from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.search.beam import solve_by_beam
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.search.exact import is_too_big
+from optimizer.search.planner import STRATEGY_PLANNERS, solve
+from optimizer.search.space import SPACES
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
 from tests.optimizer.answers import planned

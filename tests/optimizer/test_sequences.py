@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.risk import Guarantee
-from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, path_of, sequences_of
+from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.sequences import (
+    bounded_losses,
+    learn_then_test_sequences,
+    of_sequences,
+    path_of,
+    sequences_of,
+)
 from profiles.records import ExitRecords
 from tests.exit_records import exit_records
 

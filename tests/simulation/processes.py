@@ -31,7 +31,7 @@ from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.label import label_loss
 from earlyexit.tasks.token import TokenTask
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from profiles.stream import Observations, StreamShape
 from simulator.events import ENDS, Events
 from tests.earlyexit.codecs.prompts import byte_tokenizer

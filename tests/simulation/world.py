@@ -25,12 +25,12 @@ from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate
+from optimizer.cost.evaluate import evaluate
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
-from optimizer.plan_file import parse_placed, placed_document, plan_document
-from optimizer.problem import PlanProblem, Slo, Supply
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan_file import parse_placed, placed_document, plan_document
+from optimizer.problems.problem import PlanProblem, Slo, Supply
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
 from tests.deployments.control.control_fakes import ToldTuner

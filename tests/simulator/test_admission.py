@@ -13,8 +13,8 @@ import pytest
 from deployments.ingress.core.admission import SAFETY
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS
 from simulator.inputs import ByRamp

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from optimizer.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan, Plan
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
 from simulator.simulate import PlayedSequences, booted, generate

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from earlyexit.network.boundary import Split
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from profiles.records import ExitRecords
 from simulator.events import Events
 from simulator.inputs import Probing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 from simulator.scenario import poisson_arrivals
 from simulator.simulate import simulate
 from tests.simulator.queueing import batch_latency_s, fixed_service_wait_s, tandem_latency_s

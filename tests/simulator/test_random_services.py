@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import AfterAnswer, Split
-from optimizer.plan import Plan, Stage
+from optimizer.plans.plan import Plan, Stage
 from simulator.events import CONTROLS
 from simulator.inputs import NOWHERE
 from simulator.outcome import UNANSWERED, Outcome

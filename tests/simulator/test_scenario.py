@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from optimizer.plan import Plan, Stage
+from optimizer.plans.plan import Plan, Stage
 from tests.simulator.tiny_cases import plan, problem, scenario, split, stage
 
 WHOLE = plan(stage(1, split(0, 4)))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.plan import Plan, Stage
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Plan, Stage
+from optimizer.problems.problem import PlanProblem
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import booted, play, simulate

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from optimizer.plan import Plan, Stage
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Plan, Stage
+from optimizer.problems.problem import PlanProblem
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.simulate import simulate

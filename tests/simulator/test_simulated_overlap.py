@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 from simulator.simulate import booted, play, simulate
 from tests.simulator.test_simulated_replica import EVERY_RAMP, at
 from tests.simulator.tiny_cases import AT_0, AT_2, TO_END, kill, plan, scenario, split, stage

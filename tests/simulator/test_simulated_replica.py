@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import Plan
-from optimizer.problem import Link
+from optimizer.plans.plan import Plan
+from optimizer.problems.problem import Link
 from simulator.events import CONTROLS
 from simulator.outcome import DROPS, Outcome
 from simulator.service import SimulatedService

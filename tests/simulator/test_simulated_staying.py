@@ -12,7 +12,7 @@ from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import AfterAnswer
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 from simulator.simulate import simulate
 from tests.clock import ManualClock
 from tests.cluster.recorded_batches import HALF, RAMPS, piece_of, recorded

@@ -17,7 +17,7 @@ from earlyexit.errors import PlanError
 from earlyexit.policies.threshold import ForeseenPolicy, SimilarPolicy
 from optimizer.generation.demand import Generation
 from optimizer.generation.seconds import DecoderSeconds
-from optimizer.plan import PolicySpec
+from optimizer.plans.plan import PolicySpec
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from simulator.scenario import Scenario

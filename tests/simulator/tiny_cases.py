@@ -9,8 +9,8 @@ import numpy as np
 
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.inputs import ByRamp
 from simulator.processes import SimulatedReplica

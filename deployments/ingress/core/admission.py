@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 
 SAFETY = 0.05
 """Share of the SLO that is kept in reserve for sending the answer and for sudden changes."""

@@ -29,7 +29,7 @@ from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost, sequence_numbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
-from optimizer.plan import Plan
+from optimizer.plans.plan import Plan
 
 S = TypeVar("S", bound=SequenceProgress)
 """The class of sequences. In the simulator, they have only lengths."""

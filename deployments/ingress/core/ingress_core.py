@@ -45,7 +45,7 @@ from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.network.boundary import ExitResult
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 
 SUSPENDED_RETRY_S = 5.0
 """Retry-After of a service without a plan. Planning and starting a replica take seconds."""

@@ -21,7 +21,7 @@ from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import label_loss
-from optimizer.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan, Plan
 from profiles.records import Loss
 from profiles.stream import StreamShape
 

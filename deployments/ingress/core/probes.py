@@ -20,7 +20,7 @@ import numpy as np
 
 from deployments.ingress.core.inputs import Inputs, PendingInput
 from earlyexit.network.boundary import ExitResult, PackedArray, stack_values
-from optimizer.plan import NO_RAMPS, Plan, PolicySpec
+from optimizer.plans.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, SmallArray, StreamShape
 

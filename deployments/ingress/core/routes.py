@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import PlanError, SequenceLostError
 from earlyexit.network.boundary import Budget
-from optimizer.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan, Plan
 
 Layout = tuple[tuple[str, int, int], ...]
 """A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.errors import DataError
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import (
     NewThresholds,
     Reason,

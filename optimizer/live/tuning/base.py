@@ -11,9 +11,9 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.policies import POLICIES, kind_of
-from optimizer.batching import Batching
-from optimizer.plan import PolicySpec
-from optimizer.risk import Guarantee
+from optimizer.calibration.risk import Guarantee
+from optimizer.cost.batching import Batching
+from optimizer.plans.plan import PolicySpec
 from profiles.records import ExitOutcome
 from profiles.scores import SCORES, FloatArray, Score
 from profiles.stream import Observations

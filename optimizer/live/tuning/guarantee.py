@@ -43,6 +43,7 @@ from dataclasses import replace
 import numpy as np
 
 from earlyexit.errors import DataError
+from optimizer.calibration.thresholds import Calibration, learn_then_test
 from optimizer.live.tuning.base import (
     NewThresholds,
     Tuner,
@@ -53,7 +54,6 @@ from optimizer.live.tuning.base import (
     never,
     no_input_leaves,
 )
-from optimizer.thresholds import Calibration, learn_then_test
 from profiles.scores import FloatArray
 from profiles.stream import Observations
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.batching import SLOWER, Batching
+from optimizer.cost.batching import SLOWER, Batching
 from optimizer.live.tuning.base import (
     NewThresholds,
     Reason,

@@ -17,13 +17,13 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
-from optimizer.batching import Batching
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import evaluate
+from optimizer.calibration.risk import Guarantee
+from optimizer.cost.batching import Batching
+from optimizer.cost.evaluate import evaluate
 from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never, no_input_leaves
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
-from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.risk import Guarantee
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from profiles.stream import Observations, StreamShape
 from profiles.table import LatencyTable
 from tests.clock import ManualClock

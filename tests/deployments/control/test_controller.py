@@ -23,10 +23,10 @@ from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.live.changeover import FailedPlan
-from optimizer.plan import PlacedPlan, Plan, Stage
-from optimizer.plan_file import ModelShape, parse_plan, plan_document
-from optimizer.problem import Supply
-from optimizer.problem_file import problem_document
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
+from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document
+from optimizer.problems.problem import Supply
+from optimizer.problems.problem_file import problem_document
 from tests.deployments.control.control_fakes import EASY, POLICY, begun, halves, probes, problem, whole
 from tests.model_cards import chain_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from deployments.controller.act import describe_plan
 from earlyexit.errors import PlanError
-from optimizer.plan import PlacedPlan, Plan
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan import PlacedPlan, Plan
+from optimizer.plans.plan_file import plan_document
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import (
     EASY,

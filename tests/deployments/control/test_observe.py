@@ -19,10 +19,10 @@ from deployments.wire.messages import BUCKET, IngressReport, Interval, ReplicaRe
 from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
-from optimizer.decision import Decision, Planned, Strategy
 from optimizer.live.changeover import FailedPlan
-from optimizer.plan import PlacedPlan, Plan, Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.search.decision import Decision, Planned, Strategy
 from profiles.lengths import Lengths
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.control.control_fakes import (

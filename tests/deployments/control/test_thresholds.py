@@ -10,8 +10,8 @@ from deployments.controller.description import describe
 from deployments.controller.observe import Tuning
 from earlyexit.network.boundary import Split
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.plans.plan_file import plan_document
 from tests.deployments.control.control_fakes import (
     EASY,
     GROWING,

@@ -42,8 +42,8 @@ from earlyexit.network.store import (
 )
 from earlyexit.sequences.sequence import PAGE_TOKENS, run_of
 from earlyexit.tasks.token import TokenTask
-from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan import Plan, PolicySpec, Stage, early_exit_plan
+from optimizer.plans.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import problem

@@ -23,8 +23,8 @@ from earlyexit.engine.device import Release, Step
 from earlyexit.engine.engine import Batch, Dispatch, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split, WirePiece
-from optimizer.plan import PlacedPlan, PolicySpec, Stage, early_exit_plan, slot_name
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan import PlacedPlan, PolicySpec, Stage, early_exit_plan, slot_name
+from optimizer.plans.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.clock import ManualClock
 from tests.deployments.stage.small_model import save_records, save_small_model

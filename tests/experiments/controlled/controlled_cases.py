@@ -10,8 +10,8 @@ import numpy as np
 
 from deployments.settings import Tuning
 from experiments.controlled import Control, Controlled, Mix, rows_in_turn, simulate_controlled
-from optimizer.plan import Plan
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Plan
+from optimizer.problems.problem import PlanProblem
 from profiles.records import ExitRecords
 from simulator.inputs import IntArray, recorded
 from simulator.scenario import FloatArray, Scenario

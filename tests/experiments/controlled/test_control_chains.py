@@ -10,8 +10,8 @@ import pytest
 
 from earlyexit.network.boundary import Split
 from experiments.controlled import Control, Controlled, Order, simulate_controlled
-from optimizer.plan import Plan, Stage
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Plan, Stage
+from optimizer.problems.problem import PlanProblem
 from profiles.table import LatencyTable
 from simulator.scenario import Scenario
 from tests.experiments.controlled import controlled_cases

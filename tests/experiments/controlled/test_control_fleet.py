@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan, Plan
 from simulator.events import Events, SimulatedTime
 from simulator.service import SimulatedService
 from tests.experiments.controlled.controlled_cases import halves, rows, scenario, seconds, whole

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.settings import Tuning
 from experiments.controlled import Controlled, Mix
-from optimizer.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.experiments.controlled.controlled_cases import RAMPS, problem, simulated, whole

@@ -11,8 +11,8 @@ import pytest
 from deployments.settings import Tuning
 from earlyexit.network.boundary import Split
 from experiments.controlled import Controlled, Mix, Order
-from optimizer.plan import Plan, Stage
-from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.plans.plan import Plan, Stage
+from optimizer.problems.problem import MinimizeLatency, PlanProblem
 from tests.experiments.controlled.controlled_cases import POLICY, problem, simulated, whole
 from tests.experiments.controlled.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs
 

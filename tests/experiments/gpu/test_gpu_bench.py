@@ -15,7 +15,7 @@ from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.engine.gpu import NEVER, POLICY, Workbench, baselines, find_exits, main, parse, workbench
 from experiments.engine.side import Side
-from optimizer.plan import Plan, serial_plan
+from optimizer.plans.plan import Plan, serial_plan
 from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]

@@ -9,8 +9,8 @@ from earlyexit.network.boundary import Split
 from experiments.live.validation import Driven, compare, is_right, possible_answers, simulated_s
 from offramp.client.protocol import Prediction
 from offramp.load.generator import RequestRecord
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem import Link, PlanProblem, Slo, Supply
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.problem import Link, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem

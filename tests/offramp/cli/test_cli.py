@@ -24,8 +24,8 @@ from deployments.settings import ServeSettings
 from offramp.cli.app import main
 from offramp.commands.options import StrategyName
 from offramp.commands.predict import _summary_line
-from optimizer.decision import Strategy
-from optimizer.plan import stock_plan
+from optimizer.plans.plan import stock_plan
+from optimizer.search.decision import Strategy
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
 from tests.offramp.service.service_folders import with_card
 

@@ -13,10 +13,10 @@ import pytest
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError
 from offramp.commands.plan import draw_plan
-from optimizer.decision import Planned
-from optimizer.evaluate import evaluate
-from optimizer.plan_file import read_plan
-from optimizer.problem_file import parse_problem
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan_file import read_plan
+from optimizer.problems.problem_file import parse_problem
+from optimizer.search.decision import Planned
 from profiles.latency import LatencyProfile
 from tests.offramp.cli import runs
 from tests.offramp.cli.runs import Captured, printed, refused, run, written

@@ -12,7 +12,7 @@ import yaml
 from deployments.settings import ServeSettings
 from offramp.commands.service import status_tables
 from offramp.spec.file import at_folder, read_service
-from optimizer.plan import PolicySpec
+from optimizer.plans.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
 from tests.offramp.cli.runs import Answering, Captured, cells, printed, refused, run, serving, url_of
 from tests.offramp.service.service_folders import write_model

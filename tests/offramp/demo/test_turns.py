@@ -13,8 +13,8 @@ from offramp.commands.profile import plan_for, stock_s
 from offramp.demo.run import V100, draw, emulated_problem
 from offramp.demo.turns import Load, PlanRun, batch_at_block, results_table, summarize
 from offramp.load.generator import RequestRecord
-from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.survival_file import Recorded
+from optimizer.plans.plan import Plan, PolicySpec, Stage
+from optimizer.problems.survival_file import Recorded
 from tests.exit_records import exit_records
 
 FUSED = (Split(first=0, end=1, batch=16, ramps=(0,)), Split(first=1, end=4, batch=16, ramps=(2,)))

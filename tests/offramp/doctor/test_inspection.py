@@ -25,7 +25,7 @@ from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
 from offramp.commands import doctor
 from offramp.commands.doctor import Finding, Port, check_target, examine
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
 

@@ -36,7 +36,7 @@ from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import profile_model
 from offramp.commands.thresholds import parameters_by_block
 from offramp.commands.train import chain_models, train
-from optimizer.calibration_file import (
+from optimizer.calibration.calibration_file import (
     AMONG,
     CALIBRATION_FILE,
     PRUNED,

@@ -34,7 +34,7 @@ from offramp.commands.inject import (
     time_exits,
 )
 from offramp.commands.jobs import CalibrateJob, InjectJob
-from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from profiles.table import FloatArray
 from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.foreign.modules import SIDE, masked, pictures

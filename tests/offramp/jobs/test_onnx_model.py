@@ -28,7 +28,7 @@ from offramp.commands.jobs import CalibrateJob
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.file import _parameter_bytes
-from optimizer.plan import stock_plan
+from optimizer.plans.plan import stock_plan
 from tests.earlyexit.foreign.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
 from tests.earlyexit.network.tokens import wire_of
 

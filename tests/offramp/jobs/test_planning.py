@@ -32,15 +32,15 @@ from offramp.commands.plan import (
     what_if_document,
     what_if_table,
 )
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.ensemble import mix_networks
-from optimizer.evaluate import evaluate
-from optimizer.plan import PolicySpec, Stage
-from optimizer.plan_file import read_plan, write_plan
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import ProblemFile, parse_problem
-from optimizer.survival_file import Recorded
-from optimizer.what_if import Axis
+from optimizer.calibration.ensemble import mix_networks
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan import PolicySpec, Stage
+from optimizer.plans.plan_file import read_plan, write_plan
+from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem_file import ProblemFile, parse_problem
+from optimizer.problems.survival_file import Recorded
+from optimizer.problems.what_if import Axis
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from profiles.forecast import Method, SurvivalForecast
 from tests.earlyexit.network.chains import Inputs, chained, follow, inputs_for
 from tests.exit_records import exit_records

@@ -30,9 +30,9 @@ from offramp.commands.predict import IMAGES, map_folder
 from offramp.commands.profile import profile_model
 from offramp.commands.thresholds import calibrate_records
 from offramp.commands.train import chain_models, task_for, train
-from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
-from optimizer.decision import Planned
-from optimizer.plan import Stage
+from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.plans.plan import Stage
+from optimizer.search.decision import Planned
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.data.dense_data import write_poses, write_scenes
 from tests.earlyexit.families.decoders import decoder, hf_decoder

@@ -17,10 +17,10 @@ from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from offramp.commands.doctor import check_target
 from offramp.spec.file import Service, read_service
-from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
-from optimizer.plan import PolicySpec
-from optimizer.plan_file import parse_plan, write_plan
-from optimizer.problem import PlanProblem
+from optimizer.calibration.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
+from optimizer.plans.plan import PolicySpec
+from optimizer.plans.plan_file import parse_plan, write_plan
+from optimizer.problems.problem import PlanProblem
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords
 from tests.exit_records import exit_records

@@ -16,9 +16,9 @@ from offramp.commands.service import Dashboard, applications_document, token_hea
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
 from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
-from optimizer.calibration_file import CalibrationCard
-from optimizer.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
-from optimizer.plan_file import write_plan
+from optimizer.calibration.calibration_file import CalibrationCard
+from optimizer.plans.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
+from optimizer.plans.plan_file import write_plan
 from tests.clock import ManualClock
 from tests.deployments.serve_status import application, serving
 

@@ -19,8 +19,8 @@ from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import ASKED, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
 from offramp.commands.serve import folder_settings
 from offramp.spec.documents import ServeJob
-from optimizer.plan import Plan, PolicySpec, early_exit_plan, stock_plan
-from optimizer.problem import PlanProblem
+from optimizer.plans.plan import Plan, PolicySpec, early_exit_plan, stock_plan
+from optimizer.problems.problem import PlanProblem
 from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
 from tests.latency_profile import latency_profile

@@ -15,11 +15,11 @@ from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, ModelFolderError
 from offramp.spec.application import resolve_plan
 from offramp.spec.file import Service, of_ramps
-from optimizer.calibration_file import RECORDS_FILE
-from optimizer.evaluate import evaluate
-from optimizer.plan import PolicySpec
-from optimizer.plan_file import read_plan
-from optimizer.problem import MinimizeLatency
+from optimizer.calibration.calibration_file import RECORDS_FILE
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan import PolicySpec
+from optimizer.plans.plan_file import read_plan
+from optimizer.problems.problem import MinimizeLatency
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords

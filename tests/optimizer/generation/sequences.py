@@ -8,12 +8,12 @@ from itertools import product
 
 import numpy as np
 
-from optimizer.decision import Strategy
-from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.generation.demand import Generation
 from optimizer.generation.steps import generation_of
-from optimizer.plan import Stage
-from optimizer.problem import PlanProblem, Slo, Supply
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, Slo, Supply
+from optimizer.search.decision import Strategy
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.optimizer.brute_force import layouts, plan_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.generation.demand import KvMemory
-from optimizer.problem import Slo
-from optimizer.problem_file import parse_problem, problem_document, read_problem
+from optimizer.problems.problem import Slo
+from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from tests.offramp.cli.runs import written
 from tests.optimizer.generation.sequences import asking, two_blocks
 

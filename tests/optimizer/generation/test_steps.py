@@ -9,17 +9,17 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.decision import Planned, Strategy
-from optimizer.evaluate import evaluate, merit, objective_value, step_figures, violations
-from optimizer.explain import no_plan_text
+from optimizer.cost.evaluate import evaluate, merit, objective_value, step_figures, violations
+from optimizer.cost.explain import no_plan_text
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.figures import running_sequences, sequence_figures
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
 from optimizer.generation.steps import chunk_of, step_table
-from optimizer.plan import Stage
-from optimizer.planner import solve
-from optimizer.problem import MinimizeLatency, PlanProblem
-from optimizer.what_if import with_batch_limit
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import MinimizeLatency, PlanProblem
+from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.optimizer.answers import planned, refused

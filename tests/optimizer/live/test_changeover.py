@@ -8,7 +8,7 @@ from numpy.random import Generator, default_rng
 
 from earlyexit.network.boundary import Split
 from optimizer.live.changeover import Await, ChangeStep, Drain, Scale, Switch, num_started, steps
-from optimizer.plan import PlacedPlan, Plan, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
 
 Counts = Mapping[str, int]
 

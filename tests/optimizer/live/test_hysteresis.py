@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.decision import Planned
-from optimizer.evaluate import evaluate
+from optimizer.cost.evaluate import evaluate
 from optimizer.live.changeover import Delivered, FailedPlan, Judgement, Trial, has_failed, judge
 from optimizer.live.hysteresis import Verdict, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
-from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.search.decision import Planned
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
 

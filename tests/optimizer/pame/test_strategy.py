@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from optimizer.decision import strategies_for
-from optimizer.problem import MaximizeRate, PlanProblem
-from optimizer.problem_file import ProblemFile, parse_problem
+from optimizer.problems.problem import MaximizeRate, PlanProblem
+from optimizer.problems.problem_file import ProblemFile, parse_problem
+from optimizer.search.decision import strategies_for
 from tests.optimizer.answers import plan_json, planned, refused
 
 DOCUMENT: dict[str, Any] = {

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.pame import GRIDS, TEN_CONFIDENCES, next_threshold, relative_precision
-from optimizer.pame import SearchStep, exits_of, find_exits, fixed
+from optimizer.search.pame import SearchStep, exits_of, find_exits, fixed
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.scores import SCORES, Score
 from profiles.table import LatencyTable

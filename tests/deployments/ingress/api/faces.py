@@ -32,7 +32,7 @@ from deployments.versions.versions import Versions
 from deployments.wire.controller_link import ControllerLink
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
-from optimizer.plan import NO_RAMPS, PlacedPlan, early_exit_plan
+from optimizer.plans.plan import NO_RAMPS, PlacedPlan, early_exit_plan
 from tests.clock import ManualClock
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card

@@ -22,7 +22,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from earlyexit.network.boundary import Answer, Encoded, TensorSpec
-from optimizer.plan import stock_plan
+from optimizer.plans.plan import stock_plan
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
 from tests.deployments.ingress.dispatch.dispatcher_scene import StageCallLog
 from tests.deployments.wire_fakes import turns

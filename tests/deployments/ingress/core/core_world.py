@@ -18,7 +18,7 @@ from deployments.ingress.core.routes import KVPlacement
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import AfterAnswer, ExitResult, Split
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape
 
 NAMES = {"split-cpu-0": "first", "split-cpu-1": "second", "split-cpu-2": "third", "split-V100-0": "elsewhere"}

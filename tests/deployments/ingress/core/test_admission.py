@@ -22,7 +22,7 @@ from deployments.ingress.core.admission import (
 )
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
-from optimizer.plan import Plan, Stage
+from optimizer.plans.plan import Plan, Stage
 
 # The rule, by hand: 100 answers per second and an SLO of 1 s
 

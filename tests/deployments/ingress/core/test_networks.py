@@ -12,7 +12,7 @@ from deployments.ingress.core.inputs import UNPRUNED
 from deployments.wire.messages import assignments_of
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import ExitResult
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     LARGE,
     OF_NETWORKS,

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.ingress.core.ingress_core import CALL_GRACE_S
 from deployments.ingress.core.routes import KVPlacement
-from optimizer.plan import PolicySpec
+from optimizer.plans.plan import PolicySpec
 from tests.deployments.ingress.core.core_world import observed_plan, observing, staying
 
 PATIENCE = PolicySpec(name="patience", patience=2)

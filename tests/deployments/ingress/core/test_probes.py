@@ -13,7 +13,7 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
 from earlyexit.network.boundary import ExitResult, PackedArray, Split
 from earlyexit.tasks.label import label_loss
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plans.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray
 from profiles.scores import FloatArray, Score
 from profiles.stream import StreamShape

@@ -24,7 +24,7 @@ from earlyexit.errors import (
     StageUnavailableError,
 )
 from earlyexit.network.boundary import AfterAnswer
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     CoreWorld,
     chains,

@@ -19,7 +19,7 @@ from deployments.ingress.core.routes import (
 )
 from deployments.wire.messages import assignments_on
 from earlyexit.network.boundary import Budget, Split
-from optimizer.plan import PlacedPlan, Plan, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
 
 BATCH = 16
 

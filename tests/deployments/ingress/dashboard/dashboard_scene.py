@@ -10,7 +10,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from tests.model_cards import a_card
 
 FIRST = Split(first=0, end=2, batch=8, ramps=(0, 1))

@@ -31,8 +31,8 @@ from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage, deployment_name
-from optimizer.plan_file import placed_document
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, deployment_name
+from optimizer.plans.plan_file import placed_document
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
 from tests.model_cards import a_card

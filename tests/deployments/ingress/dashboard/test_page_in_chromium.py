@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from earlyexit.tasks.checks import colours
-from optimizer.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import FakeService, served

@@ -23,8 +23,8 @@ from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import BUCKET
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
-from optimizer.plan import PlacedPlan, Plan, Stage
-from optimizer.plan_file import parse_placed
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
+from optimizer.plans.plan_file import parse_placed
 from tests.clock import ManualClock
 from tests.deployments.ingress.completions.generating import tales
 from tests.deployments.ingress.dashboard.dashboard_scene import (

@@ -19,7 +19,7 @@ from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
-from optimizer.plan import PlacedPlan, Plan, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from profiles.stream import StreamShape
 from tests.clock import ManualClock
 from tests.deployments.wire_fakes import FixedLinks, turns

@@ -14,7 +14,7 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.wire.messages import Chunk
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.boundary import Encoded, Split, WirePiece
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.chained_texts import chained
 from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog

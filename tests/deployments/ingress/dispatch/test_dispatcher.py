@@ -18,7 +18,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk, StageCall
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Encoded
-from optimizer.plan import NO_RAMPS, PlacedPlan, PolicySpec, stock_plan
+from optimizer.plans.plan import NO_RAMPS, PlacedPlan, PolicySpec, stock_plan
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
 from tests.deployments.ingress.dispatch.dispatcher_scene import (

@@ -21,7 +21,7 @@ from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import Chosen, StepResult
 from earlyexit.tasks.token import TokenTask
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.deployments.service_here import Replica, Running, connected
 from tests.deployments.wire_fakes import soon

@@ -27,8 +27,8 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.store import read_card
-from optimizer.plan import PlacedPlan, Plan, PolicySpec, Stage
-from optimizer.plan_file import plan_document
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
+from optimizer.plans.plan_file import plan_document
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.service_here import built, connected
 from tests.deployments.stage.small_model import save_records, save_small_model

@@ -18,7 +18,7 @@ from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Chunk
 from earlyexit.errors import ControllerUnavailableError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.plan import PlacedPlan, Plan, Stage
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from tests.deployments.wire_fakes import WORD, Asked, FakeReplica, call_of, soon, turns
 
 BATCH = 4

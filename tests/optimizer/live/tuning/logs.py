@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from optimizer.batching import Batching
+from optimizer.calibration.risk import Guarantee
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings
-from optimizer.risk import Guarantee
 from profiles.scores import SCORES
 from profiles.stream import Observations, StreamShape
 from profiles.table import LatencyTable

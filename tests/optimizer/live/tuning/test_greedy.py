@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.apparate import WindowReplay, greedy, step_value
 from optimizer.live.tuning.pame import best_placement, placement_at
 from profiles.records import ExitRecords

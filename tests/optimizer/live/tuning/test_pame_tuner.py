@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.batching import Batching
+from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import Tuner
 from optimizer.live.tuning.tuners import make_tuner
 from profiles.stream import Observations

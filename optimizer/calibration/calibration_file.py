@@ -1,0 +1,111 @@
+"""The calibration file: thresholds and their guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from earlyexit.errors import DataError, first_mistake
+from optimizer.calibration.risk import Metric
+from optimizer.plans.plan import PolicySpec, policy_of_score
+from profiles.networks import check_decay_of, check_weights
+from profiles.records import ExitRecords
+from profiles.scores import Score
+
+CALIBRATION_FILE = "calibration.json"
+RECORDS_FILE = "exit_records.npz"
+REFERENCE, PRUNED = "reference", "pruned"
+BESIDE = (REFERENCE, PRUNED)
+"""Subfolders with alternative calibrations of a chain: for ramps of the last network alone, and for texts whose words
+are pruned at crossings. Plans are made for each calibration, and the best plan is used."""
+AMONG = "among"
+"""Key in the provenance of alternative calibrations: how many of them were tested on the same inputs."""
+MEMBERS = "members"
+"""Key in the provenance of a chain's calibration and records: the chain's models."""
+
+
+class CalibrationCard(BaseModel):
+    """The contents of `calibration.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = 1
+    policy: Score
+    thresholds: dict[int, float]
+    confidences: dict[int, float] | None = None
+    """For the score `share`, by ramp: confidence above which a principal value counts."""
+    weights: dict[int, float] | None = None
+    """Weights of an ensemble, by the end of a network. None if the ensemble is not used."""
+    decay: float | None = None
+    """For tokens: `PolicySpec.decay`. None: thresholds do not depend on the position in the answer."""
+    metric: Metric = "agreement"
+    """The loss that the budget bounds."""
+    prune: dict[int, float] | None = None
+    """For a chain, by end ramp: the alpha with which words are pruned. None: no pruning."""
+    budget: float
+    confidence: float
+    tested: dict[str, Any]
+    """Results of the thresholds on the tested inputs."""
+    provenance: dict[str, Any]
+
+    def policy_spec(self) -> PolicySpec:
+        """Returns the exit policy with these thresholds."""
+        return policy_of_score(self.policy, self.thresholds, self.confidences, self.weights, self.decay)
+
+    def with_ensemble(self, weights: Mapping[int, float] | None, results: dict[str, Any]) -> CalibrationCard:
+        """Returns the card with an ensemble's weights (None if it is not used) and the results of its test."""
+        tested = {**self.tested, "ensemble": results}
+        return self.model_copy(update={"weights": None if weights is None else dict(weights), "tested": tested})
+
+    def to_json(self) -> str:
+        """Returns the file's text, without empty optional fields and without the default metric."""
+        left_out = {name for name in ("confidences", "weights", "prune", "decay") if getattr(self, name) is None}
+        left_out |= {"metric"} if self.metric == "agreement" else set()
+        return self.model_dump_json(indent=2, exclude=left_out) + "\n"
+
+
+def members_in(provenance: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """Returns `name` and `sha256` of the chain's models from a provenance; empty if it has none."""
+    return list((provenance or {}).get(MEMBERS, ()))
+
+
+def beside_of(model: Path) -> tuple[Path, ...]:
+    """Returns the folders of a model's alternative calibrations."""
+    return tuple(model / name for name in BESIDE if (model / name / CALIBRATION_FILE).is_file())
+
+
+def records_of(model: Path, beside: Path | None = None) -> Path:
+    """Returns the path of a calibration's exit records: in its folder `beside` the model's own, or else the model's."""
+    if beside is not None and (beside / RECORDS_FILE).is_file():
+        return beside / RECORDS_FILE
+    return model / RECORDS_FILE
+
+
+def read_calibration_file(path: Path) -> CalibrationCard:
+    """Reads a calibration; raises DataError, naming the file and the field, if it is invalid."""
+    try:
+        return CalibrationCard.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise DataError(f"{path}: {first_mistake(error, 'the file')}; calibrate again") from error
+
+
+def check_policy(policy: PolicySpec, whose: str, records: ExitRecords, name: str, ramps: Iterable[int]) -> None:
+    """Raises DataError unless the records `name` hold the scores that the policy of `whose` compares at these ramps."""
+    if policy.name == "recorded":
+        return
+    if policy.name != records.score:
+        raise DataError(f"{whose} leaves by {policy.name}, {name} holds scores of {records.score}")
+    for ramp in ramps:
+        levels = (policy.confidences, records.confidences)
+        required, recorded = (each.get(ramp) if isinstance(each, Mapping) else each for each in levels)
+        if required != recorded:
+            raise DataError(
+                f"{whose} counts values above {required} at ramp {ramp}, but {name} counts values above {recorded}"
+            )
+    check_weights(records, policy.weights, name)
+    check_decay_of(records, policy.decay, name)

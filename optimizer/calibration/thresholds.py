@@ -1,0 +1,267 @@
+"""Thresholds with a guarantee: with stated confidence, the mean loss against the full model is within the budget.
+
+The method is Learn-then-Test with fixed-sequence testing, as in CALM. The calibration inputs are divided into two
+parts. The *design* part determines a path of threshold vectors, from "never leave" to "always leave". On the *tested*
+part, the path is followed as long as a test rejects "the loss exceeds the budget" (`optimizer/calibration/risk.py`).
+The path does not depend on the tested inputs, so the guarantee holds for any path. A good path saves more computation.
+
+The guarantee holds for *every subset* of the ramps, because planners switch ramps off. Each input therefore counts with
+the largest loss of all ramps at which it may leave (`ExitRecords.worst_losses_N`). This loss never falls along the
+path. The result is the last threshold vector before the first one at which the test fails.
+
+The path: for each ramp, a logistic model is fitted on the design part. It predicts the loss (the *risk*) of the ramp's
+answer. An input may leave if its risk is at most `price` times the saved computation, and `price` grows along the path.
+The saved computation is a number of blocks, or their seconds if blocks differ. Losses change only at the prices at
+which a tested input may first leave, so only these prices are examined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+from optimizer.calibration.risk import Guarantee
+from profiles.records import ExitOutcome, ExitRecords, IntArray
+from profiles.scores import SCORES, FloatArray, Score
+
+LEAST_DESIGN_SHARE = 0.1
+FLATTEST = 1e-3
+"""Least slope of a risk model, used if the score is uninformative or misleading."""
+RIDGE = 0.01
+"""Weight of the ridge penalty, which keeps the slope finite if the ramp is never wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Thresholds, and their results on the tested inputs."""
+
+    thresholds: dict[int, float]
+    """By ramp, in the unit of the records' score. Empty if no thresholds passed the test."""
+    tested: ExitOutcome
+    """The outcome on the tested inputs, with all ramps active."""
+    worst_loss: float
+    """The loss that was compared with the budget: the mean of each tested input's worst loss over subsets of ramps."""
+
+
+def design_rows(num_inputs: int, guarantee: Guarantee, share: float) -> int:
+    """Returns the number of design inputs: a share of the inputs, or fewer if the test can then allow one loss.
+
+    A test that allows no loss ends the path at the first wrong answer, which costs more than a coarser path. At least a
+    tenth of the inputs are design inputs.
+    """
+    most_forgiving = num_inputs - guarantee.inputs_for(1)
+    usual = round(num_inputs * share)
+    return min(usual, most_forgiving) if most_forgiving >= num_inputs * LEAST_DESIGN_SHARE else usual
+
+
+def split_rows(num_inputs: int, num_first: int, seed: int) -> tuple[IntArray, IntArray]:
+    """Divides rows at random into two parts, of which the first has `num_first` rows."""
+    order = np.random.default_rng(seed).permutation(num_inputs).astype(np.int64)
+    return order[:num_first], order[num_first:]
+
+
+def learn_then_test(
+    design: ExitRecords,
+    tested: ExitRecords,
+    guarantee: Guarantee,
+    block_costs: Sequence[float] | None = None,
+    *,
+    others: Sequence[ExitRecords] = (),
+) -> Calibration:
+    """Returns the last thresholds on the path that the test accepts; raises DataError for too few inputs.
+
+    The guarantee bounds the mean of `losses_NR` and `end_losses_N`, whatever they measure. If the full model alone
+    exceeds the budget, no ramp gets a threshold, and `worst_loss` is its loss. `block_costs` are those of `lay_path`.
+    `others` are further views of the tested inputs, such as those of plans without some networks of an ensemble. An
+    input counts with its largest loss over all views.
+    """
+    if len(tested) < guarantee.least_inputs:
+        raise DataError(
+            f"{len(tested)} calibration inputs cannot show agreement of {1 - guarantee.budget:.1%} with confidence "
+            f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
+        )
+    path = lay_path(design, block_costs)
+    views = (tested, *others)
+    for log_price in _last_passing_prices(path, views, guarantee):
+        thresholds = path.thresholds(log_price)
+        total = float(_worst_losses_N(views, thresholds).sum())
+        # The test is repeated because policies compare in float32: rounding may move a threshold across a score.
+        if guarantee.holds(total, len(tested), zero_one=tested.zero_one):
+            return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=total / len(tested))
+    return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=float(_worst_losses_N(views, {}).mean()))
+
+
+def _worst_losses_N(views: Sequence[ExitRecords], thresholds: Mapping[int, float]) -> FloatArray:
+    """Returns the largest loss of each input over all views."""
+    return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
+
+
+def _last_passing_prices(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> Sequence[float]:
+    """Returns the last few prices before the test fails, the highest first. Each lies between two changes of the loss.
+
+    Lower prices are needed only if rounding makes the highest ones fail.
+    """
+    log_prices_NR = np.concatenate([path.log_prices_NR(view) for view in views], axis=1)
+    losses_NR = np.concatenate([view.losses_NR for view in views], axis=1)
+    prices, totals = worst_totals(log_prices_NR, losses_NR, _worst_losses_N(views, {}))
+    count = guarantee.num_accepted(totals, len(views[0]), zero_one=views[0].zero_one)
+    steps = prices[max(count - 3, 0) : count + 1].tolist()
+    if count == len(prices):
+        steps.append(0.0)  # at the price of a whole loss, every input leaves
+    return [(low + high) / 2 if high < 0 else high for low, high in pairwise(steps)][::-1]
+
+
+def worst_totals(
+    log_prices_NR: FloatArray, losses_NR: FloatArray, end_losses_N: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Returns the prices at which an input may first leave at a ramp, ascending, and the total worst loss from each on.
+
+    An input that may not leave yet counts with the loss of the full model.
+    """
+    order_NR = log_prices_NR.argsort(1)
+    prices_NR = np.take_along_axis(log_prices_NR, order_NR, axis=1)
+    worst_NR = np.maximum.accumulate(np.take_along_axis(losses_NR, order_NR, axis=1), axis=1)
+    rises_NR = np.diff(np.maximum(worst_NR, end_losses_N[:, None]), axis=1, prepend=end_losses_N[:, None])
+    prices, group = np.unique(prices_NR, return_inverse=True)
+    rises = np.bincount(group.ravel(), weights=rises_NR.ravel(), minlength=len(prices))
+    return prices, np.asarray(end_losses_N.sum() + np.cumsum(rises), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiskModel:
+    """Logistic risk model of one ramp: sigmoid(-(slope * x + offset)), where x is the sureness of the score."""
+
+    slope: float
+    offset: float
+    score: Score
+
+    def log_risk(self, scores: npt.NDArray[np.floating]) -> FloatArray:
+        """Returns the logarithm of the expected loss."""
+        sureness = SCORES[self.score].sureness(scores.astype(np.float64))
+        return np.asarray(-np.logaddexp(0, self.slope * sureness + self.offset))
+
+    def threshold(self, log_risk: float) -> float:
+        """Returns the score at which the risk equals this value; infinitely sure if no score suffices."""
+        if log_risk >= 0:
+            return SCORES[self.score].score_at(-np.inf)
+        odds = float(np.log(-np.expm1(log_risk)) - log_risk)
+        return SCORES[self.score].score_at((odds - self.offset) / self.slope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """Threshold vectors from "never leave" to "always leave", indexed by the logarithm of the price."""
+
+    models: Mapping[int, RiskModel]
+    """By ramp."""
+    saved: Mapping[int, float]
+    """By ramp, the computation that leaving saves, at least 1."""
+
+    def thresholds(self, log_price: float) -> dict[int, float]:
+        """Returns the threshold vector at a price. At a logarithm of 0, every input leaves."""
+        return {ramp: model.threshold(log_price + self._log_saved(ramp)) for ramp, model in self.models.items()}
+
+    def log_prices_NR(self, records: ExitRecords) -> FloatArray:
+        """Returns the least price at which each input may leave at each ramp, as logarithms."""
+        columns = [
+            model.log_risk(records.scores_NR[:, column]) - self._log_saved(ramp)
+            for column, (ramp, model) in enumerate(self.models.items())
+        ]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(records), 0))
+
+    def _log_saved(self, ramp: int) -> float:
+        return float(np.log(self.saved[ramp]))
+
+
+def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> Path:
+    """Fits the path on the design part.
+
+    `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError for invalid
+    costs.
+    """
+    models = {ramp: _fit_risk(design, column) for column, ramp in enumerate(design.ramps)}
+    if block_costs is None:
+        return Path(models=models, saved={ramp: design.num_blocks - 1 - ramp for ramp in design.ramps})
+    return Path(models=models, saved=saved_by_ramp(block_costs, design))
+
+
+def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> dict[int, float]:
+    """Returns the cost of the blocks after each ramp, relative to the least such cost.
+
+    Raises DataError unless there is one finite, positive cost per block.
+    """
+    if len(block_costs) != records.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
+        raise DataError(f"{records.num_blocks} blocks need as many costs, all finite and above 0")
+    left = {ramp: float(sum(block_costs[ramp + 1 :])) for ramp in records.ramps}
+    return {ramp: cost / min(left.values()) for ramp, cost in left.items()}
+
+
+def _fit_risk(design: ExitRecords, column: int) -> RiskModel:
+    sureness_N = SCORES[design.score].sureness(design.scores_NR[:, column].astype(np.float64))
+    kept_N = 1 - design.losses_NR[:, column]
+
+    def loss(parameters: FloatArray) -> tuple[float, FloatArray]:
+        """Returns the cross entropy, which also accepts losses between 0 and 1, and its gradient."""
+        z_N = parameters[0] * sureness_N + parameters[1]
+        error_N = np.exp(-np.logaddexp(0, -z_N)) - kept_N
+        value = float(np.logaddexp(0, z_N).sum() - kept_N @ z_N + RIDGE * (parameters @ parameters))
+        return value, np.array([error_N @ sureness_N, error_N.sum()]) + 2 * RIDGE * parameters
+
+    from scipy.optimize import minimize
+
+    slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS").x
+    return RiskModel(slope=max(float(slope), FLATTEST), offset=float(offset), score=design.score)
+
+
+LEAST_GAIN = 0.25
+"""Share of the mean cost that an additional ramp must save on the design rows. The margin is large because the best of
+many ramps looks better on few rows than it is on others."""
+
+
+def few_ramps(
+    design: ExitRecords,
+    guarantee: Guarantee,
+    num_tested: int,
+    always: Sequence[int],
+    *,
+    first: int = 0,
+    block_costs: Sequence[float] | None = None,
+) -> tuple[int, ...]:
+    """Returns the ramps in `always` and, by greedy selection, those that reduce the mean cost most; at least one.
+
+    A guarantee holds for every subset of the ramps that are tested together. Each additional ramp therefore makes the
+    thresholds of the others stricter, and pays only if it saves more than that. The tested rows have no part in the
+    selection, so the guarantee stays valid.
+
+    Inputs enter at block `first`. Their cost is estimated with the thresholds that the test would accept if the
+    `num_tested` rows were like the design rows. `block_costs` are those of `lay_path`. Raises DataError as it does.
+    """
+    costs = tuple(block_costs or [1.0] * design.num_blocks)
+    spent, end_losses_N = np.cumsum(costs[first:]), design.worst_losses_N({})
+    all_log_prices_NR = lay_path(design, costs).log_prices_NR(design)
+
+    def mean_cost(ramps: Sequence[int]) -> float:
+        """Returns the mean cost of the blocks that an input runs if these ramps are calibrated and active."""
+        columns = [design.ramps.index(ramp) for ramp in sorted(ramps)]
+        log_prices_NR = all_log_prices_NR[:, columns]
+        prices, totals = worst_totals(log_prices_NR, design.losses_NR[:, columns], end_losses_N)
+        as_tested = totals * (num_tested / len(design))
+        passing = guarantee.num_accepted(as_tested, num_tested, zero_one=design.zero_one)
+        max_price = prices[passing - 1] if passing else -np.inf
+        leaves_NE = np.column_stack([log_prices_NR <= max_price, np.ones(len(design), dtype=bool)])
+        cost_E = np.array([*(spent[design.ramps[column] - first] for column in columns), spent[-1]])
+        return float(cost_E[leaves_NE.argmax(axis=1)].mean())
+
+    chosen, cost = tuple(always), mean_cost(always)
+    while others := [ramp for ramp in design.ramps if ramp not in chosen]:
+        by_ramp = {ramp: mean_cost((*chosen, ramp)) for ramp in others}
+        best = min(others, key=by_ramp.__getitem__)
+        if chosen and by_ramp[best] > cost * (1 - LEAST_GAIN):
+            break
+        chosen, cost = (*chosen, best), by_ramp[best]
+    return tuple(sorted(chosen))

@@ -1,0 +1,1 @@
+"""What a plan promises: rate, latency and cost, by the cost model of E3."""

@@ -1,0 +1,455 @@
+"""The cost model, which scores the plans of every planner and of the brute-force reference.
+
+It follows E3 (section 3.2, figure 6), extended to stages with several splits and to plans whose answered inputs stay
+(Apparate). Let u(k) be the share of inputs that reach block k without an answer under the plan's active ramps. Let s(k)
+be the share that block k computes: u(k) if answered inputs stop, and 1 if they stay. R is the rate.
+
+- A split over blocks i..j-1 at batch size b runs block k at the expected batch b*s(k)/s(i). Its time T is the sum over
+  its blocks and active ramps.
+- A stage does w = sum of s(i)*T/b seconds of work per input, so m replicas serve m/w inputs per second.
+- A hop after a stage takes T_x. It limits the rate to m*b/(s(i)*T_x), because a replica sends while it computes.
+- An input waits for its batch: b/(R*s(i)) at the first split of a stage, and m times as long at the further splits,
+  where each replica fills batches of its own.
+- In a cascade, only the networks that the plan uses count. Between two networks, survivors return to the ingress,
+  which takes T_x and `crossing_s`, and which fills the next batch as for a first split. A crossing inside a stage does
+  not limit the rate.
+- The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T and T_x.
+- The mean answer time weights the same seconds by the share of inputs without an answer: half of a split's wait by
+  u(i), each block and ramp by u(k), each hop by u(j).
+- The ramp overhead is the time of active ramps divided by the time of blocks, for one batch of each split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Split
+from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, total_s
+from optimizer.cost.queues import Load
+from optimizer.generation.figures import broken_promises
+from optimizer.generation.steps import seconds_of_steps
+from optimizer.plans.plan import Stage, chains_of
+from optimizer.problems.networks import crossings, subproblem_of
+from optimizer.problems.problem import (
+    MaximizeRate,
+    MinimizeCost,
+    MinimizeLatency,
+    PlanProblem,
+    Reach,
+    nested_reach,
+    reach_of,
+)
+from optimizer.problems.tokens import in_token_batches, in_tokens
+from profiles.lengths import Lengths
+
+# Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedSplit:
+    """Expected figures of one split."""
+
+    stage_index: int
+    split: Split
+    reached_by: float
+    """Share of all inputs that enter the split, with or without an answer."""
+    seconds: float
+    """Time of one batch (T)."""
+    ramp_s: float
+    """The part of `seconds` that active ramps take."""
+    wait_s: float
+    """Wait until the batch is full, at the plan's rate."""
+    unanswered_s: float
+    """The split's contribution to the mean answer time."""
+    batch_at_block: tuple[float, ...]
+    """Expected batch at each block, in tokens if the split has a token budget, else in inputs."""
+    crossing_s: float = 0.0
+    """Time until the survivors may begin the next network, without the hop at the stage's end."""
+
+    @property
+    def fill(self) -> float:
+        """Mean of the expected batches, as a share of the batch size."""
+        return sum(self.batch_at_block) / len(self.batch_at_block) / (self.split.tokens or self.split.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """Rate limits of one stage and of the hop after it."""
+
+    work_s: float
+    """Device seconds per input of the service."""
+    rate_per_s: float
+    hop_s: float
+    """Transfer time after the stage (T_x); 0 after the last stage."""
+    hop_rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Figures of a plan in the cost model."""
+
+    rate_per_s: float
+    """The highest rate that the plan can serve."""
+    served_per_s: float
+    """The rate for which the latencies hold: the required rate, or the highest rate."""
+    latency_s: float
+    """Worst-case latency."""
+    mean_latency_s: float
+    """Mean answer time."""
+    ramp_overhead: float
+    """Time of active ramps, as a share of the blocks' time."""
+    usd_per_hour: float
+    splits: tuple[ExpectedSplit, ...]
+    stages: tuple[StageFigures, ...]
+    shares: tuple[float, ...] = (1.0,)
+    """Each chain's share of the rate. By default it is such that all chains are equally busy."""
+
+
+def evaluate(
+    problem: PlanProblem,
+    stages: Sequence[Stage],
+    reach: Reach | None = None,
+    *,
+    by_batch: bool = False,
+    shares: Sequence[float] = (),
+) -> Evaluation:
+    """Returns the figures of a plan; raises PlanError if the plan does not fit the problem.
+
+    `stages` holds the stages of all chains, one chain after the other. `shares` holds each chain's share of the rate;
+    by default, shares are proportional to the highest rates of the chains.
+
+    `reach` replaces the nested survival, for example by the survival of joint exit records. With `by_batch`, survival
+    and seconds are those of the problem's recorded batches; a split that fewer inputs than a batch reach is scored on
+    its mean batch. If inputs have lengths, shares count tokens rather than inputs (`optimizer.problems.tokens`).
+    Blocks keep their numbers in the cascade even if the plan leaves networks out.
+    """
+    chains = chains_of(stages, problem.num_blocks)
+    if len(chains) > 1:
+        return _evaluate_parallel(problem, chains, shares, reach, by_batch)
+    _check_fits(problem, stages)
+    part = subproblem_of(problem, stages)
+    if part.problem is problem:
+        return _evaluate_subproblem(problem, stages, reach, by_batch)
+    inner_reach = None if reach is None else part.shares_of(reach)
+    figures = _evaluate_subproblem(part.problem, part.stages_of(stages), inner_reach, by_batch)
+    splits = [split for stage in stages for split in stage.splits]
+    in_chain = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
+    return replace(figures, splits=in_chain)
+
+
+def _evaluate_parallel(
+    problem: PlanProblem,
+    chains: Sequence[Sequence[Stage]],
+    shares: Sequence[float],
+    reach: Reach | None,
+    by_batch: bool,
+) -> Evaluation:
+    """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
+    alone = [evaluate(problem, chain, reach, by_batch=by_batch) for chain in chains]
+    total_per_s = sum(each.rate_per_s for each in alone)
+    if not shares:
+        shares = [each.rate_per_s / total_per_s for each in alone]
+    rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
+    if problem.required_per_s is not None:
+        alone = [
+            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach, by_batch=by_batch)
+            for chain, share in zip(chains, shares, strict=True)
+        ]
+    starts = accumulate([len(chain) for chain in chains], initial=0)
+    return Evaluation(
+        rate_per_s=rate_per_s,
+        served_per_s=rate_per_s if problem.required_per_s is None else problem.required_per_s,
+        latency_s=max(each.latency_s for each in alone),
+        mean_latency_s=sum(share * each.mean_latency_s for each, share in zip(alone, shares, strict=True)),
+        ramp_overhead=sum(share * each.ramp_overhead for each, share in zip(alone, shares, strict=True)),
+        usd_per_hour=sum(each.usd_per_hour for each in alone),
+        splits=tuple(
+            replace(split, stage_index=start + split.stage_index)
+            for each, start in zip(alone, starts, strict=False)
+            for split in each.splits
+        ),
+        stages=tuple(stage for each in alone for stage in each.stages),
+        shares=tuple(shares),
+    )
+
+
+def _evaluate_subproblem(
+    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool
+) -> Evaluation:
+    """Evaluates a plan that uses all networks of its problem."""
+    if problem.lengths is not None:
+        figures = _evaluate_chain(in_tokens(problem), in_token_batches(problem, stages), reach, by_batch)
+        return _per_input(figures, stages, problem.lengths)
+    return _evaluate_chain(problem, stages, reach, by_batch)
+
+
+def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool) -> Evaluation:
+    """Evaluates a single chain, counted in inputs or in tokens."""
+    ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
+    batches = problem.batches if by_batch else None
+    reach = reach or nested_reach(problem) if batches is None else reach_of(batches)
+    exits_N, unanswered_N = None if batches is None else batches.exits_N(ramps), reach(ramps)
+    share_N = computed_shares(stages[0].splits[0], unanswered_N)
+
+    def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
+        known: Sequence[StepSeconds] = ()
+        if exits_N is not None:
+            known = recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
+        return known or _mean_batch_steps(problem, stage, split, share_N, unanswered_N)
+
+    steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
+    figures = tuple(
+        _stage_figures(problem, stage, [total_s(each) for each in stage_steps], share_N)
+        for stage, stage_steps in zip(stages, steps, strict=True)
+    )
+    rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
+    served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
+    splits = tuple(
+        _expected_split(problem, stages, stage_index, index, split_steps, served_per_s, share_N, unanswered_N)
+        for stage_index, stage_steps in enumerate(steps)
+        for index, split_steps in enumerate(stage_steps)
+    )
+    ramp_s = sum(each.ramp_s for each in splits)
+    return Evaluation(
+        rate_per_s=rate_per_s,
+        served_per_s=served_per_s,
+        latency_s=sum(each.wait_s + each.seconds + each.crossing_s for each in splits)
+        + sum(each.hop_s for each in figures),
+        mean_latency_s=sum(each.unanswered_s for each in splits)
+        + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
+        ramp_overhead=ramp_s / (sum(each.seconds for each in splits) - ramp_s),
+        usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
+        splits=splits,
+        stages=figures,
+    )
+
+
+def _per_input(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -> Evaluation:
+    """Converts figures per token to figures per input, by the mean length. Latencies and prices do not change."""
+    mean, splits = lengths.mean, []
+    for expected, split in zip(figures.splits, [split for stage in stages for split in stage.splits], strict=True):
+        unit = mean if split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
+        batches = tuple(tokens / unit for tokens in expected.batch_at_block)
+        splits.append(replace(expected, split=split, batch_at_block=batches))
+    return replace(
+        figures,
+        rate_per_s=figures.rate_per_s / mean,
+        served_per_s=figures.served_per_s / mean,
+        splits=tuple(splits),
+        stages=tuple(
+            replace(
+                each,
+                work_s=each.work_s * mean,
+                rate_per_s=each.rate_per_s / mean,
+                hop_rate_per_s=each.hop_rate_per_s / mean,
+            )
+            for each in figures.stages
+        ),
+    )
+
+
+def _mean_batch_steps(
+    problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float], unanswered_N: Sequence[float]
+) -> list[StepSeconds]:
+    steps = seconds_of_steps(problem, stage.device, split, share_N)
+    return [
+        StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
+        for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
+    ]
+
+
+def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
+    """Returns the value of the objective: a rate per second, USD per hour, or seconds."""
+    if isinstance(problem.objective, MaximizeRate):
+        return figures.rate_per_s
+    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.mean_latency_s
+
+
+def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
+    """Returns the key by which plans are ranked, best last: by the objective, then by cost, then by latency."""
+    sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
+    return sign * objective_value(problem, figures), -figures.usd_per_hour, -figures.latency_s
+
+
+def predictions(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
+    """Returns the predictions that a plan carries. The mean answer time is included only if it is the objective."""
+    predicted = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s, "usd_per_hour": figures.usd_per_hour}
+    if isinstance(problem.objective, MinimizeLatency):
+        predicted |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
+    if problem.lengths is not None:
+        predicted["tokens_per_input"] = problem.lengths.mean
+    if problem.generation is not None:
+        predicted["steps_per_sequence"] = problem.generation.num_steps
+    return predicted
+
+
+def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
+    """Returns a text, with both numbers, for each limit of the problem that the plan violates."""
+    texts = []
+    for device in dict.fromkeys(stage.device for stage in stages):
+        used = sum(stage.replicas for stage in stages if stage.device == device)
+        if used > problem.devices[device].count:
+            texts.append(f"{used} {device} used, {problem.devices[device].count} there")
+    budget = problem.budget_usd_per_hour
+    if budget is not None and figures.usd_per_hour > budget * (1 + TOLERANCE):
+        texts.append(f"costs {figures.usd_per_hour:.2f} USD/h, the budget is {budget:.2f}")
+    if figures.rate_per_s < figures.served_per_s * (1 - TOLERANCE):
+        texts.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
+    queued_s = queue_s(problem, stages, figures)
+    if not figures.latency_s + queued_s <= problem.slo.limit_s * (1 + TOLERANCE):
+        queues = f" and {milliseconds(queued_s)} in queues" if queued_s else ""
+        texts.append(
+            f"takes {milliseconds(figures.latency_s)}{queues}, {milliseconds(problem.slo.limit_s)} are allowed"
+        )
+    ramp_budget = problem.ramp_budget
+    if ramp_budget is not None and figures.ramp_overhead > ramp_budget * (1 + TOLERANCE):
+        texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {ramp_budget:.3%} are allowed")
+    return [*texts, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time as text for messages. A queue that grows without limit takes an endless time."""
+    return f"{seconds * 1e3:.4g} ms" if seconds < np.inf else "an endless time"
+
+
+def queue_s(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> float:
+    """Returns the queueing time that only the allowed share of late inputs exceeds, if arrivals are random.
+
+    In each chain, the longest queue counts in full, and the others with their means. Returns 0 if the problem does not
+    limit the share of late inputs.
+    """
+    longest_s = 0.0
+    for chain_loads in loads(problem, stages, figures) if problem.in_time else []:
+        queues = [load.queue_s(1 - problem.in_time) for load in chain_loads]
+        means_s = sum(mean_s for mean_s, _ in queues)
+        longest_s = max(longest_s, means_s + max(tail_s - mean_s for mean_s, tail_s in queues))
+    return longest_s
+
+
+def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[list[Load]]:
+    """Returns, per chain, the loads of its stages and of the links after them at the served rate."""
+    loads_by_chain: list[list[Load]] = []
+    mean, lengths = (1.0, None) if problem.lengths is None else (problem.lengths.mean, problem.lengths.shares)
+    spread = sum(share * (length / mean) ** 2 for length, share in lengths or ((mean, 1.0),))
+    numbered = iter(enumerate(figures.stages))
+    for chain, share in zip(chains_of(stages, problem.num_blocks), figures.shares, strict=True):
+        rate_per_s = share * figures.served_per_s
+        chain_loads = []
+        for stage, (index, own) in zip(chain, numbered, strict=False):
+            before_s, square_s2, reached_by = 0.0, 0.0, 1.0
+            for each in (each for each in figures.splits if each.stage_index == index):
+                seconds = each.seconds / each.batch_at_block[0] * (1.0 if each.split.tokens is None else mean)
+                square_s2 += each.reached_by * ((before_s + seconds) ** 2 - before_s**2)
+                before_s, reached_by = before_s + seconds, each.reached_by
+            chain_loads.append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread))
+            if link_s := stage.replicas / own.hop_rate_per_s:
+                chain_loads.append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / reached_by))
+        loads_by_chain.append(chain_loads)
+    return loads_by_chain
+
+
+def step_figures(figures: Evaluation) -> dict[str, float]:
+    """Returns the figures that `optimizer.generation.figures` needs."""
+    hops_s = sum(each.hop_s for each in figures.stages)
+    return {"rate_per_s": figures.served_per_s, "latency_s": figures.latency_s, "hops_s": hops_s}
+
+
+def _expected_split(
+    problem: PlanProblem,
+    stages: Sequence[Stage],
+    stage_index: int,
+    index: int,
+    steps: Sequence[StepSeconds],
+    rate_per_s: float,
+    share_N: Sequence[float],
+    unanswered_N: Sequence[float],
+) -> ExpectedSplit:
+    split = stages[stage_index].splits[index]
+    wait_s = _wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
+    crossing_s = _crossing_s(problem, stages[stage_index], split, share_N)
+    steps_s = sum(each.unanswered_s for each in steps)
+    unanswered = unanswered_N[split.first]
+    return ExpectedSplit(
+        stage_index=stage_index,
+        split=split,
+        reached_by=share_N[split.first],
+        seconds=total_s(steps),
+        ramp_s=sum(each.ramp_s for each in steps),
+        wait_s=wait_s,
+        # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
+        unanswered_s=steps_s
+        + (unanswered * wait_s / 2 if unanswered else 0.0)
+        + (unanswered_N[split.end] * crossing_s if crossing_s else 0.0),
+        batch_at_block=tuple(expected_batches(split, share_N, split.batch)),
+        crossing_s=crossing_s,
+    )
+
+
+def _stage_figures(
+    problem: PlanProblem, stage: Stage, seconds: Sequence[float], share_N: Sequence[float]
+) -> StageFigures:
+    work_s = sum(share_N[split.first] * each / split.batch for split, each in zip(stage.splits, seconds, strict=True))
+    after_s, hop_rate_per_s = 0.0, np.inf
+    if stage.end < problem.num_blocks:
+        last = stage.splits[-1]
+        after_s = _hop_s(problem, last, share_N)
+        hop_rate_per_s = _ratio(stage.replicas * last.batch, share_N[last.first] * after_s)
+    return StageFigures(
+        work_s=work_s,
+        rate_per_s=_ratio(stage.replicas, work_s),
+        hop_s=after_s,
+        hop_rate_per_s=hop_rate_per_s,
+    )
+
+
+def _hop_s(problem: PlanProblem, split: Split, share_N: Sequence[float]) -> float:
+    """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after the split."""
+    enters = share_N[split.first]
+    remaining = split.batch * (share_N[split.end] / enters if enters else 1.0)
+    return problem.link.seconds(problem.bytes_per_sample_N[split.end - 1] * remaining)
+
+
+def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
+    """Returns the seconds from a network's end to the next network, without the hop at a stage's end; 0 elsewhere."""
+    if split.end not in crossings(problem):
+        return 0.0
+    return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, split, share_N))
+
+
+def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
+    """Returns the time to fill a split's batch. The ingress fills one batch; inside a stage each replica fills one."""
+    split = stage.splits[index]
+    num_filling = 1 if index == 0 or split.first in crossings(problem) else stage.replicas
+    return _ratio(num_filling * split.batch, rate_per_s * share_N[split.first])
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    """Returns the quotient, or infinity if the denominator is 0."""
+    return numerator / denominator if denominator > 0 else np.inf
+
+
+def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
+    """Raises PlanError if the stages do not fit the problem, or do not form one model."""
+    splits = [split for stage in stages for split in stage.splits]
+    if len({split.after_answer for split in splits}) > 1:
+        raise PlanError("after_answer must be the same for all splits of a plan: either stop or stay")
+    subproblem_of(problem, stages)
+    for stage in stages:
+        if stage.device not in problem.devices:
+            raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
+        measured = problem.latency[stage.device].batches
+        for split in stage.splits:
+            # If inputs have lengths, a batch may lie between measured sizes; `optimizer.problems.tokens` checks it.
+            if problem.lengths is None and split.tokens is not None:
+                raise PlanError(f"the plan has batches of {split.tokens} tokens, but the problem has no lengths")
+            if problem.lengths is None and split.batch not in measured:
+                raise PlanError(f"batch {split.batch} is not measured on {stage.device}; measured are {list(measured)}")
+            unknown = sorted(set(split.ramps) - set(problem.ramps))
+            if unknown:
+                raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")

@@ -1,0 +1,191 @@
+"""Explains results of the planner as text: the bottlenecks of a plan, and the reason why no plan exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from optimizer.cost.evaluate import Evaluation, milliseconds, objective_value
+from optimizer.generation.steps import generation_of
+from optimizer.plans.plan import Stage, chains_of
+from optimizer.problems.networks import subproblem_of, survival_with
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
+
+AT_ITS_LIMIT = 0.02
+"""A latency this close to its limit is reported as a bottleneck. Batch sizes are discrete, so few plans reach it."""
+SAME_RATE = 1e-6
+
+BottleneckKind = Literal["stage", "hop", "latency", "devices", "budget", "ramps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """A limit that keeps a plan from being better."""
+
+    kind: BottleneckKind
+    text: str
+    """A sentence with the numbers."""
+    stage_index: int | None = None
+    """The stage, or the stage before the hop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The result of a strategy, compared with `best` on the same problem."""
+
+    strategy: Strategy
+    decision: Decision
+    times_better: float | None
+    """Factor by which `best` has the higher rate, or the lower cost or mean answer time. None if either has no plan or
+    costs nothing."""
+
+
+def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, float]:
+    """Returns, per used network, the share of inputs that it answers. Empty if the problem has a single network."""
+    if not problem.networks:
+        return {}
+    used = subproblem_of(problem, stages).used
+    ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
+    unanswered_N = nested_shares(survival_with(problem, used), ramps)
+    starts = (0, *problem.networks)
+    entering = [unanswered_N[starts[network]] for network in used]
+    return {network: share - rest for network, (share, rest) in zip(used, pairwise((*entering, 0.0)), strict=True)}
+
+
+def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
+    """Yields the stages and hops that determine the rate or the cost, and the limits that are reached."""
+    match problem.objective:
+        case MaximizeRate():
+            yield from _rate_limits(figures, _chain_rates(problem, stages, figures))
+            yield from _budget_limit(problem, stages, figures)
+        case MinimizeCost():
+            yield from _needed_stages(stages, figures, _chain_rates(problem, stages, figures))
+        case MinimizeLatency():
+            yield from _busy_stages(figures)
+            yield from _budget_limit(problem, stages, figures)
+            yield from _ramp_limit(problem, figures)
+    limit_s = problem.slo.limit_s
+    if figures.latency_s >= limit_s * (1 - AT_ITS_LIMIT):
+        text = f"the latency of {milliseconds(figures.latency_s)} is at its limit of {milliseconds(limit_s)}"
+        yield Bottleneck(kind="latency", text=text)
+    for device, supply in problem.devices.items():
+        if supply.count and sum(stage.replicas for stage in stages if stage.device == device) == supply.count:
+            yield Bottleneck(kind="devices", text=f"all {supply.count} {device} are used")
+
+
+def _chain_rates(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[float]:
+    """Returns, per stage, the rate that its chain serves."""
+    chains = chains_of(stages, problem.num_blocks) if len(figures.shares) > 1 else [tuple(stages)]
+    return [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
+
+
+def _rate_limits(figures: Evaluation, rates: Sequence[float]) -> Iterator[Bottleneck]:
+    """If the rate is maximized: yields the stages and hops that limit the rate of their chain."""
+    for index, (each, rate_per_s) in enumerate(zip(figures.stages, rates, strict=True)):
+        limit_per_s = rate_per_s * (1 + SAME_RATE)
+        if each.rate_per_s <= limit_per_s:
+            text = f"stage {index} does at most {each.rate_per_s:.6g}/s"
+            yield Bottleneck(kind="stage", text=text, stage_index=index)
+        if each.hop_rate_per_s <= limit_per_s:
+            text = f"the hop after stage {index} does at most {each.hop_rate_per_s:.6g}/s"
+            yield Bottleneck(kind="hop", text=text, stage_index=index)
+
+
+def _needed_stages(stages: Sequence[Stage], figures: Evaluation, rates: Sequence[float]) -> Iterator[Bottleneck]:
+    """If the cost is minimized: yields the stages that, hop included, need all of their replicas."""
+    for index, (stage, each, required) in enumerate(zip(stages, figures.stages, rates, strict=True)):
+        rate_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
+        if rate_per_s < required:
+            text = f"stage {index} would do {rate_per_s:.6g}/s with one replica less; {required:.6g}/s are asked for"
+            yield Bottleneck(kind="stage", text=text, stage_index=index)
+
+
+def _busy_stages(figures: Evaluation) -> Iterator[Bottleneck]:
+    """If the latency is minimized: yields the stages that are nearly saturated and could not have smaller batches."""
+    required = figures.served_per_s
+    for index, each in enumerate(figures.stages):
+        if each.rate_per_s < required * (1 + AT_ITS_LIMIT):
+            text = f"stage {index} does at most {each.rate_per_s:.6g}/s, {required:.6g}/s are asked for"
+            yield Bottleneck(kind="stage", text=text, stage_index=index)
+
+
+def _ramp_limit(problem: PlanProblem, figures: Evaluation) -> Iterator[Bottleneck]:
+    """Yields the ramp budget if one more ramp, with the mean time of the active ramps, would exceed it."""
+    num_active = sum(len(each.split.ramps) for each in figures.splits)
+    if problem.ramp_budget is None or num_active == len(problem.ramps):
+        return
+    if figures.ramp_overhead * (num_active + 1) > problem.ramp_budget * max(num_active, 1):
+        text = f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
+        yield Bottleneck(kind="ramps", text=text)
+
+
+def _budget_limit(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
+    """Yields the budget if one more replica on any free device would exceed it."""
+    budget = problem.budget_usd_per_hour
+    if budget is None:
+        return
+    used = {device: sum(stage.replicas for stage in stages if stage.device == device) for device in problem.devices}
+    prices = [supply.usd_per_hour for device, supply in problem.devices.items() if used[device] < supply.count]
+    if prices and figures.usd_per_hour + min(prices) > budget:
+        left = budget - figures.usd_per_hour
+        text = f"of the budget of {budget:.2f} USD/h, {left:.2f} are left: less than one more device"
+        yield Bottleneck(kind="budget", text=text)
+
+
+def compare(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> tuple[Comparison, ...]:
+    """Returns the comparisons of all other strategies with `best`, in order."""
+    best = decisions.get("best")
+    return tuple(
+        Comparison(strategy=strategy, decision=decision, times_better=_times_better(problem, best, decision))
+        for strategy, decision in decisions.items()
+        if strategy != "best"
+    )
+
+
+def _times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
+    if not isinstance(best, Planned) or not isinstance(other, Planned):
+        return None
+    larger, smaller = objective_value(problem, other.figures), objective_value(problem, best.figures)
+    if isinstance(problem.objective, MaximizeRate):
+        larger, smaller = smaller, larger
+    return larger / smaller if larger > 0 and smaller > 0 else None
+
+
+def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
+    """Returns which limit cannot be kept, and which values of the limits can."""
+    remedies = []
+    if decision.nearest_slo_s is not None:
+        remedies.append(f"the nearest SLO that would do is {milliseconds(decision.nearest_slo_s)}")
+    if decision.highest_rate_per_s is not None:
+        remedies.append(f"the highest rate that would do is {decision.highest_rate_per_s:.6g}/s")
+    if decision.more is not None:
+        remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
+    return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or ["no other SLO or rate would do"])])
+
+
+def _binding_text(problem: PlanProblem, decision: NoPlan) -> str:
+    slo = problem.slo
+    match decision.binding:
+        case "latency":
+            slack = f" ({milliseconds(slo.limit_s)} after {slo.slack * 100:.4g} % slack)" if slo.slack else ""
+            return f"the SLO of {milliseconds(slo.latency_s)}{slack} binds"
+        case "devices":
+            available = ", ".join(f"{supply.count} {device}" for device, supply in problem.devices.items())
+            return f"the devices ({available}) are too few{_for_rate(problem)}"
+        case "budget":
+            return f"the budget of {problem.budget_usd_per_hour or 0:.2f} USD/h is too small{_for_rate(problem)}"
+        case "ttft":
+            return f"the TTFT of {milliseconds(generation_of(problem).ttft_s or 0)} binds"
+        case "sequences":
+            return f"{generation_of(problem).most_running} sequences at a time are too few for any measured batches"
+        case "memory":
+            return "the memory of the accelerators is too small for keys and values"
+        case "ramps":
+            return f"the ramp budget of {problem.ramp_budget or 0:.3%} of the blocks' time is too small"
+
+
+def _for_rate(problem: PlanProblem) -> str:
+    return "" if problem.required_per_s is None else f" for {problem.required_per_s:.6g}/s"

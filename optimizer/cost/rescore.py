@@ -1,0 +1,103 @@
+"""Scores plans again on joint exit records.
+
+The planner models survival as nested: an input that passes a ramp passes all earlier ramps. Records are more exact: an
+input that would leave at ramp 2 may pass ramp 5. If few ramps are active, more inputs stay than in the nested model,
+and another of several good plans may be the best one. If the mean answer time is minimized and batches are recorded,
+plans are also scored batch by batch rather than on the mean batch. The two differ because times are not linear in the
+batch size: on accelerators they grow in steps (PAME, figure 13(c)), and a batch of 9 may take as long as one of 16.
+Moreover, the inputs that wait longest are in the batches that shrink least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from earlyexit.errors import PlanError
+from optimizer.cost.evaluate import Evaluation, evaluate, merit, objective_value, violations
+from optimizer.plans.plan import Stage, used_networks
+from optimizer.problems.problem import MinimizeLatency, PlanProblem, Reach
+from optimizer.search.decision import Planned, gap_between
+from profiles.records import ExitRecords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """A plan's figures with nested survival and with joint records."""
+
+    stages: tuple[Stage, ...]
+    nested: Evaluation
+    joint: Evaluation
+    broken: tuple[str, ...]
+    """Constraints that the plan violates according to the records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescoring:
+    """All rescored candidates, in the planner's order. The first one is the planner's choice."""
+
+    candidates: tuple[Rescored, ...]
+    chosen_index: int | None
+    """The best feasible candidate according to the records; None if no candidate is feasible."""
+
+    @property
+    def chosen(self) -> Rescored | None:
+        return None if self.chosen_index is None else self.candidates[self.chosen_index]
+
+
+def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tokens: bool = False) -> Reach:
+    """Returns the survival of recorded inputs under these thresholds, as a function of the active ramps.
+
+    `by_tokens` weights inputs by their tokens, if the records hold them.
+    """
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        missing = sorted(set(active) - set(thresholds))
+        if missing:
+            raise PlanError(f"active ramps {missing} have no threshold; there are thresholds for {sorted(thresholds)}")
+        outcome = records.outcome({ramp: thresholds[ramp] for ramp in active})
+        if by_tokens and records.tokens_N is not None:
+            return outcome.survival_by(records.tokens_N)
+        return outcome.survival
+
+    return reach
+
+
+def by_networks(problem: PlanProblem, with_all: Reach, without_some: Reach) -> Reach:
+    """Returns `with_all` for plans that use every network, that is if each has an active ramp, else `without_some`."""
+    before_last = set(range(len(problem.networks) - 1))
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        used = set(used_networks(problem.networks, set(active)))
+        return with_all(active) if before_last <= used else without_some(active)
+
+    return reach
+
+
+def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
+    """Scores a plan and its candidates with `reach`, and selects the best one that is still feasible."""
+    plans = dict.fromkeys((planned.stages, *planned.candidates))
+    candidates = tuple(_rescored(problem, stages, reach) for stages in plans)
+    feasible = [index for index, each in enumerate(candidates) if not each.broken]
+    chosen_index = max(feasible, key=lambda index: merit(problem, candidates[index].joint), default=None)
+    return Rescoring(candidates=candidates, chosen_index=chosen_index)
+
+
+def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Planned:
+    """Returns the plan that the records prefer, with its nested figures, or the planner's if none is feasible."""
+    chosen = rescoring.chosen
+    if chosen is None or chosen.stages == planned.stages:
+        return planned
+    gap = gap_between(objective_value(problem, chosen.nested), planned.bound)
+    return replace(planned, stages=chosen.stages, figures=chosen.nested, gap=gap)
+
+
+def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
+    by_batch = problem.batches is not None and isinstance(problem.objective, MinimizeLatency)
+    joint = evaluate(problem, stages, by_batch=True) if by_batch else evaluate(problem, stages, reach)
+    return Rescored(
+        stages=stages,
+        nested=evaluate(problem, stages),
+        joint=joint,
+        broken=tuple(violations(problem, stages, joint)),
+    )

@@ -1,0 +1,1 @@
+"""Plans, their placement on replicas, and their files."""

@@ -1,0 +1,1 @@
+"""Planning problems, and the files that hold them."""

@@ -1,0 +1,185 @@
+"""Subproblems of a chain: the problem restricted to the networks that a plan uses, and conversions back.
+
+A subproblem lacks the blocks and ramps of the unused networks, and numbers its blocks from 0. It is solved like any
+problem; its splits end where a network ends. `optimizer.search.subsets` finds the best subproblem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Split
+from optimizer.plans.plan import Stage, used_networks, with_splits
+from optimizer.problems.problem import PlanProblem, nested_shares
+from profiles.records import RecordedBatches
+from profiles.table import FloatArray, LatencyTable
+
+Used = tuple[int, ...]
+
+
+def network_sets(problem: PlanProblem) -> tuple[Used, ...]:
+    """Returns every set of networks that contains the last network, smaller sets first."""
+    last = max(1, len(problem.networks)) - 1
+    return tuple((*others, last) for size in range(last + 1) for others in combinations(range(last), size))
+
+
+def crossings(problem: PlanProblem) -> frozenset[int]:
+    """Returns the blocks at which networks begin, except for the first network."""
+    return frozenset(problem.networks[:-1])
+
+
+def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
+    """Returns the ramps in these networks."""
+    return tuple(ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used)
+
+
+def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
+    """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the chain."""
+    known = (problem.survival_of or {}).get(used)
+    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if known is None else known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subproblem:
+    """A chain's problem, restricted to the networks that a plan uses."""
+
+    whole: PlanProblem
+    used: Used
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks of the used networks, by their numbers in the chain."""
+        ends = self.whole.networks or (self.whole.num_blocks,)
+        starts = (0, *ends)
+        return tuple(block for network in self.used for block in range(starts[network], ends[network]))
+
+    @cached_property
+    def problem(self) -> PlanProblem:
+        """The problem of these networks alone, with blocks numbered from 0."""
+        whole, blocks = self.whole, self.blocks
+        if len(blocks) == whole.num_blocks and whole.survival_of is None and not whole.crossing_tokens:
+            return whole  # it does not depend on which networks are used
+        new = {block: number for number, block in enumerate(blocks)}
+        ramps = tuple(ramp for ramp in whole.ramps if ramp in new)
+        ends = tuple(new[whole.networks[network] - 1] + 1 for network in self.used) if whole.networks else ()
+        tokens = self._tokens() if whole.networks else whole.network_tokens
+        stayers: Sequence[float] | None = whole.stayers_length_N
+        if stayers is not None and len(blocks) < whole.num_blocks:
+            stayers = nested_shares(stayers, ramps)
+        return replace(
+            whole,
+            num_blocks=len(blocks),
+            ramps=tuple(new[ramp] for ramp in ramps),
+            survival_N=tuple(survival_with(whole, self.used)[block] for block in blocks),
+            latency={device: self._table(table, ramps) for device, table in whole.latency.items()},
+            bytes_per_sample_N=tuple(whole.bytes_per_sample_N[block] for block in blocks),
+            batches=None if whole.batches is None else _batches(whole.batches, ramps, new),
+            stayers_length_N=None if stayers is None else tuple(stayers[block] for block in blocks),
+            networks=ends if len(ends) > 1 else (),
+            survival_of=None,
+            network_tokens=tokens if whole.lengths is not None else (),
+            crossing_tokens=(),
+        )
+
+    def stages_of(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Converts stages of the chain to the subproblem's block numbers."""
+        new = {block: number for number, block in enumerate(self.blocks)}
+        return with_splits(stages, lambda _, split: _renumbered(split, new))
+
+    def in_chain(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Converts stages of the subproblem to the chain's block numbers."""
+        chain = dict(enumerate(self.blocks))
+        return with_splits(stages, lambda _, split: _renumbered(split, chain))
+
+    def shares_of(self, reach: Callable[[Sequence[int]], Sequence[float]]) -> Callable[[Sequence[int]], list[float]]:
+        """Converts a survival function of the chain to one of the subproblem."""
+
+        def inner(active: Sequence[int]) -> list[float]:
+            share_N = reach([self.blocks[ramp] for ramp in active])
+            return [share_N[block] for block in self.blocks]
+
+        return inner
+
+    def _tokens(self) -> tuple[float, ...]:
+        """Returns the tokens of an input in each used network, relative to `lengths`, after pruning at crossings."""
+        tokens = self.whole.network_tokens or (1.0,) * len(self.whole.networks)
+        left = self.whole.crossing_tokens or (1.0,) * len(self.whole.networks)
+        return tuple(tokens[each] * (left[each] if each != self.used[0] else 1.0) for each in self.used)
+
+    def _table(self, table: LatencyTable, ramps: Sequence[int]) -> LatencyTable:
+        """Returns the rows of the used blocks and ramps. Without lengths, batches shrink by the pruned tokens."""
+        if self.whole.lengths is None:
+            table = pruned_table(self.whole, table, self.used)
+        rows = [self.whole.ramps.index(ramp) for ramp in ramps]
+        return replace(table, block_s_NB=table.block_s_NB[list(self.blocks)], ramp_s_EB=table.ramp_s_EB[rows])
+
+
+def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> LatencyTable:
+    """Returns a chain's table for plans of these networks, in which pruned inputs hold fewer tokens.
+
+    A batch of pruned inputs takes the time of the smaller batch with as many tokens.
+    """
+    if not problem.crossing_tokens:
+        return table
+    share_N = np.ones(problem.num_blocks)
+    for network in used[1:]:
+        share_N[problem.networks[network - 1] : problem.networks[network]] = problem.crossing_tokens[network]
+    return replace(
+        table,
+        block_s_NB=_read_at(table.batches, table.block_s_NB, share_N),
+        ramp_s_EB=_read_at(table.batches, table.ramp_s_EB, share_N[list(problem.ramps)]),
+    )
+
+
+def with_slower_networks(table: LatencyTable, networks: Sequence[int], factors: Sequence[float]) -> LatencyTable:
+    """Returns a chain's table with the first networks slowed down by factors: they compute attention for pruning."""
+    factors_N = np.ones(len(table.block_s_NB))
+    for start, end, factor in zip((0, *networks), networks, factors, strict=False):
+        factors_N[start:end] = factor
+    return replace(table, block_s_NB=table.block_s_NB * factors_N[:, None])
+
+
+def _read_at(batches: Sequence[int], seconds_RB: FloatArray, share_R: FloatArray) -> FloatArray:
+    sizes_B = np.array(batches, dtype=np.float64)
+    rows = [np.interp(sizes_B * share, batches, row) for row, share in zip(seconds_RB, share_R, strict=True)]
+    return np.array(rows).reshape(seconds_RB.shape)
+
+
+def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
+    """Returns the subproblem of a plan; raises PlanError unless its splits run whole networks, in order."""
+    splits = [split for stage in stages for split in stage.splits]
+    ends = problem.networks or (problem.num_blocks,)
+    part = Subproblem(whole=problem, used=used_networks(problem.networks, {split.first for split in splits}))
+    over = [end for end in ends[:-1] for split in splits if split.first < end < split.end]
+    if over:
+        raise PlanError(f"a split runs over block {over[0]}, where a network begins; it must end there")
+    if [block for split in splits for block in range(split.first, split.end)] != list(part.blocks):
+        blocks = f"blocks 0 to {problem.num_blocks - 1}"
+        if problem.networks:
+            blocks += f", except for whole networks before the last (networks end at blocks {list(ends)}),"
+        raise PlanError(f"the splits must run {blocks} without gap or overlap")
+    if part.used[-1] != len(ends) - 1:
+        raise PlanError(f"the splits leave out the last network, blocks {ends[-2]} to {ends[-1] - 1}")
+    return part
+
+
+def _renumbered(split: Split, new: Mapping[int, int]) -> Split:
+    ramps = tuple(new[ramp] for ramp in split.ramps)
+    return replace(split, first=new[split.first], end=new[split.end - 1] + 1, ramps=ramps)
+
+
+def _batches(batches: RecordedBatches, ramps: Sequence[int], new: Mapping[int, int]) -> RecordedBatches:
+    columns = [batches.ramps.index(ramp) for ramp in ramps]
+    return replace(
+        batches,
+        num_blocks=len(new),
+        ramps=tuple(new[ramp] for ramp in ramps),
+        sure_NR=batches.sure_NR[:, columns],
+        losses_NR=batches.losses_NR[:, columns],
+    )

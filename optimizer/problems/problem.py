@@ -1,0 +1,359 @@
+"""The planning problem: a model, its latencies, the available devices, the SLO and the objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from earlyexit.errors import PlanError
+from earlyexit.network.chain import check_networks
+from optimizer.generation.demand import Generation, check_number
+from profiles.lengths import Lengths
+from profiles.records import RecordedBatches
+from profiles.table import LatencyTable
+
+# An SLO that every plan meets.
+ANY_LATENCY_S = 1e15
+IN_TIME = 0.99
+"""Default of `in_time` when the cost is minimized."""
+# Allowed seconds of one block, at any batch size. With values far outside, rates overflow and searches never end.
+LEAST_BLOCK_S, MOST_BLOCK_S = 1e-9, 1e9
+MOST_NETWORKS = 6
+"""Networks of a chain. Each subset that contains the last network is planned as a problem of its own: at most 32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """Number and price of the accelerators of one type."""
+
+    count: int
+    usd_per_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise PlanError(f"a device count must be at least 0, not {self.count}")
+        check_number("usd_per_hour", self.usd_per_hour)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The network link between two stages."""
+
+    bandwidth_bytes_per_s: float
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
+        check_number("delay_s", self.delay_s)
+
+    def seconds(self, num_bytes: float) -> float:
+        """Returns the transfer time of a hop (T_x in E3)."""
+        return self.delay_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """The promised worst-case latency, and the share of it that is held in reserve (E3 section 3.1: 20 %)."""
+
+    latency_s: float
+    slack: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_number("slo latency_s", self.latency_s, above_zero=True)
+        if not 0 <= self.slack < 1:
+            raise PlanError(f"slack must be at least 0 and below 1, not {self.slack}")
+
+    @property
+    def limit_s(self) -> float:
+        """The largest worst-case latency that a plan may have."""
+        return self.latency_s * (1 - self.slack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaximizeRate:
+    """Find the plan with the highest rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinimizeCost:
+    """Find the cheapest plan that serves a rate."""
+
+    rate_per_s: float
+    in_time: float = 0.0
+    """Share of inputs that must be in time if arrivals are random (`evaluate.queue_s`). 0: no queues, as in E3."""
+
+    def __post_init__(self) -> None:
+        check_number("rate_per_s", self.rate_per_s, above_zero=True)
+        if not 0 <= self.in_time < 1:
+            raise PlanError(f"in_time must be at least 0 and below 1, not {self.in_time}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinimizeLatency:
+    """Find the plan with the least mean answer time at a rate (Apparate, PAME)."""
+
+    rate_per_s: float
+    ramp_budget: float | None = None
+    """Largest time of active ramps, as a share of the blocks' time (Apparate, section 5.1: 2 %). None: no limit."""
+
+    def __post_init__(self) -> None:
+        check_number("rate_per_s", self.rate_per_s, above_zero=True)
+        if self.ramp_budget == 0:
+            raise PlanError(
+                "a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %"
+            )
+        if self.ramp_budget is not None:
+            check_number("ramp_budget", self.ramp_budget, above_zero=True)
+
+
+Objective = MaximizeRate | MinimizeCost | MinimizeLatency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProblem:
+    """One planning problem, checked for consistency. `optimizer.cost.evaluate` defines its cost model."""
+
+    num_blocks: int
+    ramps: tuple[int, ...]
+    """In ascending order. Ramp r is after block r. The last block has no ramp, because every input leaves there."""
+    survival_N: tuple[float, ...]
+    """Share of inputs that reach each block if all ramps are active (the batch profile of E3)."""
+    latency: Mapping[str, LatencyTable]
+    """By accelerator type."""
+    devices: Mapping[str, Supply]
+    link: Link
+    bytes_per_sample_N: tuple[float, ...]
+    """Size of one input's hidden state after each block."""
+    slo: Slo
+    objective: Objective
+    budget_usd_per_hour: float | None = None
+    """Largest cost of all replicas together. None: no limit."""
+    batches: RecordedBatches | None = None
+    """Recorded distribution of the survivors per batch, whose mean is `survival_N`. None: only the mean is known."""
+    lengths: Lengths | None = None
+    """Lengths of the inputs. Plans then have token budgets (`optimizer.problems.tokens`). None: every input has the
+    length at which latencies were measured, and batches are counted in inputs."""
+    stayers_length_N: tuple[float, ...] | None = None
+    """Mean length of the inputs that reach each block, relative to all inputs, with all ramps active. None: equal."""
+    networks: tuple[int, ...] = ()
+    """For a chain: one past the last block of each network. The last network is the reference. (): a single network."""
+    survival_of: Mapping[tuple[int, ...], tuple[float, ...]] | None = None
+    """Survival of plans that use a subset of the networks, by subset. Only the ramps of the subset are active. Blocks
+    keep their numbers in the chain; the values of unused blocks are ignored. Other subsets have nested survival."""
+    crossing_s: float = 0.0
+    """Seconds in which the ingress encodes the survivors of a network for the next network. The hop, which carries
+    `bytes_per_sample_N` of the network's last block, is added."""
+    network_tokens: tuple[float, ...] = ()
+    """Tokens of an input in each network, relative to `lengths`: tokenizers differ. (): equal."""
+    crossing_tokens: tuple[float, ...] = ()
+    """Share of tokens that an input keeps when it crosses into each network, because words are pruned (Tabi, section
+    4.2). Batches take the time of that many tokens. (): all tokens are kept."""
+    most_chains: int = 1
+    """Largest number of parallel chains of stages, if a rate or a cost is optimized for a single network."""
+    generation: Generation | None = None
+    """Set if each input is a step of a sequence: rates then count steps, and the SLO applies to one step."""
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise PlanError(f"a model needs at least 1 block, not {self.num_blocks}")
+        self._check_ramps()
+        self._check_survival()
+        self._check_latency()
+        if len(self.bytes_per_sample_N) != self.num_blocks:
+            raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
+        for num_bytes in self.bytes_per_sample_N:
+            check_number("bytes_per_sample", num_bytes)
+        if self.budget_usd_per_hour is not None:
+            check_number("budget usd_per_hour", self.budget_usd_per_hour)
+        self._check_batches()
+        self._check_lengths()
+        self._check_networks()
+        self._check_generation()
+
+    def _check_generation(self) -> None:
+        if self.generation is None:
+            return
+        others = {"lengths": self.lengths, "batches": self.batches, "networks": self.networks or None}
+        for name, other in others.items():
+            if other is not None:
+                raise PlanError(f"steps of sequences have no {name}; leave out either generation or {name}")
+        if isinstance(self.objective, MinimizeLatency):
+            raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
+        kv = self.generation.kv
+        memory = None if kv is None else kv.memory_bytes
+        for name, by_device in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
+            missing = [] if by_device is None else sorted(set(self.devices) - set(by_device))
+            if missing:
+                raise PlanError(f"generation {name} has no entry for {missing[0]}; it has {sorted(by_device or ())}")
+
+    def _check_networks(self) -> None:
+        check_networks(self.networks)
+        if len(self.networks) > MOST_NETWORKS:
+            raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
+        if self.networks and self.networks[-1] != self.num_blocks:
+            raise PlanError(f"the last network ends at block {self.networks[-1]}, there are {self.num_blocks} blocks")
+        check_number("crossing_s", self.crossing_s)
+        for name in ("network_tokens", "crossing_tokens"):
+            shares = getattr(self, name)
+            if shares and len(shares) != max(1, len(self.networks)):
+                raise PlanError(f"{name} needs a number for each network")
+            for share in shares:
+                check_number(name, share, above_zero=True)
+        if max(self.crossing_tokens, default=0) > 1:
+            raise PlanError(f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}")
+        for used, survival_N in (self.survival_of or {}).items():
+            self._check_survival_of(used, survival_N)
+
+    def _check_survival_of(self, used: tuple[int, ...], survival_N: tuple[float, ...]) -> None:
+        last = len(self.networks) - 1
+        if list(used) != sorted(set(used)) or not used or used[0] < 0 or used[-1] != last:
+            raise PlanError(f"survival_of needs networks that ascend and end with the last, {last}, not {list(used)}")
+        if len(survival_N) != self.num_blocks or not all(0 <= share <= 1 for share in survival_N):
+            raise PlanError(f"survival_of {list(used)} needs {self.num_blocks} shares from 0 to 1, one per block")
+        starts = (0, *self.networks)
+        blocks = [block for network in used for block in range(starts[network], starts[network + 1])]
+        first, share = blocks[0], survival_N[blocks[0]]
+        if share != 1:
+            raise PlanError(
+                f"survival_of {list(used)} must be 1 at block {first}, where every input enters, not {share}"
+            )
+        for before, after in pairwise(blocks):
+            if survival_N[after] > survival_N[before]:
+                raise PlanError(
+                    f"survival_of {list(used)} rises at block {after}, from {survival_N[before]} to "
+                    f"{survival_N[after]}; it may only fall"
+                )
+
+    def _check_ramps(self) -> None:
+        if list(self.ramps) != sorted(set(self.ramps)):
+            raise PlanError(f"ramps must ascend without repeats, not {list(self.ramps)}")
+        outside = [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks - 1]
+        if outside:
+            raise PlanError(f"ramps {outside} are not after blocks 0 to {self.num_blocks - 2}")
+
+    def _check_survival(self) -> None:
+        if len(self.survival_N) != self.num_blocks:
+            raise PlanError(f"survival needs {self.num_blocks} values, one per block, not {len(self.survival_N)}")
+        if not all(0 <= share <= 1 for share in self.survival_N):
+            raise PlanError("survival must hold shares between 0 and 1")
+        if self.survival_N[0] != 1:
+            raise PlanError(f"survival must start at 1: every input reaches block 0, not {self.survival_N[0]}")
+        for block, (before, after) in enumerate(pairwise(self.survival_N), start=1):
+            if after > before:
+                raise PlanError(f"survival rises at block {block}, from {before} to {after}; it may only fall")
+
+    def _check_latency(self) -> None:
+        if not self.devices:
+            raise PlanError("a plan problem needs at least one device type")
+        unmeasured = sorted(set(self.devices) - set(self.latency))
+        if unmeasured:
+            raise PlanError(f"devices {unmeasured} have no latency; latency is known for {sorted(self.latency)}")
+        for device, table in self.latency.items():
+            if len(table.block_s_NB) != self.num_blocks:
+                raise PlanError(f"latency of {device}: block_s needs {self.num_blocks} rows, one per block")
+            if len(table.ramp_s_EB) != len(self.ramps):
+                raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
+            check_seconds(device, table)
+
+    def _check_batches(self) -> None:
+        batches = self.batches
+        if batches is not None and (batches.num_blocks, batches.ramps) != (self.num_blocks, self.ramps):
+            raise PlanError(
+                f"batches are of {batches.num_blocks} blocks and ramps {list(batches.ramps)}; "
+                f"the problem has {self.num_blocks} blocks and ramps {list(self.ramps)}"
+            )
+
+    def _check_lengths(self) -> None:
+        if self.lengths is None:
+            return
+        unknown = [device for device in self.devices if self.latency[device].length is None]
+        if unknown:
+            raise PlanError(
+                f"latency of {unknown[0]}: the length at which it was measured is not known; a problem with lengths "
+                "needs it to scale the latency"
+            )
+        if self.batches is not None:
+            raise PlanError("batches count inputs of any length; leave out either batches or lengths")
+        stayers = self.stayers_length_N
+        if stayers is None:
+            return
+        if len(stayers) != self.num_blocks or not all(0 <= length < math.inf for length in stayers):
+            raise PlanError(f"stayers_length needs {self.num_blocks} numbers, one per block, none below 0")
+
+    @property
+    def required_per_s(self) -> float | None:
+        """The rate that a plan must serve. None if the rate itself is maximized."""
+        return None if isinstance(self.objective, MaximizeRate) else self.objective.rate_per_s
+
+    @property
+    def in_time(self) -> float:
+        """Share of inputs that must be in time if arrivals are random; 0 if the problem does not require it."""
+        if isinstance(self.objective, MinimizeCost) and self.generation is None:
+            return self.objective.in_time
+        return 0.0
+
+    @property
+    def max_usd_per_hour(self) -> float:
+        """The cost of all devices, or the budget if it is lower."""
+        total = sum(supply.count * supply.usd_per_hour for supply in self.devices.values())
+        return total if self.budget_usd_per_hour is None else min(total, self.budget_usd_per_hour)
+
+    @property
+    def ramp_budget(self) -> float | None:
+        """The largest time of active ramps, as a share of the blocks' time. None: no limit."""
+        return self.objective.ramp_budget if isinstance(self.objective, MinimizeLatency) else None
+
+    def with_rate(self, rate_per_s: float) -> PlanProblem:
+        """Returns the problem with another required rate. A problem that maximizes the rate is returned unchanged."""
+        if isinstance(self.objective, MaximizeRate):
+            return self
+        return replace(self, objective=replace(self.objective, rate_per_s=rate_per_s))
+
+    def share_after(self, ramp: int | None) -> float:
+        """Returns the share of inputs that remain when `ramp` is the last active ramp so far; None: no ramp yet."""
+        return 1.0 if ramp is None else self.survival_N[ramp + 1]
+
+
+def check_seconds(device: str, table: LatencyTable) -> None:
+    """Raises PlanError if a block's seconds are implausible."""
+    for seconds in (float(table.block_s_NB.min()), float(table.block_s_NB.max())):
+        if not LEAST_BLOCK_S <= seconds <= MOST_BLOCK_S:
+            raise PlanError(
+                f"latency of {device}: a block must take {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {seconds}"
+            )
+
+
+def device_names(problem: PlanProblem) -> tuple[str, ...]:
+    """Returns the available device types, in the order of all of the planner's arrays."""
+    return tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
+
+
+Reach = Callable[[Sequence[int]], Sequence[float]]
+"""Maps the active ramps to the share of inputs that reach each block (N)."""
+
+
+def nested_reach(problem: PlanProblem) -> Reach:
+    """Returns the planner's model of survival: an input that passes a ramp passes all earlier ramps as well."""
+    return partial(nested_shares, problem.survival_N)
+
+
+def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:
+    """Returns the share of inputs that reach each block under these active ramps, with nested survival."""
+    shares, share = [], 1.0
+    for block in range(len(survival_N)):
+        shares.append(share)
+        share = survival_N[block + 1] if block in active else share
+    return shares
+
+
+def reach_of(batches: RecordedBatches) -> Reach:
+    """Returns the survival of recorded batches, as a function of the active ramps."""
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        exits_N = batches.exits_N(active)
+        return [float((exits_N >= block).mean()) for block in range(batches.num_blocks)]
+
+    return reach

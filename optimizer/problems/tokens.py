@@ -1,0 +1,144 @@
+"""Converts problems with inputs of different lengths to problems in tokens, and their plans to token budgets.
+
+Planners do not model lengths. They solve the same problem with tokens in place of inputs: batch sizes, survival and
+rates count tokens. Each batch of the resulting plan becomes a token budget (rows times length in TCB, section 4), with
+room for as many inputs as the shortest inputs need to fill it.
+
+A budget is rarely filled completely, because the next input does not fit into the rest. A batch is therefore planned at
+the tokens that it holds on average (`Lengths.filled`), and limited by its budget.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Split
+from optimizer.plans.plan import Stage, with_splits
+from optimizer.problems.problem import PlanProblem
+from profiles.lengths import Lengths
+from profiles.table import LatencyTable
+
+
+def in_tokens(problem: PlanProblem) -> PlanProblem:
+    """Returns the problem in which each token is an input; raises PlanError if no measured batch holds a mean input."""
+    lengths = _lengths(problem)
+    latency = {device: _table_in_tokens(problem, device) for device in problem.devices}
+    rate_per_s = problem.required_per_s
+    return replace(
+        problem if rate_per_s is None else problem.with_rate(rate_per_s * lengths.mean),
+        latency=latency,
+        survival_N=token_survival_N(problem),
+        bytes_per_sample_N=tuple(each / bytes_length(problem) for each in problem.bytes_per_sample_N),
+        lengths=None,
+        stayers_length_N=None,
+        network_tokens=(),
+    )
+
+
+def token_survival_N(problem: PlanProblem) -> tuple[float, ...]:
+    """Returns the share of tokens that reach each block if all ramps are active."""
+    if problem.stayers_length_N is None:
+        return problem.survival_N
+    share_N = np.array(problem.survival_N) * np.array(problem.stayers_length_N)
+    falling_N = np.minimum.accumulate(np.minimum(share_N, 1.0))
+    return (1.0, *falling_N[1:].tolist())
+
+
+def bytes_length(problem: PlanProblem) -> int:
+    """Returns the tokens of the input to which `bytes_per_sample_N` applies: the longest measured length."""
+    return max(each.length or 1 for each in problem.latency.values())
+
+
+def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Converts the stages of a plan in tokens: each batch becomes a budget of tokens and of inputs."""
+    lengths = _lengths(problem)
+    return with_splits(stages, lambda stage, split: _with_budget(split, problem, stage.device, lengths))
+
+
+def in_token_batches(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Returns the stages with the mean tokens of each batch as its size; raises PlanError for unmeasured sizes."""
+    lengths = _lengths(problem)
+    return with_splits(stages, lambda stage, split: _with_mean_tokens(split, problem, stage.device, lengths))
+
+
+def most_tokens(table: LatencyTable) -> int:
+    """Returns the tokens of the largest measured batch."""
+    return table.batches[-1] * (table.length or 1)
+
+
+def full_inputs(table: LatencyTable, split: Split) -> int:
+    """Returns the inputs in a full batch of a split, if they have the table's length."""
+    return split.batch if split.tokens is None else max(1, split.tokens // (table.length or 1))
+
+
+def mean_tokens(split: Split, lengths: Lengths) -> float:
+    """Returns the mean tokens of a full batch of a split, which its inputs or its tokens limit."""
+    by_inputs = split.batch * lengths.mean
+    return by_inputs if split.tokens is None else min(by_inputs, lengths.filled(split.tokens))
+
+
+def _lengths(problem: PlanProblem) -> Lengths:
+    assert problem.lengths is not None, "without lengths batches are counted in inputs"
+    return problem.lengths
+
+
+def tokens_at(problem: PlanProblem, block: int) -> float:
+    """Returns the tokens of an input in a block's network, relative to `lengths`."""
+    if not problem.network_tokens:
+        return 1.0
+    return problem.network_tokens[bisect_right(problem.networks, block)]
+
+
+def _table_in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
+    table, lengths = problem.latency[device], _lengths(problem)
+    sizes = tuple(_budgets(problem, device, lengths))
+    size_X = np.array(sizes) / (table.length or 1)
+    equal = LatencyTable(batches=sizes, block_s_NB=table.blocks_at(size_X), ramp_s_EB=table.ramps_at(size_X), length=1)
+    if not problem.network_tokens:
+        return equal
+    blocks = [table.blocks_at(size_X * tokens_at(problem, block))[block] for block in range(problem.num_blocks)]
+    ramps = [table.ramps_at(size_X * tokens_at(problem, ramp))[row] for row, ramp in enumerate(problem.ramps)]
+    return replace(equal, block_s_NB=np.array(blocks), ramp_s_EB=np.array(ramps).reshape(equal.ramp_s_EB.shape))
+
+
+def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, int]:
+    """Returns the token budgets of measured batches, by the ascending mean tokens of a batch with that budget.
+
+    Both are in the unit of `lengths`. If a network has more tokens per input, its larger batch must be measured, too.
+    """
+    table, factor = problem.latency[device], max((1.0, *problem.network_tokens))
+    length = table.length or 1
+    budgets: dict[int, int] = {}
+    for batch in table.batches:
+        filled = round(lengths.filled(batch * length))
+        if max(budgets, default=0) < filled and filled * factor <= most_tokens(table):
+            budgets[filled] = batch * length
+    if not budgets:
+        raise PlanError(
+            f"latency of {device}: inputs have {lengths.mean * factor:.4g} tokens, but the largest measured batch has "
+            f"{most_tokens(table)}"
+        )
+    return budgets
+
+
+def _with_budget(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
+    tokens = _budgets(problem, device, lengths)[split.batch]
+    batch = max(1, math.ceil(tokens / lengths.shortest))
+    return replace(split, batch=batch, tokens=max(1, math.floor(tokens * tokens_at(problem, split.first))))
+
+
+def _with_mean_tokens(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
+    """Returns the split with its mean tokens as batch size, in the unit of `lengths` rather than of its network."""
+    table, factor = problem.latency[device], tokens_at(problem, split.first)
+    tokens = None if split.tokens is None else max(1, round(split.tokens / factor))
+    held, limit = mean_tokens(replace(split, tokens=tokens), lengths), most_tokens(table)
+    if held * factor > limit:
+        size = f"{held * factor:.6g}"
+        raise PlanError(f"a batch of {size} tokens is not measured on {device}; measured are at most {limit}")
+    return replace(split, batch=max(1, round(held)), tokens=None)

@@ -1,0 +1,53 @@
+"""A typed wrapper of numba's compiler, with a cache of machine code on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import ParamSpec, TypeVar, cast
+
+from numba import config, njit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+
+def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
+    """Compiles a kernel at its first call. The kernel releases the GIL, and a division by zero returns infinity.
+
+    numba recompiles a cached kernel if its own file changes, but not if a kernel that it calls changes in another file.
+    The cache folder is therefore named after a hash of all sources of the planner that define kernels.
+    """
+    before = config.CACHE_DIR  # type: ignore[attr-defined]  # set from the environment when numba is imported
+    config.CACHE_DIR = str(  # type: ignore[attr-defined]  # as above
+        Path(before or Path(__file__).parent / "__pycache__") / f"kernels-{_fingerprint()}"
+    )
+    try:
+        dispatcher = njit(cache=True, nogil=True, error_model="numpy")(kernel)
+    except RuntimeError:  # neither this folder nor the user's cache folder is writable
+        _warn_without_cache()
+        dispatcher = njit(nogil=True, error_model="numpy")(kernel)
+    finally:
+        config.CACHE_DIR = before  # type: ignore[attr-defined]  # as above
+    return cast("Callable[P, R]", dispatcher)
+
+
+def inlined(kernel: Callable[P, R]) -> Callable[P, R]:
+    """Inlines a kernel into the kernels that call it: a call with many arrays costs as much as a short loop."""
+    return cast("Callable[P, R]", njit(inline="always", error_model="numpy")(kernel))
+
+
+@cache
+def _fingerprint() -> str:
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    return sha256(b"".join(each for each in sources if b"optimizer.search.compiled import" in each)).hexdigest()[:16]
+
+
+@cache
+def _warn_without_cache() -> None:
+    logger.warning("the planner is compiled anew in every process: set NUMBA_CACHE_DIR to a writable folder")

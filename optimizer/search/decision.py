@@ -1,0 +1,169 @@
+"""The planner's result: a plan with its optimality gap, or the reason why no plan exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from optimizer.cost.evaluate import Evaluation, evaluate, objective_value, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
+
+Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
+STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
+"""`best` searches the whole space of plans. The others are restricted to common deployments, or to the plans of E3."""
+
+
+def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
+    """Returns the strategies that are compared for a problem.
+
+    They include Apparate if the mean answer time is minimized, and PAME if recorded batches are known as well.
+    """
+    if not isinstance(problem.objective, MinimizeLatency):
+        return STRATEGIES
+    return (*STRATEGIES, "apparate") if problem.batches is None else (*STRATEGIES, "apparate", "pame")
+
+
+Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
+"""The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
+Possible = TypeVar("Possible")
+SLO_RESOLUTION = 1e-3
+"""Relative resolution of the nearest SLO if plans are found quickly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeasiblePlan:
+    """A plan that satisfies every constraint of its problem, and its figures."""
+
+    stages: tuple[Stage, ...]
+    """The stages of all chains, one chain after the other."""
+    figures: Evaluation
+
+    def planned(
+        self, problem: PlanProblem, strategy: Strategy, bound: float, others: Iterable[tuple[Stage, ...]] = ()
+    ) -> Planned:
+        """Returns the plan as the result of a strategy, with `bound` as the bound on all plans of its space."""
+        return Planned(
+            strategy=strategy,
+            stages=self.stages,
+            figures=self.figures,
+            bound=bound,
+            gap=gap_between(objective_value(problem, self.figures), bound),
+            candidates=tuple(dict.fromkeys(each for each in others if each != self.stages)),
+        )
+
+
+def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...], shares: Sequence[float] = ()) -> FeasiblePlan | None:
+    """Returns the plan with its figures, or None if it violates a constraint. `shares` are those of `evaluate`."""
+    figures = evaluate(problem, stages, shares=shares)
+    return None if violations(problem, stages, figures) else FeasiblePlan(stages=stages, figures=figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The best plan that was found in a strategy's space."""
+
+    strategy: Strategy
+    stages: tuple[Stage, ...]
+    """The stages of all chains, one chain after the other."""
+    figures: Evaluation
+    bound: float
+    """Bound on the objective of all plans of the space: a rate per second, USD per hour, or seconds."""
+    gap: float
+    """Relative distance between the plan's objective and the bound; 0 if the plan is proven optimal."""
+    candidates: tuple[tuple[Stage, ...], ...] = ()
+    """Other good plans, best first. Joint exit records may prefer one of them."""
+    note: str = ""
+    """A remark of one line about the plan, such as why it has no exit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPlan:
+    """Proof that no plan of a strategy's space satisfies the problem."""
+
+    strategy: Strategy
+    binding: Binding
+    """The constraint that cannot be satisfied. Each figure below relaxes a single limit and keeps the others."""
+    nearest_slo_s: float | None = None
+    """The least SLO latency that has a plan; None if no SLO has one."""
+    highest_rate_per_s: float | None = None
+    """The highest rate that has a plan. None if no rate has one, or if the rate is maximized."""
+    more: tuple[str, int] | None = None
+    """An accelerator type, and the least number of further ones that is needed
+    (`optimizer.search.planner.more_devices`)."""
+
+
+Decision = Planned | NoPlan
+
+
+def gap_between(value: float, bound: float) -> float:
+    """Returns the relative distance between an objective value and a bound."""
+    return abs(value - bound) / bound if bound else float(value > 0)
+
+
+Relaxed = tuple[Binding, Callable[[PlanProblem], PlanProblem]]
+"""A constraint, and a function that removes it from a problem."""
+
+
+def without_budget(problem: PlanProblem) -> PlanProblem:
+    """Returns the problem without a limit on the cost."""
+    return replace(problem, budget_usd_per_hour=None)
+
+
+def why_infeasible(
+    problem: PlanProblem,
+    strategy: Strategy,
+    *,
+    possible: Callable[[PlanProblem], Possible | None],
+    nearest_slo_s: Callable[[Possible], float | None],
+    highest_rate_per_s: Callable[[PlanProblem], float | None],
+    relaxed: Sequence[Relaxed] = (("budget", without_budget),),
+) -> NoPlan:
+    """Returns which constraint keeps an infeasible problem from having a plan.
+
+    It is the latency if a plan exists at some latency. Otherwise the constraints in `relaxed` are removed one after the
+    other until a plan exists, and the last one binds. `possible` returns None if a problem has no plan; its result is
+    passed to `nearest_slo_s`. `highest_rate_per_s` is called if the problem requires a rate.
+    """
+    rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
+    easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
+    plan = possible(easier)
+    if plan is not None:
+        slo_s = nearest_slo_s(plan)
+        return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
+    for binding, relax in relaxed:
+        easier = relax(easier)
+        if possible(easier) is not None:
+            return NoPlan(strategy=strategy, binding=binding, highest_rate_per_s=rate_per_s)
+    return NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
+
+
+def nearest_slo_s(
+    problem: PlanProblem,
+    patient: FeasiblePlan,
+    any_plan: Callable[[PlanProblem], FeasiblePlan | None],
+    resolution: float = SLO_RESOLUTION,
+) -> float:
+    """Returns the least SLO latency for which a plan is found, up to a relative `resolution`, by bisection.
+
+    `patient` is a plan without a latency limit.
+    """
+
+    def needed_s(latency_s: float, found: FeasiblePlan) -> float:
+        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
+
+    below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
+    while above > below * (1 + resolution):
+        middle = (below * above) ** 0.5
+        found = any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)))
+        if found is None:
+            below = middle
+        else:
+            above = needed_s(middle, found)
+    return above
+
+
+def rate_of(found: FeasiblePlan | None) -> float | None:
+    """Returns the highest rate of a plan, or None without a plan."""
+    return None if found is None else found.figures.rate_per_s

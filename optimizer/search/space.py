@@ -1,0 +1,65 @@
+"""Search spaces: the plans among which each strategy chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from earlyexit.network.boundary import AfterAnswer
+from optimizer.cost.evaluate import TOLERANCE
+from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.search.decision import Strategy
+
+RampRule = Literal["choose", "all", "none", "split-ends"]
+"""Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Restrictions on plans. The defaults allow almost every plan."""
+
+    strategy: Strategy = "best"
+    """The strategy that uses this space, or a variant of it."""
+    ramps: RampRule = "choose"
+    splits_per_stage: bool = True
+    """Whether a stage may have several splits."""
+    several_stages: bool = True
+    one_batch: bool = False
+    """Whether all splits have the same batch size."""
+    most_chains: int = 3
+    """Largest number of parallel chains."""
+    after_answer: tuple[AfterAnswer, ...] = ("stop",)
+    """Whether answered inputs stop or stay, if the mean answer time is minimized. Other objectives gain nothing by
+    `stay`."""
+
+
+SPACES: dict[Strategy, Space] = {
+    "best": Space(after_answer=("stop", "stay")),
+    # The model without exits, replicated.
+    "stock": Space(strategy="stock", ramps="none", splits_per_stage=False, several_stages=False),
+    # All ramps in one split: the batch shrinks (E3 section 2.3).
+    "early-exit": Space(strategy="early-exit", ramps="all", splits_per_stage=False, several_stages=False),
+    # One split per stage, one batch size, and all ramps (E3 sections 3.2 and 3.3).
+    "e3": Space(strategy="e3", ramps="all", splits_per_stage=False, one_batch=True, most_chains=1),
+    # Each device runs all splits.
+    "serial": Space(strategy="serial", several_stages=False, after_answer=("stop", "stay")),
+    # The whole model, replicated. Answers leave at active ramps, and every input runs to the end (Apparate, SOSP'24).
+    "apparate": Space(strategy="apparate", splits_per_stage=False, several_stages=False, after_answer=("stay",)),
+    # The whole model, replicated, with the exits that a search over recorded batches finds (PAME, ICS'22, section 6).
+    "pame": Space(strategy="pame", splits_per_stage=False, several_stages=False),
+}
+
+
+def payable_names(problem: PlanProblem) -> tuple[str, ...]:
+    """Returns the available device types of which the budget can pay for at least one device."""
+    budget = problem.budget_usd_per_hour
+    limit = math.inf if budget is None else budget * (1 + TOLERANCE)
+    return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limit)
+
+
+def parts_of(problem: PlanProblem, space: Space, names: Sequence[str]) -> list[PlanProblem]:
+    """Returns the problem on all named device types, or one problem per type if plans have a single stage."""
+    groups = [names] if space.several_stages else [(name,) for name in names]
+    return [replace(problem, devices={name: problem.devices[name] for name in group}) for group in groups if group]

@@ -1,0 +1,101 @@
+"""Selects the networks of a chain that a plan uses, by branch and bound over all sets that contain the last network.
+
+Sets are planned in the order of their bounds, and only while a bound is better than the best plan so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from optimizer.cost.evaluate import TOLERANCE, evaluate, merit, objective_value
+from optimizer.problems.networks import Subproblem, Used, network_sets
+from optimizer.problems.problem import MaximizeRate, PlanProblem
+from optimizer.search.decision import Binding, Decision, NoPlan, Planned, gap_between
+
+Incumbent = tuple[Subproblem, Planned]
+Solve = Callable[[PlanProblem], Decision]
+Bound = Callable[[PlanProblem], float | None]
+"""Returns a bound on the objective of all plans, or None if no plan exists."""
+LEAST_FIRST: tuple[Binding, ...] = ("latency", "ramps", "budget", "devices")
+"""Binding constraints, in the order in which they are reported if subproblems differ."""
+
+
+def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decision:
+    """Returns the best plan over all sets of networks. Among equally good plans, fewer networks are preferred.
+
+    If no set has a plan, the result names the least changes with which any of the sets has one. Raises PlanError as
+    `solve` does.
+    """
+    parts = [Subproblem(whole=problem, used=used) for used in network_sets(problem)]
+    bounds = {part.used: bound(part.problem) for part in parts}
+    open_parts = [(part_bound, part) for part in parts if (part_bound := bounds[part.used]) is not None]
+    is_rate = isinstance(problem.objective, MaximizeRate)
+    open_parts.sort(key=lambda each: each[0], reverse=is_rate)  # stable: with equal bounds, fewer networks come first
+    best: Incumbent | None = None
+    solved: list[Incumbent] = []
+    infeasible: dict[Used, NoPlan] = {}
+    for part_bound, part in open_parts:
+        if best is not None and not _may_beat(problem, part_bound, part, best):
+            continue
+        decision = solve(part.problem)
+        if isinstance(decision, NoPlan):
+            infeasible[part.used], bounds[part.used] = decision, None
+            continue
+        bounds[part.used] = decision.bound
+        solved.append((part, decision))
+        best = solved[-1] if best is None or _beats(problem, solved[-1], best) else best
+    if best is None:
+        decisions = [infeasible.get(part.used) or solve(part.problem) for part in parts]
+        return _none([each for each in decisions if isinstance(each, NoPlan)])
+    return _in_chain(problem, best, solved, [each for each in bounds.values() if each is not None])
+
+
+def _may_beat(problem: PlanProblem, bound: float, part: Subproblem, best: Incumbent) -> bool:
+    """Returns whether a subproblem with this bound may have a better plan than the incumbent."""
+    value = objective_value(problem, best[1].figures)
+    if math.isclose(bound, value, rel_tol=TOLERANCE):
+        return len(part.used) <= len(best[0].used)
+    return bound > value if isinstance(problem.objective, MaximizeRate) else bound < value
+
+
+def _beats(problem: PlanProblem, one: Incumbent, other: Incumbent) -> bool:
+    """Compares plans by the objective, then by the number of networks, then by `merit`."""
+    values = [objective_value(problem, each[1].figures) for each in (one, other)]
+    if not math.isclose(*values, rel_tol=TOLERANCE):
+        return values[0] > values[1] if isinstance(problem.objective, MaximizeRate) else values[0] < values[1]
+    sizes = [len(each[0].used) for each in (one, other)]
+    if sizes[0] != sizes[1]:
+        return sizes[0] < sizes[1]
+    return merit(problem, one[1].figures) > merit(problem, other[1].figures)
+
+
+def _in_chain(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent], bounds: Sequence[float]) -> Planned:
+    """Converts the best plan to the chain's numbers, with the bound of all sets and all other plans as candidates."""
+    part, planned = best
+    value = objective_value(problem, planned.figures)
+    bound = max([value, *bounds]) if isinstance(problem.objective, MaximizeRate) else min([value, *bounds])
+    if math.isclose(bound, planned.bound, rel_tol=TOLERANCE):
+        bound = planned.bound
+    candidates = [part.in_chain(each) for each in planned.candidates]
+    for other, decision in solved:
+        if other is not part:
+            candidates += [other.in_chain(each) for each in (decision.stages, *decision.candidates)]
+    stages = part.in_chain(planned.stages)
+    return replace(
+        planned,
+        stages=stages,
+        figures=evaluate(problem, stages),
+        bound=bound,
+        gap=gap_between(value, bound) if bound != planned.bound else planned.gap,
+        candidates=tuple(dict.fromkeys(candidates)),
+    )
+
+
+def _none(answers: Sequence[NoPlan]) -> NoPlan:
+    """Returns the result for the chain if no set of networks has a plan: the least changes that help any set."""
+    slos = [each.nearest_slo_s for each in answers if each.nearest_slo_s is not None]
+    rates = [each.highest_rate_per_s for each in answers if each.highest_rate_per_s is not None]
+    nearest = min(answers, key=lambda each: LEAST_FIRST.index(each.binding))
+    return replace(nearest, nearest_slo_s=min(slos, default=None), highest_rate_per_s=max(rates, default=None))

@@ -1,0 +1,311 @@
+"""A relaxation of the planning problem that dynamic programming solves block by block: kernels.
+
+Why its value is a bound on all plans:
+
+- A split that is entered at share S(a) with batch b runs a block at the batch b*S(r)/S(a), where r is the last active
+  ramp. Its seconds depend only on (block, device, b, a, r). Plans are therefore *walks* block by block over the states
+  (b, a, r) of each device. The work per input W_c (seconds on device c), the work of hops H_c, the latency L, the mean
+  answer time and the seconds of ramps are sums over the steps of a walk.
+- A plan of rate R needs at least R*W_c and at least R*H_c replicas on device c. The relaxation allows fractional
+  replicas, and compares only these sums over all stages on c with the number of devices.
+- L contains the seconds of all splits, all hops, and the wait of each stage's first split at a rate that no plan
+  exceeds. A later split of a stage with m replicas waits m*b/(R*s). L contains one of two lower bounds of this wait:
+  the split's seconds T, because R <= m/w for the stage's work w, which contains s*T/b; or b/(R*s), because m >= 1. The
+  first bound is tighter for many replicas, and doubles the number of states.
+- After a crossing, the ingress fills batches, even inside a stage. The wait is then that of a first split. The hop of
+  the crossing costs latency, and it costs work of hops only at the end of a stage.
+- Several walks may share the load in any proportion, and a plan is a mixture of a single walk. The optimum over
+  mixtures is therefore a bound on all plans. It is a linear program, and for any dual prices the price of the cheapest
+  walk bounds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.compiled import compiled
+from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
+from optimizer.search.step import FloatArray, IntArray, seconds_at
+from optimizer.search.tables import (
+    RunTables,
+    after_split_s,
+    after_stage_s,
+    block_seconds,
+    crosses_after,
+    entry_of,
+    hop_seconds,
+    ramp_seconds,
+    wait_inputs,
+)
+
+# What a walk does after a block. If the ramp after the block is active, RAMP is added.
+GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
+
+
+class Walk(NamedTuple):
+    """The sums over one relaxed plan: a column of the linear program."""
+
+    work_C: FloatArray
+    """Device seconds per input (W)."""
+    hop_work_C: FloatArray
+    latency_s: float
+    """Without the waits for batches that depend on the rate."""
+    fill: float
+    """The waits that depend on the rate, at one input per second."""
+    stages_C: FloatArray
+    mean_s: float = 0.0
+    """Mean answer time without waits."""
+    mean_fill: float = 0.0
+    ramps_s: float = 0.0
+    """Seconds of ramps beyond their budget."""
+
+
+def no_walk(num_devices: int) -> Walk:
+    """Returns the placeholder for a problem without any walk, with infinite latency."""
+    nothing_C = np.zeros(num_devices)
+    return Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
+
+
+class Prices(NamedTuple):
+    """Dual prices of the constraints on walks."""
+
+    work_C: FloatArray
+    """Price of a device second per input."""
+    hop_C: FloatArray
+    latency: float
+    usd: float
+    stage_C: FloatArray
+    """Reward for a stage on a device that plans must use."""
+    mean: float = 0.0
+    """Price of a second of the mean answer time."""
+    ramps: float = 0.0
+    """Price of a second of ramps beyond their budget."""
+
+    def between(self, other: Prices) -> Prices:
+        """Returns the mean of two prices."""
+        return Prices(
+            (self.work_C + other.work_C) / 2,
+            (self.hop_C + other.hop_C) / 2,
+            (self.latency + other.latency) / 2,
+            (self.usd + other.usd) / 2,
+            (self.stage_C + other.stage_C) / 2,
+            (self.mean + other.mean) / 2,
+            (self.ramps + other.ramps) / 2,
+        )
+
+
+def no_prices(num_devices: int) -> Prices:
+    """Returns prices of 0."""
+    return Prices(np.zeros(num_devices), np.zeros(num_devices), 0.0, 0.0, np.zeros(num_devices))
+
+
+class CostToGo(NamedTuple):
+    """Tables of the dynamic program: least prices from each state to the end, and the actions. inf: not allowed."""
+
+    inside_NFREQ: FloatArray
+    """From before a block inside a split. F is 1 if the split's seconds count twice. N may hold only a few blocks."""
+    action_NFREQ: npt.NDArray[np.int8]
+    """The best action after the block."""
+    later_KCQ: FloatArray
+    """From a boundary and rank, if a later split of a stage on a device begins there."""
+    later_run_KCQ: IntArray
+    first_KQ: FloatArray
+    """From a boundary and rank, if a new stage begins there."""
+    first_run_KQ: IntArray
+
+
+def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
+    """Allocates the tables for 1 or 2 kinds of splits (F), with prices inside splits for `blocks` blocks at a time."""
+    num_blocks, num_devices, num_ranks = len(tables.rank_N), len(tables.count_C), len(tables.after_Q)
+    shape = kinds, *tables.cell_REQ.shape
+    return CostToGo(
+        np.full((blocks, *shape), np.inf),
+        np.zeros((num_blocks, *shape), dtype=np.int8),
+        np.empty((num_blocks + 1, num_devices, num_ranks)),
+        np.zeros((num_blocks + 1, num_devices, num_ranks), dtype=np.int64),
+        np.empty((num_blocks + 1, num_ranks)),
+        np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
+    )
+
+
+@compiled
+def fill_cost_to_go(tables: RunTables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
+    """Fills the tables, backwards from the last block; returns the price of the cheapest walk."""
+    costs.later_KCQ[:], costs.first_KQ[:] = np.inf, np.inf
+    hop_Q, cut_Q = np.empty(tables.after_Q.size), np.zeros(tables.after_Q.size)
+    for block in range(tables.rank_N.size - 1, -1, -1):
+        top = int(np.searchsorted(tables.after_Q, block, side="right")) - 1
+        for run in range(tables.device_R.size):
+            _price_inside(tables, prices, block, top, run, costs, hop_Q, cut_Q)
+        _price_starts(tables, prices, fill_rate, block, top, costs)
+    return float(costs.first_KQ[0, 0])
+
+
+@compiled
+def _price_inside(
+    tables: RunTables, prices: Prices, block: int, top: int, run: int, costs: CostToGo, hop_Q: FloatArray,
+    cut_Q: FloatArray,
+) -> None:  # fmt: skip
+    """Fills the least prices from before a block to the end, by entry and by rank up to `top`.
+
+    The price of a second is the sum of the prices of latency, of mean answer time (by the share of unanswered inputs),
+    and of device work.
+    """
+    device, ramp, num_kept = tables.device_R[run], tables.rank_N[block], costs.inside_NFREQ.shape[0]
+    ends, crosses = block + 1 == tables.rank_N.size, crosses_after(tables, block)
+    may_stay = not crosses and tables.rule != SPLIT_ENDS
+    may_be_off, may_be_on = ramp == 0 or tables.rule != ALL, ramp > 0 and tables.rule != NONE
+    block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CQG[device, ramp]
+    later_Q, first_Q = costs.later_KCQ[block + 1, device], costs.first_KQ[block + 1]
+    for entry in range(tables.enters_E.size):
+        if tables.enters_E[entry] == 0.0 or tables.after_Q[entry] > block:
+            continue
+        per_input = tables.enters_E[entry] / tables.batch_R[run]
+        work_price, hop_price = prices.work_C[device] * per_input, prices.hop_C[device] * per_input
+        cell_Q, part_Q = tables.cell_REQ[run, entry], tables.part_REQ[run, entry]
+        for rank in range(entry, max(ramp, top) + 1):
+            second = prices.latency + prices.mean * tables.unanswered_Q[rank]
+            after_s = hop_seconds(tables, block, run, entry, rank)
+            hop_Q[rank], cut_Q[rank] = after_s * (second + hop_price), 0.0
+            if crosses:
+                hop_Q[rank] += second * tables.link.crossing_s
+                cut_Q[rank] = second * (after_s + tables.link.crossing_s)
+        here_FQ = costs.inside_NFREQ[block % num_kept, :, run, entry]
+        after_FQ = costs.inside_NFREQ[(block + 1) % num_kept, :, run, entry]
+        action_FQ = costs.action_NFREQ[block, :, run, entry]
+        for rank in range(entry, top + 1):
+            block_s = seconds_at(block_s_G, cell_Q[rank], part_Q[rank])
+            ramp_s = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) if may_be_on else 0.0
+            same = work_price + prices.mean * tables.unanswered_Q[rank]
+            for kind in range(here_FQ.shape[0]):
+                second = same + prices.latency * (1 + kind)
+                block_price = block_s * (second - prices.ramps * tables.ramp_budget)
+                if ends:
+                    here_FQ[kind, rank] = block_price
+                    continue
+                least, best = np.inf, GO_ON
+                if may_be_off:
+                    stay = np.inf if crosses else after_FQ[kind, rank]
+                    cut, hop = cut_Q[rank] + later_Q[rank], hop_Q[rank] + first_Q[rank]
+                    least, best = _cheaper(least, best, 0, stay, cut, hop)
+                if may_be_on:
+                    ramp_price = ramp_s * (second + prices.ramps)
+                    stay = ramp_price + after_FQ[kind, ramp] if may_stay else np.inf
+                    cut, hop = ramp_price + cut_Q[ramp] + later_Q[ramp], ramp_price + hop_Q[ramp] + first_Q[ramp]
+                    least, best = _cheaper(least, best, RAMP, stay, cut, hop)
+                here_FQ[kind, rank] = block_price + least
+                action_FQ[kind, rank] = best
+
+
+@compiled
+def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: float) -> tuple[float, int]:
+    """Returns the least of four prices, with its action."""
+    if stay < least:
+        least, best = stay, ramp + GO_ON
+    if cut < least:
+        least, best = cut, ramp + CUT
+    if hop < least:
+        least, best = hop, ramp + HOP
+    return least, best
+
+
+@compiled
+def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: int, top: int, costs: CostToGo) -> None:
+    """Fills the least prices and best runs of splits that start with a block, as first or later split of a stage."""
+    here_FREQ = costs.inside_NFREQ[block % costs.inside_NFREQ.shape[0]]
+    counts_twice = here_FREQ.shape[0] == 2 and not (block > 0 and crosses_after(tables, block - 1))
+    for rank in range(top + 1):
+        entry = entry_of(tables, rank)
+        if tables.enters_E[entry] == 0.0:
+            continue
+        price_input = (prices.mean * tables.unanswered_Q[rank] / 2 + prices.latency) / fill_rate
+        for run in range(tables.device_R.size):
+            device = tables.device_R[run]
+            first = here_FREQ[0, run, entry, rank] + price_input * wait_inputs(tables, run, entry)
+            later = here_FREQ[1, run, entry, rank] if counts_twice else first
+            if tables.may_split and later < costs.later_KCQ[block, device, rank]:
+                costs.later_KCQ[block, device, rank] = later
+                costs.later_run_KCQ[block, device, rank] = run
+            first -= prices.stage_C[device]
+            if (tables.may_hop or block == 0) and first < costs.first_KQ[block, rank]:
+                costs.first_KQ[block, rank] = first
+                costs.first_run_KQ[block, rank] = run
+
+
+@compiled
+def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
+    """Returns the cheapest walk, and whether the ramp after each block is active."""
+    num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
+    work_C, hop_work_C, stages_C = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
+    on_N = np.zeros(num_blocks, dtype=np.int64)
+    kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
+    stages_C[tables.device_R[run]] = 1.0
+    latency_s, fill, mean_s, ramps_s = 0.0, wait_inputs(tables, run, entry), 0.0, 0.0
+    mean_fill = fill / 2
+    for block in range(num_blocks):
+        device, per_input = tables.device_R[run], tables.enters_E[entry] / tables.batch_R[run]
+        action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
+        block_s, ramp_s = block_seconds(tables, block, run, entry, rank), 0.0
+        if action >= RAMP:
+            on_N[block], ramp_s = 1, ramp_seconds(tables, block, run, entry, rank)
+        work_C[device] += per_input * (block_s + ramp_s)
+        latency_s += (block_s + ramp_s) * (1 + kind)
+        mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
+        ramps_s += ramp_s - tables.ramp_budget * block_s
+        rank = tables.rank_N[block] if action >= RAMP else rank
+        if action % RAMP == GO_ON:
+            continue
+        if action % RAMP == HOP:
+            after_s = after_stage_s(tables, block, run, entry, rank)
+            hop_work_C[device] += per_input * hop_seconds(tables, block, run, entry, rank)
+            run = costs.first_run_KQ[block + 1, rank]
+            stages_C[tables.device_R[run]] += 1.0
+        else:
+            after_s = after_split_s(tables, block, run, entry, rank)
+            run = costs.later_run_KCQ[block + 1, device, rank]
+        latency_s += after_s
+        mean_s += tables.unanswered_Q[rank] * after_s
+        kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses_after(tables, block) else 0
+        entry = entry_of(tables, rank)
+        if kind == 0:
+            fill += wait_inputs(tables, run, entry)
+            mean_fill += tables.unanswered_Q[rank] * wait_inputs(tables, run, entry) / 2
+    return Walk(work_C, hop_work_C, latency_s, fill, stages_C, mean_s, mean_fill, ramps_s), on_N
+
+
+Oracle = Callable[[Prices, float], tuple[float, Walk]]
+"""Pricing: maps dual prices, and the rate at which batches fill, to the cheapest walk's price and the walk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkRelaxation:
+    """The pricing problem of the relaxation."""
+
+    tables: RunTables
+    costs: CostToGo
+    """The tables of the last call of `cheapest`."""
+
+    @classmethod
+    def of(cls, tables: RunTables) -> WalkRelaxation:
+        """Returns the relaxation in which the wait of a later split is the split's own time."""
+        return cls(tables=tables, costs=empty_cost_to_go(tables, kinds=2, blocks=2))
+
+    def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
+        """Returns the price of the cheapest walk, and the walk; infinity if no walk exists."""
+        # The rate is converted because numba would compile the kernel once more for an integer.
+        least = fill_cost_to_go(self.tables, prices, float(fill_rate), self.costs)
+        if math.isinf(least):
+            return math.inf, no_walk(len(self.tables.count_C))
+        return least, trace_walk(self.tables, self.costs)[0]
+
+    def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
+        """Returns the ramps that the last cheapest walk activates."""
+        on_N = trace_walk(self.tables, self.costs)[1]
+        return tuple(ramp for ramp in problem.ramps if on_N[ramp])
