@@ -1,4 +1,4 @@
-"""Compares plans on one running service, of which each gets the same load."""
+"""Compares plans on one running service: the plans take turns, and each gets the same load."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -71,10 +72,13 @@ def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterat
         yield service
 
 
+ROUNDS = 2
 KEPT = 0.99
 """Share of the requests that `planned` must answer in time at the chosen load."""
 STEP, MAX_STEPS = 0.88, 5
 """Factor from a tried load to the next, and the maximum number of tries."""
+LATE = 0.5
+"""Lateness of the client, as a share of the SLO, above which a run is repeated once."""
 Counts = Mapping[int, tuple[int, int]]
 """Numbers of batches and of their inputs, by the first block of a split."""
 
@@ -115,20 +119,35 @@ class PlanRun:
     mean_blocks: float
     agreement: float
     """Share of the answers that equal the full model's."""
+    load_late_s: float = 0.0
+    """Largest lateness of the client, which the service does not cause."""
 
 
 def compare_plans(
     service: RunningService, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
 ) -> tuple[float, dict[str, PlanRun]]:
-    """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the results."""
-    rate_per_s, half = start_per_s, replace(load, seconds=load.seconds / 2)
+    """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the mean results."""
+
+    def measure(name: str, load: Load, seed: int, tries: int = 2) -> PlanRun:
+        result = asyncio.run(run(service, plans[name], load, rate_per_s, seed))
+        if result.load_late_s <= LATE * load.slo_s or tries == 1:
+            return result
+        late_ms = 1e3 * result.load_late_s
+        console.print(f"{name}: the machine was busy, and requests were sent {late_ms:.0f} ms late; repeating")
+        return measure(name, load, seed, tries - 1)
+
+    rate_per_s = start_per_s
     for _ in range(MAX_STEPS):
-        trial = asyncio.run(run(service, plans["planned"], half, rate_per_s, 0))
+        trial = measure("planned", replace(load, seconds=load.seconds / 2), 0)
         console.print(f"planned at {rate_per_s:.0f} inputs/s: {trial.in_time:.1%} in time")
         if trial.in_time >= KEPT:
             break
         rate_per_s *= STEP
-    return rate_per_s, {name: asyncio.run(run(service, plan, load, rate_per_s, 1)) for name, plan in plans.items()}
+    results: dict[str, list[PlanRun]] = {name: [] for name in plans}
+    for turn in range(ROUNDS):
+        for name in list(plans)[:: -1 if turn % 2 else 1]:  # every second turn in reverse order
+            results[name].append(measure(name, load, turn + 1))
+    return rate_per_s, {name: mean(runs) for name, runs in results.items()}
 
 
 async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int) -> PlanRun:
@@ -173,7 +192,16 @@ def summarize(plan: Plan, load: Load, records: Sequence[RequestRecord], counts: 
         batch_at_block=batch_at_block(plan, counts, exits),
         mean_blocks=sum((block + 1) * count for block, count in exits.items()) / num_answers,
         agreement=sum(answer.label == load.full_model[index] for index, answer in answers) / num_answers,
+        load_late_s=max((record.lateness_s for record in records), default=0.0),
     )
+
+
+def mean(ran: Sequence[PlanRun]) -> PlanRun:
+    """Returns the means over several runs of one plan."""
+    names = {each.name for each in fields(PlanRun)} - {"plan", "batch_at_block"}
+    figures = {name: fmean(getattr(each, name) for each in ran) for name in names}
+    batches = tuple(map(fmean, zip(*(each.batch_at_block for each in ran), strict=True)))
+    return PlanRun(plan=ran[0].plan, batch_at_block=batches, **figures)
 
 
 def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tuple[float, ...]:

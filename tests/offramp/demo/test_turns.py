@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from earlyexit.network.boundary import Split
 from offramp.client.protocol import Prediction
 from offramp.commands.profile import plan_for, stock_s
 from offramp.demo.run import V100, draw, emulated_problem
-from offramp.demo.turns import Load, PlanRun, batch_at_block, results_table, summarize
+from offramp.demo.turns import Load, PlanRun, batch_at_block, mean, results_table, summarize
 from offramp.load.generator import RequestRecord
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.problems.survival_file import Recorded
@@ -68,6 +69,10 @@ def test_a_batch_shrinks_by_those_that_leave_and_requests_count_after_the_warm_u
     assert found.cpu_per_answer_s == pytest.approx(0.2), "of all three answers"
     assert found.agreement == pytest.approx(2 / 3)
     assert found.mean_blocks == pytest.approx(2.0)
+    assert found.load_late_s == 0.0
+    both = mean([replace(ran(SHRINKING), in_time=0.5), replace(ran(SHRINKING), in_time=1.0, p99_s=0.07)])
+    assert (both.in_time, both.p99_s) == pytest.approx((0.75, 0.06))
+    assert both.batch_at_block == (10.0, 4.0, 4.0, 2.0)
 
 
 def test_the_table_has_a_row_for_every_plan_and_the_picture_is_drawn(tmp_path: Path) -> None:
