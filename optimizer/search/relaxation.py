@@ -1,8 +1,8 @@
 """A bound on the objective of every plan of a problem, by Lagrangian duality.
 
 Plans are relaxed to walks (`optimizer.search.walks`). Kelley's cutting-plane method finds the prices: the cheapest
-walk at the current prices joins the mixture, and the dual of the mixture's linear program gives the next prices. Each
-step is halved towards the best prices so far.
+walk at the current prices joins the mixture, and the dual of the mixture's linear program gives the next prices. For
+rates and costs, each step is halved towards the best prices so far; for times, that would take more steps.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ class CuttingPlanes:
                 optimum, keeps_limits, dual = self._solve_program(fill_rate, rate_per_s)
             except TimeoutError:  # the best bound so far is valid even then
                 break
-            if keeps_limits and (optimum - best_value <= self.close * abs(optimum) or optimum * enough <= 1):
+            is_close = optimum - best_value <= self.close * abs(optimum)
+            if (is_close and (keeps_limits or self.goal is not None)) or (keeps_limits and optimum * enough <= 1):
                 break
-            prices = dual.between(best)
+            prices = dual.between(best) if self.goal is None else dual
         if rate_per_s is not None:
             return DualBound(value=max(best_value, 0.0), prices=best)
         highest = 1 / best_value if best_value > 0 else math.inf
