@@ -7,7 +7,7 @@ plan found is taken. The gap bounds how far it may be from the optimum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,7 +42,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return first
     parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
-    decisions = [solve_exactly(with_batch_limit(relaxed, limit), part) for limit in limits for part in parts]
+    decisions = [each for part in parts for each in _limited(relaxed, part, limits, solve_exactly)]
     plans = dict.fromkeys(
         variant
         for decision in (first, *decisions)
@@ -57,6 +57,20 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     stages, best = max(kept, key=lambda plan: merit(problem, plan[1]))
     candidates = (other for other, _ in kept)
     return FeasiblePlan(stages=stages, figures=best).planned(problem, space.strategy, first.bound, candidates)
+
+
+def _limited(
+    problem: PlanProblem, space: Space, limits: Sequence[int], solve_exactly: ExactPlanner
+) -> Iterator[Decision]:
+    """Yields the results for the limits of the batch size, the largest first, except for those that a result keeps."""
+    largest: float = np.inf
+    for limit in reversed(limits):
+        if limit < largest:
+            decision = solve_exactly(with_batch_limit(problem, limit), space)
+            yield decision
+            if isinstance(decision, NoPlan):
+                return
+            largest = max(split.batch for stage in decision.stages for split in stage.splits)
 
 
 def _blame_first_token(problem: PlanProblem, no_plan: NoPlan) -> NoPlan:
