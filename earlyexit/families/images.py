@@ -132,20 +132,16 @@ def filled(
         for name, (layer, _, kind) in parts.items()
         if layer != classifier
     }
-    _fill(backbone, renamed, called)
-    return Pretrained(backbone=backbone, head=head, label_names=None, codec=codec)
-
-
-def _fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> None:
     # Batch norms may lack num_batches_tracked.
-    norms = {name.rsplit(".", 1)[0] for name in weights if name.endswith("running_mean")}
+    norms = {name.rsplit(".", 1)[0] for name in renamed if name.endswith("running_mean")}
     counts = {f"{norm}.num_batches_tracked": torch.tensor(0) for norm in norms}
-    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in renamed.items()}
     try:
         backbone.load_state_dict(counts | floats, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())  # torch's message has one line per tensor
         raise ModelFolderError(f"does not fit a {called}: {reason}") from error
+    return Pretrained(backbone=backbone, head=head, label_names=None, codec=codec)
 
 
 def linear_head(weights: Mapping[str, Tensor], name: str) -> FinalHead:
