@@ -19,6 +19,7 @@ from offramp.commands.options import PredictJob
 from offramp.commands.predict import Exits, InputRow, Row, format_of, predict_all, row_writer
 from tests.clock import ManualClock
 from tests.offramp.client.test_client import STOPPING, failure
+from tests.offramp.load.scripted_server import listening
 
 
 def answered(texts: list[str]) -> httpx.Response:
@@ -221,8 +222,8 @@ async def test_no_row_is_lost_or_doubled_although_connections_are_closed_or_rese
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
         writer.close()
 
-    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-        rows, tally = await run(iter(texts), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", batch=8)
+    async with listening(connected) as port:
+        rows, tally = await run(iter(texts), f"http://127.0.0.1:{port}", batch=8)
     assert [row.get("label") for row in rows] == texts
     assert (tally.total(), tally[None], len(ends)) == (200, 0, 7), "every kind of end occurs"
 

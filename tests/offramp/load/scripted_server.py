@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -71,17 +71,33 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
             await asyncio.sleep(0)  # the next piece is a packet of its own
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[int]:
+    """Yields the port of a server that runs `serve` for each connection. Its connections are closed at the end."""
+    running: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running[asyncio.create_task(serve(reader, writer))] = writer
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for writer in running.values():
+                writer.close()  # which ends a `serve` that waits for its client
+            await asyncio.gather(*running)
+
+
 @asynccontextmanager
 async def scripted(*replies: Reply, then: Reply = YES) -> AsyncIterator[Scripted]:
     """Yields a server at `url`, which answers all requests after the script with `then`."""
     state = Scripted(replies=chain(replies, repeat(then)))
-    server = await asyncio.start_server(state.connected, "127.0.0.1", 0)
-    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with listening(state.connected) as port:
+        state.url = f"http://127.0.0.1:{port}"
         yield state
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 def times(*times_s: float) -> str:

@@ -18,7 +18,7 @@ from offramp.load.connections import Connection, connected
 from offramp.load.generator import exact_sleep
 from offramp.load.sustained import Ending, ProbeResult, Search, Verdict
 from tests.offramp.load.scripted_server import Reply as Said
-from tests.offramp.load.scripted_server import ok, refusal, scripted
+from tests.offramp.load.scripted_server import listening, ok, refusal, scripted
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b'5\r\n{"a":\r\n', b"3\r\n 1}\r\n0\r\n\r\n"
 TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
@@ -149,10 +149,8 @@ async def test_a_missing_listener_or_failed_tls_is_a_connection_error() -> None:
         first.append(await reader.readexactly(1))
         writer.close()
 
-    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with connected(f"https://127.0.0.1:{port}") as post:
-            outcome = await post("r", {}, 30.0)
+    async with listening(listen) as port, connected(f"https://127.0.0.1:{port}") as post:
+        outcome = await post("r", {}, 30.0)
     assert first == [b"\x16"], "a handshake"
     assert isinstance(outcome, NoReply)
     assert outcome.kind == "connection"
