@@ -28,7 +28,6 @@ from deployments.controller.observe import (
     tuner_of,
 )
 from deployments.controller.remember import History, State, parse_state
-from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
@@ -36,7 +35,7 @@ from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan
-from optimizer.plans.plan_file import ModelShape, parse_plan, parse_policy, policy_document
+from optimizer.plans.plan_file import ModelShape, parse_plan
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import Decision, Planned
 from profiles.stream import Observations, empty
@@ -73,12 +72,15 @@ def describe_plan(placed: PlacedPlan) -> str:
     return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
 
 
-def _tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
-    """Returns the settings on which tuned thresholds depend."""
+def _dependencies(control: ControlSettings) -> dict[str, Any]:
+    """Returns the settings on which a stored state depends, as plain data."""
+    problem, names = control.problem, {"policy", "tuning", "accuracy_budget", "accuracy_confidence"}
     return {
-        "tuning": control.tuning,
-        "budget": control.accuracy_budget,
-        "confidence": control.accuracy_confidence,
+        **control.model_dump(mode="json", include=names),
+        "blocks": problem.num_blocks,
+        "networks": list(problem.networks),
+        "ramps": list(problem.ramps),
+        "accelerators": sorted(device for device, supply in problem.devices.items() if supply.count),
     }
 
 
@@ -153,17 +155,15 @@ class ControlLoop:
             await self._sleep(self.settings.watch_s)
 
     def restore(self) -> None:
-        """Restores the state of an earlier controller process, unless the application has changed since."""
-        document = self._history.get("standing")
-        state = None if document is None else self._parsed(document)
+        """Restores the state of an earlier controller process, unless the settings on which it depends have changed."""
+        document, settings = self._history.get("standing"), _dependencies(self.settings)
+        state = None if document is None else self._parsed(document, settings)
         if state is None:
             self._remember(self.state.placed, "in force", "start", "the plan to begin with")
         else:
             self._update_view(state=state, is_restored=True)
             self._log_event("restart", f"takes up plan {state.placed.epoch} again: {describe_plan(state.placed)}")
-            self._check_thresholds()
-        self._history.put("policy", policy_document(self.settings.policy))
-        self._history.put("tuned by", _tuned_by(self.settings))
+        self._history.put("settings", settings)
         self.update_state()
         self._update_tuner()
         self._restore_stream()
@@ -519,7 +519,10 @@ class ControlLoop:
         if missing:
             raise PlanError(f"{words}: no threshold for ramps {missing}")
         self._log_event(reason, words)
-        self._set_thresholds(thresholds)
+        self._update_view(state=replace(self.state, thresholds=dict(thresholds)))
+        if (basis := self._view.basis) is not None:  # needed for new plans at once; `_tick` updates the forecast later
+            reach = self.stream.reach(self.state, self._clock.now_s())
+            self._update_view(basis=replace(basis, forecast=replace(basis.forecast, reach=reach)))
         if self.view.is_changing:
             self.changes[reason] += 1
             await self._update_thresholds(reason, words)
@@ -527,12 +530,6 @@ class ControlLoop:
             placed = self._with_current_thresholds(self.state.placed, self.view.next_epoch)
             await self._perform(self.view.same_rate(placed, reason, words))
         self._update_tuner()
-
-    def _set_thresholds(self, thresholds: Mapping[int, float]) -> None:
-        self._update_view(state=replace(self.state, thresholds=dict(thresholds)))
-        if (basis := self._view.basis) is not None:  # needed for new plans at once; `_tick` updates the forecast later
-            reach = self.stream.reach(self.state, self._clock.now_s())
-            self._update_view(basis=replace(basis, forecast=replace(basis.forecast, reach=reach)))
 
     def _with_current_thresholds(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
         plan = replace(self.view.with_current_thresholds(placed.plan), epoch=epoch)
@@ -597,53 +594,14 @@ class ControlLoop:
             self._log_event("error", str(error))
         self.stream.forget(now_s)
 
-    def _parsed(self, document: Mapping[str, Any]) -> State | None:
+    def _parsed(self, document: Mapping[str, Any], settings: Mapping[str, Any]) -> State | None:
         """Returns the stored state. If it does not fit the application, logs the reason and returns None."""
+        before = self._history.get("settings") or {}
+        changed = [name for name, value in settings.items() if before.get(name) != value]
         try:
-            state = parse_state(document)
-            self._check_fits(state.placed)
+            if changed:
+                raise OfframpError(f"settings have changed: {', '.join(changed)}")
+            return parse_state(document)
         except OfframpError as error:
             self._log_event("error", f"the last plan cannot be restored: {error}")
             return None
-        return state
-
-    def _check_fits(self, placed: PlacedPlan) -> None:
-        """Raises OfframpError if a plan does not fit the settings."""
-        policy, problem = self._history.get("policy"), self.settings.problem
-        if policy is not None and parse_policy(policy) != self.settings.policy:
-            raise OfframpError("the exit policy has changed")
-        ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
-        if ramps:
-            raise OfframpError(f"ramps {ramps} no longer exist")
-        available = {device for device, supply in problem.devices.items() if supply.count}
-        unknown = sorted(set(placed.occupied) - available)
-        if unknown:
-            raise OfframpError(f"accelerators {unknown} no longer exist")
-        if placed.plan.num_blocks != problem.num_blocks:
-            raise OfframpError(f"it has {placed.plan.num_blocks} blocks; the model has {problem.num_blocks}")
-        if placed.plan.networks != problem.networks:
-            ends = list(placed.plan.networks), list(problem.networks)
-            raise OfframpError(f"its networks end at {ends[0]}; those of the model end at {ends[1]}")
-
-    def _check_thresholds(self) -> None:
-        """Returns to the thresholds of the settings if the tuned ones are for other settings or ramps."""
-        tuned, settings = self.state.thresholds, self.settings
-        if tuned is None:
-            return
-        now = _tuned_by(settings)
-        before = self._history.get("tuned by") or now
-        changes = [
-            f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value
-        ]
-        if set(tuned) != set(settings.problem.ramps):
-            changes.append(f"for ramps {sorted(tuned)} then, {list(settings.problem.ramps)} now")
-        if not changes:
-            return
-        self._log_event("thresholds", f"back to the settings'; tuned thresholds are void: {'; '.join(changes)}")
-        was_tuned = self.view.uses_current_thresholds(self.state.placed)
-        self._set_thresholds(thresholds_of(settings.policy, settings.problem))
-        if was_tuned:
-            placed = self.state.placed
-            plan = replace(placed.plan, policy=self.view.policy, predicted={}, epoch=placed.epoch + 1)
-            self._remember(replace(placed, plan=plan), "in force", self.state.reason, "by the settings' thresholds")
-            self.update_state(placed=replace(placed, plan=plan), trial=None, previous=None)

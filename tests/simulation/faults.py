@@ -17,6 +17,7 @@ from deployments.ingress.core.inputs import Chain
 from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
 from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import Device
+from optimizer.live.tuning.base import NewThresholds
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -98,12 +99,12 @@ def forget_a_deadline() -> AbstractContextManager[Any]:
 
 def loosen_a_threshold() -> AbstractContextManager[Any]:
     """New thresholds are a little lower than requested."""
-    decide = ControlLoop._set_thresholds
-    return patch.object(
-        ControlLoop,
-        "_set_thresholds",
-        lambda self, thresholds: decide(self, {ramp: each - 0.05 for ramp, each in thresholds.items()}),
-    )
+    apply = ControlLoop._apply_thresholds
+
+    async def loosened(self: Any, said: NewThresholds) -> None:
+        await apply(self, replace(said, thresholds={ramp: each - 0.05 for ramp, each in said.thresholds.items()}))
+
+    return patch.object(ControlLoop, "_apply_thresholds", loosened)
 
 
 def drop_a_retry() -> AbstractContextManager[Any]:

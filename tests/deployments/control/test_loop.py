@@ -389,9 +389,9 @@ async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "the exit policy has changed"),
-        ({"problem": problem(ramps=(0, 2))}, "ramps [1] no longer exist"),
-        ({"problem": problem(count=0)}, "accelerators ['cpu'] no longer exist"),
+        ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "policy"),
+        ({"problem": problem(ramps=(0, 2))}, "ramps"),
+        ({"problem": problem(count=0)}, "accelerators"),
     ],
     ids=["thresholds", "ramps", "accelerators"],
 )
@@ -401,7 +401,7 @@ async def test_a_plan_of_other_settings_is_not_taken_up(tmp_path: Path, changes:
     for name, value in changes.items():
         setattr(scene, name, value)
     scene.start()
-    assert scene.said("error") == [f"the last plan cannot be restored: {words}"]
+    assert scene.said("error") == [f"the last plan cannot be restored: settings have changed: {words}"]
     assert scene.loop.state.placed == scene.placed
     scene.start()  # it was killed at once
     assert scene.loop.state.placed == scene.placed
