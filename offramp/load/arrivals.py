@@ -5,7 +5,6 @@ format follows from its content, which may be compressed with gzip:
 
     52 55 48 ...                      whole numbers: requests per second (the Twitter trace of InfAdapter and IPA)
     HashFunction,...,minute_1,...     one function per row, with its requests per minute (Azure Functions 2019)
-    TIMESTAMP,...                     one request per row (Azure LLM inference 2023, both files)
     0.25                              one request per line: its time in seconds
 
 With `trace:`, whole numbers are read as counts, and numbers one per line, at least one of them with a decimal point
@@ -26,7 +25,6 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -300,22 +298,18 @@ def _silent(duration_s: float) -> DataError:
     return DataError(f"the trace has no arrivals in the drawn {duration_s:g} s; draw more, or set another from=")
 
 
-GAP_S = 60
-"""Minimum number of consecutive seconds without a request that count as a gap of the recording."""
 GZIP = b"\x1f\x8b"
-COLUMNS = "TIMESTAMP (Azure LLM) or minute_1, minute_2, ... (Azure Functions)"
-FORMS = f"counts per second, times in seconds, one per line, and tables with the columns {COLUMNS}"
+FORMS = (
+    "counts per second, times in seconds, one per line, and tables with the columns minute_1, minute_2, ... "
+    "(Azure Functions)"
+)
 Interpretation = Literal["counts", "times"]
 """How numbers are read: as requests per second, or as the time of each request in seconds."""
 ALLOWED = (
     "poisson:RATE, uniform:RATE, gamma:RATE,cv=CV, mmpp:MEAN,peak=RATE,calm_s=S,burst_s=S, "
-    "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]; instead of trace, counts:FILE reads numbers as requests "
-    "per second, times:FILE[,unit=s|ms] as the time of each request"
+    "trace:FILE[,rate=RATE][,from=SECOND]; instead of trace, counts:FILE reads numbers as requests per second, "
+    "times:FILE as the time of each request in seconds"
 )
-DATES_S = 1e8
-"""Times above three years are interpreted as dates (seconds since 1970)."""
-UNITS = {"s": 1.0, "ms": 1e-3}
-"""Units of times, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +318,7 @@ class Arrivals:
 
     process: Process
     notes: tuple[str, ...] = ()
-    """How a trace was read and changed, one sentence each."""
+    """How a trace was read, one sentence each."""
 
 
 def parse_arrivals(spec: str) -> Arrivals:
@@ -332,8 +326,7 @@ def parse_arrivals(spec: str) -> Arrivals:
 
     `rate` scales the drawn window of a trace to this mean rate: counts are multiplied, so bursts keep their duration;
     times are compressed or stretched, so bursts become shorter or longer. `from` is the second of the file at which the
-    window starts, gaps included. Gaps in counts per second are cut out, unless `gaps=keep`. Reads the trace file.
-    Raises InputError for an invalid text and DataError for an invalid file.
+    window starts. Reads the trace file. Raises InputError for an invalid text and DataError for an invalid file.
     """
     name, _, rest = spec.strip().partition(":")
     if name not in KINDS:
@@ -362,12 +355,6 @@ class _Trace(BaseModel):
     file: str = Field(min_length=1)
     rate: Positive | None = None
     start_s: float = Field(default=0.0, alias="from", ge=0, le=LARGEST, allow_inf_nan=False)
-    gaps: Literal["cut", "keep"] | None = None
-    """None: gaps are cut out of counts per second."""
-
-
-class _Times(_Trace):
-    unit: Literal["s", "ms"] = "s"
 
 
 INTERPRETATIONS: Mapping[str, Interpretation | None] = {"trace": None, "counts": "counts", "times": "times"}
@@ -379,54 +366,26 @@ KINDS: Mapping[str, type[Any]] = {
     "mmpp": Modulated,
     "trace": _Trace,
     "counts": _Trace,
-    "times": _Times,
+    "times": _Trace,
 }
 """The type of each process by its name. Its fields are the options that follow the name."""
 
 
 def _replay(options: _Trace, spec: str, interpretation: Interpretation | None) -> Arrivals:
-    """Reads a trace, and returns its replay with notes of how it was read and what was cut out."""
-    trace, start_s, cut = read_trace(Path(options.file), interpretation), options.start_s, tuple[str, ...]()
-    unit = "single requests" if isinstance(trace, StampReplay) else "seconds" if trace.bin_s == 1 else "minutes"
-    if options.gaps is not None and unit != "seconds":
-        raise InputError(f"arrivals {spec!r}: gaps= is for counts per second; {options.file} has {unit}")
+    """Reads a trace, and returns its replay with notes of how it was read."""
+    trace, start_s = read_trace(Path(options.file), interpretation), options.start_s
     if isinstance(trace, StampReplay):
-        unit_s = UNITS[options.unit] if isinstance(options, _Times) else 1.0
-        trace = replace(trace, arrivals_s_N=trace.arrivals_s_N * unit_s)
-        first_s, last_s = float(trace.arrivals_s_N[0]), float(trace.arrivals_s_N[-1])
-        if "start_s" not in options.model_fields_set and first_s > DATES_S:
-            raise DataError(f"{options.file}: the first request is at second {first_s:.15g}; add from={first_s:.15g}")
-        content = f"the times of {len(trace.arrivals_s_N):,} requests"
+        last_s, content = float(trace.arrivals_s_N[-1]), f"the times of {len(trace.arrivals_s_N):,} requests"
     else:
-        last_s = trace.period_s
-        content = f"{len(trace.counts_B):,} counts, requests per {unit.removesuffix('s')}"
-        if interpretation is None and unit == "seconds":
+        last_s, unit = trace.period_s, "second" if trace.bin_s == 1 else "minute"
+        content = f"{len(trace.counts_B):,} counts, requests per {unit}"
+        if interpretation is None and unit == "second":
             content += " (times: reads them as the time of each request)"
-    if start_s > last_s or (start_s == last_s and unit != "single requests"):
+    if start_s > last_s or (start_s == last_s and isinstance(trace, CountReplay)):
         raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is beyond the trace's {last_s:g} s")
-    if isinstance(trace, CountReplay) and unit == "seconds" and options.gaps != "keep":
-        counts_B, start_s, cut = _without_gaps(spec, start_s, trace.counts_B)
-        trace = replace(trace, counts_B=counts_B)
     process = replace(trace, start_s=start_s, rate_per_s=options.rate)
     length = f"the trace is {process.period_s:,.0f} s long, and repeats if more is drawn"
-    return Arrivals(process=process, notes=(f"{options.file}: read as {content}", *cut, length))
-
-
-def _without_gaps(spec: str, start_s: float, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
-    """Returns the counts without gaps, the start in them, and a note on what was cut out."""
-    gaps_G2, in_gap_S = gaps(per_second_S), np.zeros(len(per_second_S), dtype=np.bool_)
-    if not len(gaps_G2):
-        return per_second_S, start_s, ()
-    for begin, end in gaps_G2:
-        in_gap_S[begin:end] = True
-    if in_gap_S[int(start_s) :].all():
-        raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is in a gap that ends the trace")
-    kept_before = int((~in_gap_S[: int(start_s)]).sum())
-    moved_s = kept_before + (0.0 if in_gap_S[int(start_s)] else start_s % 1)
-    cut = (
-        f"{len(gaps_G2)} gaps of {GAP_S} s or more without a request, {in_gap_S.sum():,} s of {len(in_gap_S):,} in all"
-    )
-    return per_second_S[~in_gap_S], moved_s, (f"cut out: {cut}",)
+    return Arrivals(process=process, notes=(f"{options.file}: read as {content}", length))
 
 
 def read_trace(path: Path, interpretation: Interpretation | None = None) -> CountReplay | StampReplay:
@@ -439,17 +398,11 @@ def read_trace(path: Path, interpretation: Interpretation | None = None) -> Coun
     if header is None:
         raise DataError(f"{path}: empty; a trace is needed")
     columns = [name.strip(' "') for name in header.split(",")]
-    if "TIMESTAMP" in columns:
-        trace: CountReplay | StampReplay = _timestamps(path, lines, columns)
-    elif len(columns) > 1:
-        trace = _per_minute(path, lines, columns)
-    else:
-        trace = _numbers(path, lines, interpretation)
-    if interpretation == "counts" and isinstance(trace, StampReplay):
-        raise DataError(f"{path}: the file has times of single requests; counts per second or minute are needed")
-    if interpretation == "times" and isinstance(trace, CountReplay):
+    if len(columns) == 1:
+        return _numbers(path, lines, interpretation)
+    if interpretation == "times":
         raise DataError(f"{path}: the file has counts per minute; times of single requests are needed")
-    return trace
+    return _per_minute(path, lines, columns)
 
 
 def read_counts(path: Path) -> CountReplay:
@@ -457,13 +410,6 @@ def read_counts(path: Path) -> CountReplay:
     trace = read_trace(path, "counts")
     assert isinstance(trace, CountReplay)
     return trace
-
-
-def gaps(per_second_S: FloatArray) -> IntArray:
-    """Returns first second and end (G, 2) of all gaps, which are runs of at least `GAP_S` zeros."""
-    zero_S = np.concatenate([[False], per_second_S == 0, [False]])
-    runs_G2 = np.flatnonzero(np.diff(zero_S)).reshape(-1, 2)
-    return runs_G2[runs_G2[:, 1] - runs_G2[:, 0] >= GAP_S]
 
 
 def _text(path: Path) -> str:
@@ -552,22 +498,3 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Cou
         counts.check(~(np.isfinite(counts_M) & (counts_M >= 0)), "is not a count, which is 0 or more")
         sums_M += counts_M
     return _count_replay(path, sums_M, bin_s=60.0)
-
-
-def _timestamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> StampReplay:
-    """Returns the requests of a table, with times in seconds since the first."""
-    column = columns.index("TIMESTAMP")
-    cells = [(line, row[column].strip()) for line, row in islice(csv_cells(path, lines), 1, None)]
-    if not cells:
-        raise DataError(f"{path}: no requests below the columns")
-    times = [_parse_time(path, line, text) for line, text in cells]
-    stamps = _Numbers(path, [text for _, text in cells], np.array([line for line, _ in cells]))
-    return _stamp_replay(stamps, np.array([(time - times[0]).total_seconds() for time in times]))
-
-
-def _parse_time(path: Path, line: int, text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise DataError(f"{path}:{line}: {text!r} is not a time such as 2023-11-16 18:17:03.9799600") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -15,7 +15,7 @@ import yaml
 from offramp.commands.predict import stream_inputs, stream_texts
 from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from tests.offramp.load.scripted_server import draw
-from tests.offramp.load.test_replay import FUNCTIONS, LLM
+from tests.offramp.load.test_replay import FUNCTIONS
 from tests.refusals import Case, FileCase, Refusals
 
 NAN, INF = float("nan"), float("inf")
@@ -55,7 +55,6 @@ FILES: dict[str, FileCase] = {
     "file: a folder": (lambda path: read_trace(path.parent), "t", None),
     "file: seconds for counts": (read_counts, "t", "0.5\n1.5"),
     "file: minutes for times": (lambda path: read_trace(path, "times"), "t", FUNCTIONS + "f,a,60,0\n"),
-    "file: stamps for counts": (read_counts, "t", LLM + "2023-11-16 18:00:02,1,1\n2023-11-16 18:00:04,1,1"),
     **{name: (texts, *given) for name, given in GOLDEN["texts"].items()},
     "texts: csv, not UTF-8": (texts, "t.csv", b"text\na\n\xff\n"),
     "texts: txt, not UTF-8": (texts, "t.txt", b"a\n\xff\n"),

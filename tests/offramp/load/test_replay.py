@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.load.arrivals import CountReplay, Modulated, StampReplay, gaps, parse_arrivals, read_counts, read_trace
+from offramp.load.arrivals import CountReplay, Modulated, StampReplay, parse_arrivals, read_counts, read_trace
 from tests.data import data_folder
 from tests.offramp.load.scripted_server import draw, per_second, trace
 
@@ -38,32 +38,22 @@ def test_a_rate_is_the_mean_of_the_window_and_counts_repeat(tmp_path: Path) -> N
     assert min(counts[0], counts[2], counts[4]) > 1000 - 3 * 32
 
 
-def test_gaps_are_cut_out_and_reported_and_from_includes_them(tmp_path: Path) -> None:
-    spec = trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5" + " 0" * 70)
-    found = parse_arrivals(spec + ",from=64.5")
+def test_counts_are_replayed_from_a_second_of_the_file_and_notes_say_how_they_were_read(tmp_path: Path) -> None:
+    found = parse_arrivals(trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5") + ",from=64.5")
     assert isinstance(found.process, CountReplay)
-    assert (found.process.counts_B.tolist(), found.process.start_s) == ([1, 2, 3, 4, 0, 5], 4.5)
+    assert (len(found.process.counts_B), found.process.start_s) == (66, 64.5)
     assert found.notes == (
-        f"{tmp_path / 'trace'}: read as 136 counts, requests per second "
-        "(times: reads them as the time of each request)",
-        "cut out: 2 gaps of 60 s or more without a request, 130 s of 136 in all",
-        "the trace is 6 s long, and repeats if more is drawn",
+        f"{tmp_path / 'trace'}: read as 66 counts, requests per second (times: reads them as the time of each request)",
+        "the trace is 66 s long, and repeats if more is drawn",
     )
-    inside = parse_arrivals(spec + ",from=30.5").process
-    assert isinstance(inside, CountReplay)
-    assert inside.start_s == 3.0
-    kept = parse_arrivals(spec + ",gaps=keep,from=30.5").process
-    assert isinstance(kept, CountReplay)
-    assert (len(kept.counts_B), kept.start_s) == (136, 30.5)
 
 
 def test_whole_numbers_are_counts_or_times_as_the_caller_says(tmp_path: Path) -> None:
     spec = trace(tmp_path, "0\n1000\n3000\n").removeprefix("trace:")
-    counted, timed = parse_arrivals(f"counts:{spec}"), parse_arrivals(f"times:{spec},unit=ms")
+    counted, timed = parse_arrivals(f"counts:{spec}"), parse_arrivals(f"times:{spec}")
     assert isinstance(counted.process, CountReplay)
     assert counted.notes[0] == f"{spec}: read as 3 counts, requests per second"
     assert timed.notes[0] == f"{spec}: read as the times of 3 requests"
-    assert draw(f"times:{spec},unit=ms", 3.0).tolist() == [0.0, 1.0]
     assert draw(f"times:{spec}", 3000.0).tolist() == [0.0, 1000.0]
     spec = trace(tmp_path, "0\n1000\n0\n1000").removeprefix("trace:")
     of_counts = per_second(draw(f"counts:{spec},rate=250", 4.0), 4)
@@ -134,7 +124,6 @@ def test_replayed_seconds_ascend_within_the_duration_and_are_as_many_as_asked_fo
 
 
 FUNCTIONS = "HashFunction,HashApp,minute_1,minute_2\n"
-LLM = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 
 
 def write(folder: Path, text: str) -> Path:
@@ -179,28 +168,14 @@ def test_a_decimal_point_makes_all_numbers_times_unless_counts_are_requested(tmp
     assert read_counts(path).counts_B.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_counts_of_functions_are_summed_and_timestamps_become_seconds(tmp_path: Path) -> None:
+def test_counts_of_functions_are_summed(tmp_path: Path) -> None:
     assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
     assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
-    rows = "2023-11-16 23:59:59.5000000,4808,10\r\n2023-11-17 00:00:00.7500001,1,8\r\n2023-11-17 00:01:00,1,1"
-    assert seconds(tmp_path, LLM + rows) == [0.0, 1.25, 60.5]  # to the microsecond
-    assert seconds(tmp_path, "TIMESTAMP\n2024-05-10 00:00:00+00:00\n2024-05-10 00:00:01+00:00") == [0.0, 1.0]
-
-
-def test_sixty_zeros_are_a_gap_and_fifty_nine_are_quiet() -> None:
-    per_second_S = np.ones(300)
-    per_second_S[:60] = 0
-    per_second_S[100:159] = 0
-    per_second_S[230:] = 0
-    assert gaps(per_second_S).tolist() == [[0, 60], [230, 300]]
-    assert gaps(np.ones(3)).tolist() == []
 
 
 def test_the_twitter_trace_is_the_one_described() -> None:
     per_second_S = read_counts(real("twitter_per_second_infadapter.txt.gz")).counts_B
-    found = gaps(per_second_S)
-    assert (len(per_second_S), len(found)) == (1_899_061, 22)
-    assert found[0].tolist() == [84_661, 86_400]
+    assert len(per_second_S) == 1_899_061
     assert (per_second_S.mean(), per_second_S.max()) == (pytest.approx(63.6, abs=0.05), 388)
     assert per_second_S[1_436_400:1_440_000].mean() == pytest.approx(59.9, abs=0.05)
 
