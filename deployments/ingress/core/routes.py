@@ -204,8 +204,6 @@ class StageReplicas(Generic[ReplicaT]):
         """The replicas that accept calls, in the order of preference among equal ones."""
         self._by_load = FillFirst(())
         """Chooses among the available replicas by the weight of their calls."""
-        self._by_sequences = FillFirst(())
-        """Chooses among the available replicas by the number of their sequences."""
 
     @property
     def is_up(self) -> bool:
@@ -235,7 +233,6 @@ class StageReplicas(Generic[ReplicaT]):
         for position, each in enumerate(self._available):
             each.position = position
         self._by_load = FillFirst([each.load for each in self._available])
-        self._by_sequences = FillFirst([len(each.sequences) for each in self._available])
 
     def assign(self, weight: int, batch: int, *, fills: bool) -> ReplicaLoad[ReplicaT]:
         """Assigns a call to the best replica, and returns it. There must be one. See `weight_of` and `rank`."""
@@ -268,11 +265,7 @@ class StageReplicas(Generic[ReplicaT]):
             return keeper
         excluded, number = placements[0].excluded, len(placements)  # all new sequences exclude the same replicas
         others = [each for each in self._available if each.replica.name not in excluded] if excluded else []
-        if others:
-            chosen = others[FillFirst([len(each.sequences) for each in others]).best(number, batch, fills=fills)]
-        else:
-            chosen = self._available[self._by_sequences.best(number, batch, fills=fills)]
-        self._by_sequences.add(chosen.position, number)
+        chosen = min(others or self._available, key=lambda each: rank(len(each.sequences), number, batch, fills))
         for placement in placements:
             chosen.sequences.add(placement.number)
             placement.replicas[slot] = chosen.replica.name
@@ -284,8 +277,6 @@ class StageReplicas(Generic[ReplicaT]):
         if keeper is None or sequence not in keeper.sequences:
             return None
         keeper.sequences.remove(sequence)
-        if keeper.position >= 0:
-            self._by_sequences.add(keeper.position, -1)
         return keeper.replica
 
 
