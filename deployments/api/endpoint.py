@@ -23,7 +23,7 @@ import numpy as np
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from deployments.api.access import Gate
@@ -152,35 +152,23 @@ async def model_metadata(backend: Backend) -> dict[str, Any]:
     }
 
 
-def gated(app: ASGIApp, backend: Backend, gate: Gate) -> ASGIApp:
-    """Wraps an application before all routes, which then gets only the requests that the gate admits."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI request; a refused request is counted under the route `access`."""
-        if scope["type"] != "lifespan":
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            try:
-                gate.admit(scope.get("method", "GET"), path, find_header(scope, b"authorization"))
-            except (UnauthorizedError, RateLimitError) as error:
-                backend.count_request("access", error.http_status)
-                refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
-                await refusal(scope, receive, send)
-                return
-        await app(scope, receive, send)
-
-    return answer
-
-
 class Endpoint:
     """The ASGI application of one path: it calls the handler, counts and traces requests, and turns errors into JSON.
 
-    If the path names a model and a version, they must be served here.
+    It counts requests that the gate refuses under the route `access`. If the path names a model and a version, they
+    must be served here.
     """
 
     def __init__(
-        self, backend: Backend, path: str, handlers: Mapping[str, Handler], tracer: Tracer | None = None
+        self,
+        backend: Backend,
+        path: str,
+        handlers: Mapping[str, Handler],
+        gate: Gate | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._backend = backend
+        self._gate = gate
         self._path = path
         self._handlers = handlers
         self._tracer = tracer if path in TRACED else None
@@ -190,6 +178,13 @@ class Endpoint:
         if scope["type"] == "websocket":  # there are none: the handshake fails
             return await WebSocketClose()(scope, receive, send)
         request = Request(scope, receive)
+        if self._gate is not None:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            try:
+                self._gate.admit(scope["method"], path, find_header(scope, b"authorization"))
+            except (UnauthorizedError, RateLimitError) as error:
+                self._backend.count_request("access", error.http_status)
+                return await _error(request, error)(scope, receive, send)
         record: RequestRecord | None = None
         if self._tracer is not None:
             route = {"http.request.method": "POST", "http.route": self._path}

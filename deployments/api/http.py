@@ -26,7 +26,6 @@ from deployments.api.endpoint import (
     Endpoint,
     ModelVersion,
     find_header,
-    gated,
     infer_version,
     json_response,
     model_metadata,
@@ -169,12 +168,12 @@ def build_api(
     if backend.signature.task.name == GENERATION_TASK:
         handlers.append(GenerateRoutes(backend, wall or WallClock()))
     endpoints = {
-        path: Endpoint(backend, path, methods, tracer)
+        path: Endpoint(backend, path, methods, gate, tracer)
         for each in handlers
         for path, methods in handlers_of(each).items()
     }
-    # This middleware comes first, because preflight requests carry no key. Credentials are not allowed: a page of
-    # another site must send a key itself, and must not use a password that the browser stores.
+    # This middleware precedes the endpoints, because preflight requests carry no key. Credentials are not allowed: a
+    # page of another site must send a key itself, and must not use a password that the browser stores.
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=list(cors_origins),
@@ -184,12 +183,10 @@ def build_api(
         max_age=PREFLIGHT_CACHE_S,
     )
     middlewares = [cross_origin] if cors_origins else []
-    if gate is not None:
-        middlewares.append(Middleware(gated, backend=backend, gate=gate))
     router = Router(
         routes=[Route(path, endpoint) for path, endpoint in endpoints.items()],
         redirect_slashes=False,
-        default=Endpoint(backend, "unknown", {}),
+        default=Endpoint(backend, "unknown", {}, gate),
         middleware=middlewares,
     )
     with_prefix = Router(router.routes, redirect_slashes=False, default=router.default)
