@@ -10,14 +10,12 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from subprocess import Popen
 from typing import Any
 
-from deployments.local_ray.ports import LOOK_S
 from earlyexit.errors import OfframpError
 
 LOOPBACK = ("127.0.0.1", "::1")
@@ -181,20 +179,13 @@ def end_serve() -> None:
 
     `serve.shutdown` by itself would end its proxies with the requests in them.
     """
-    import ray
     from ray import serve
     from ray.serve.context import _get_global_client
 
     client: Any = _get_global_client(raise_if_no_controller_running=False)
-
-    def ask(method: str, *arguments: Any) -> Any:
-        return ray.get(getattr(client._controller, method).remote(*arguments), timeout=SERVE_TIMEOUT_S)
-
     try:
         if client is not None:
-            ask("delete_apps", list(ask("get_serve_instance_details")["applications"]))
-            while ask("get_serve_instance_details")["applications"]:
-                time.sleep(LOOK_S)
+            client.delete_all_apps()
     except Exception as error:  # the signal that ends this process may have ended Ray's processes, too
         logger.warning("requests may be lost: Serve's controller does not answer: %r", error)
     else:
