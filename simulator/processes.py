@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, call_weight
-from deployments.ingress.core.ingress_core import CALL_GRACE_S, Driver, IngressCore
-from deployments.ingress.core.inputs import IngressOptions, PendingInput
+from deployments.ingress.core.ingress_core import Driver, IngressCore
+from deployments.ingress.core.inputs import CALL_GRACE_S, IngressOptions, PendingInput
 from deployments.ingress.core.routes import ReplicaLoad, StageReplicas
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from deployments.ingress.core.inputs import Chains, IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.probes import ExitObservations, Watch
+from deployments.ingress.core.inputs import CALL_GRACE_S, Chains, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, StageRoute, weight_of
 from deployments.wire.messages import BUCKET, COUNT_FIELDS
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
+from optimizer.plans.plan import PlacedPlan
 
 Answers = Sequence[Any]
 """One answer per input, in the driver's form; empty where the driver has none."""
@@ -318,16 +319,17 @@ class Unanswered:
     A call follows the routes that are in force when it begins.
     """
 
-    def __init__(
-        self, chains: Chains, options: IngressOptions, observations: ExitObservations | None, make_call: type[Call]
-    ) -> None:
-        """`make_call`: the class of calls."""
-        self.num_inputs = 0
-        """Inputs without an outcome, in all chains."""
+    def __init__(self, placed: PlacedPlan, options: IngressOptions, make_call: type[Call]) -> None:
+        self.options = options
+        self.chains = Chains(placed, options)
         self.counts = IngressCounts(options.slo_s)
-        self._chains = chains
-        self._options = options
-        self._observations = observations
+        self.num_unanswered = 0
+        """Inputs without an outcome, in all chains."""
+        self.observations: ExitObservations | None = None
+        if options.shape is not None:
+            # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
+            most = int(min(MOST_OPEN, options.max_queued))
+            self.observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
         self._make_call = make_call
         self._rate = AnswerRate()
         self._num_open: Counter[int] = Counter()
@@ -336,7 +338,7 @@ class Unanswered:
     @property
     def oldest_epoch(self) -> int:
         """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
-        return min(self._num_open, default=self._chains.placed.epoch)
+        return min(self._num_open, default=self.chains.placed.epoch)
 
     def begin(
         self,
@@ -353,10 +355,10 @@ class Unanswered:
         """Returns a new call that holds the inputs. `held`: the subset that it holds; the others only travel along."""
         if held is None:
             held = inputs
-        allowed_s = self._options.slo_s
+        allowed_s = self.options.slo_s
         if allowed_s is None:
             allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
-        slack_s = 0.0 if allowed_s == math.inf else self._options.slack * allowed_s
+        slack_s = 0.0 if allowed_s == math.inf else self.options.slack * allowed_s
         reserve_s = route.reserve_s(stage) + slack_s
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
@@ -366,7 +368,7 @@ class Unanswered:
         call.num_remaining = len(held)
         self._num_open[stage.epoch] += 1
         if is_first:
-            call.counts_as_full = self._chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
+            call.counts_as_full = self.chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
         return call
 
     def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
@@ -382,18 +384,18 @@ class Unanswered:
         if not call.has_reply:  # the batch has run, so another call may be sent
             call.has_reply = True
             if call.is_first:
-                self._chains.count_calls(call.stage.slot, -1)
+                self.chains.count_calls(call.stage.slot, -1)
 
     def accept(self, inputs: Inputs, now_s: float) -> None:
         """Draws the chains of a request's inputs. Raises AdmissionError if inputs of their lengths would be late."""
-        drawn = self._chains.draw(len(inputs))
+        drawn = self.chains.draw(len(inputs))
         left_s = inputs[0].deadline_s - now_s if inputs else math.inf
-        late_s = self._chains.tokens_late_s(drawn, inputs, left_s, now_s)
+        late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
             self.refuse_late(len(inputs), left_s, late_s)
-        self._chains.take(drawn, inputs)
+        self.chains.take(drawn, inputs)
         self.counts.arrived += len(inputs)
-        self.num_inputs += len(inputs)
+        self.num_unanswered += len(inputs)
 
     def refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
         """Raises AdmissionError for inputs that would miss a deadline in `left_s` by `late_s`."""
@@ -411,17 +413,17 @@ class Unanswered:
 
         Raises InputError for a request that could never fit.
         """
-        limit = self._options.max_queued
-        if self.num_inputs + num_inputs <= limit:
+        limit = self.options.max_queued
+        if self.num_unanswered + num_inputs <= limit:
             return
         if num_inputs > limit:
             raise InputError(f"a request has {num_inputs} inputs; this ingress holds at most {limit} at a time")
-        if not self.num_inputs:
+        if not self.num_unanswered:
             self._rate.begin(now_s)
-        message = f"{self.num_inputs} inputs wait for their answers; this ingress holds at most {limit}"
-        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_inputs)), num_inputs)
+        message = f"{self.num_unanswered} inputs wait for their answers; this ingress holds at most {limit}"
+        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_unanswered)), num_inputs)
 
-    def answer(
+    def settle(
         self, call: Call, inputs: Inputs, block: int, answers: Answers, route: ChainRoute, now_s: float
     ) -> Actions:
         """Settles the inputs of a chain with their answers. Inputs that already have an outcome are skipped."""
@@ -441,9 +443,9 @@ class Unanswered:
 
     def record_exit(self, call: Call, inputs: Inputs, block: int, route: ChainRoute) -> None:
         """Records the exit at which watched inputs left. Only the first exit of an input counts."""
-        if call.watch is not None and self._observations is not None:
+        if call.watch is not None and self.observations is not None:
             for each in inputs:
-                self._observations.answered(each, block, route.ramps)
+                self.observations.answered(each, block, route.ramps)
 
     def drop(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
         """Settles inputs without an answer. `why`: the error, or a reason if the caller no longer waits."""
@@ -463,7 +465,7 @@ class Unanswered:
     def _remove_settled(self, inputs: Inputs) -> int:
         """Removes settled inputs from the counts of their chains; returns the sum of their tokens."""
         num_tokens = 0
-        self.num_inputs -= len(inputs)
+        self.num_unanswered -= len(inputs)
         for each in inputs:
             chain, cost = each.chain.current, each.cost
             chain.num_unanswered -= 1

@@ -24,8 +24,8 @@ from deployments.ingress.core.calls import (
     Unanswered,
     bucket_of,
 )
-from deployments.ingress.core.inputs import STEP_QUEUE, Chains, IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.probes import ExitObservations, Watch
+from deployments.ingress.core.inputs import STEP_QUEUE, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.probes import Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost, sequence_numbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
@@ -224,9 +224,7 @@ class SequenceSteps:
     Steps do not wait for a batch in the ingress, because the replica fuses the steps of all ingresses.
     """
 
-    chains: Chains
     inputs: Unanswered
-    observations: ExitObservations | None
     probe_share: float
     rng: random.Random
     due: list[PendingInput] = field(default_factory=list, init=False)
@@ -234,7 +232,7 @@ class SequenceSteps:
 
     def check(self, placement: KVPlacement) -> None:
         """Raises SequenceLostError if the sequence has begun and the current plan has another layout."""
-        if placement.layout is not None and self.chains.with_layout(placement.layout) is None:
+        if placement.layout is not None and self.inputs.chains.with_layout(placement.layout) is None:
             raise lost(OTHER_SLOTS)
 
     def push(self, inputs: Inputs) -> None:
@@ -308,7 +306,7 @@ class SequenceSteps:
             each.holder, placement = None, each.placement
             if each.settled or placement is None:
                 continue
-            chain = self.chains.with_layout(placement.layout)
+            chain = self.inputs.chains.with_layout(placement.layout)
             if chain is None:
                 displaced.append(each)
                 continue
@@ -316,14 +314,16 @@ class SequenceSteps:
             key = self._is_probe(each), slot, placement.replicas.get(slot, placement.excluded)
             _, rows = by_replica.setdefault(key, (chain.route, []))
             rows.append(row)
-        if displaced and self.observations is not None:
-            self.observations.forget(displaced)
+        if displaced and self.inputs.observations is not None:
+            self.inputs.observations.forget(displaced)
         return by_replica.values(), self.inputs.drop(displaced, lost(OTHER_SLOTS), now_s)
 
     @property
     def _can_observe(self) -> bool:
         """Whether replicas observe probes under the current plan."""
-        return self.observations is not None and self.observations.can_observe(self.chains.placed.plan.policy)
+        return self.inputs.observations is not None and self.inputs.observations.can_observe(
+            self.inputs.chains.placed.plan.policy
+        )
 
     def _is_probe(self, pending: PendingInput) -> bool:
         return pending.placement is not None and bool(pending.placement.is_probe) and self._can_observe
@@ -335,9 +335,9 @@ class SequenceSteps:
         probes, because their callers must get the full model's answers.
         """
         watch: Watch | None = "probe" if self._is_probe(inputs[0]) else None
-        if watch is not None and self.observations is not None:
+        if watch is not None and self.inputs.observations is not None:
             observed = [each for each in inputs if each.placement is not None and each.placement.yields_token]
-            self.observations.begin(observed, route.plan, "probe", now_s)
+            self.inputs.observations.begin(observed, route.plan, "probe", now_s)
         stage = route.first
         call = self.inputs.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
         return SendCall(call, *route.entrance(probe=call.probe))

@@ -38,8 +38,8 @@ from deployments.ingress.core.calls import (
     select,
 )
 from deployments.ingress.core.generation import SequenceSteps
-from deployments.ingress.core.inputs import PAUSED, Chains, IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
+from deployments.ingress.core.inputs import CALL_GRACE_S, PAUSED, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.probes import Watch
 from deployments.ingress.core.routes import KVPlacement
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
@@ -49,11 +49,9 @@ from optimizer.plans.plan import PlacedPlan
 
 SUSPENDED_RETRY_S = 5.0
 """Retry-After of a service without a plan. Planning and starting a replica take seconds."""
-CALL_GRACE_S = 1.0
-"""How long after the last deadline of its inputs a call is aborted."""
 
 
-class IngressCore:
+class IngressCore(Unanswered):
     """The decisions of one ingress. All times are from the caller's clock, which must never go back."""
 
     def __init__(
@@ -65,23 +63,14 @@ class IngressCore:
         make_call: type[Call] = Call,
     ) -> None:
         """`make_call`: the class of calls. A subclass may hold data of the driver."""
+        super().__init__(placed, options, make_call)
         self.name = name
         self.suspended: str | None = None
         """Why the service has no plan; None if it has one."""
         self.wake_s = math.inf
         """When the driver must call `wake`."""
-        self.options = options
         self._rng = rng
-        self.chains = chains = Chains(placed, options)
-        self._observations: ExitObservations | None = None
-        if options.shape is not None:
-            # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
-            most = int(min(MOST_OPEN, options.max_queued))
-            self._observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
-        self._inputs = Unanswered(chains, options, self._observations, make_call)
-        self.counts = self._inputs.counts
-        self.refuse = self._inputs.refuse
-        self._steps = SequenceSteps(chains, self._inputs, self._observations, options.probe_share, rng)
+        self._steps = SequenceSteps(self, options.probe_share, rng)
         self._timers = Timers()
 
     @property
@@ -89,22 +78,13 @@ class IngressCore:
         return self.chains.placed
 
     @property
-    def num_unanswered(self) -> int:
-        return self._inputs.num_inputs
-
-    @property
     def num_waiting(self) -> int:
         return sum([chain.queue.length for chain in self.chains.active])
 
     @property
-    def oldest_epoch(self) -> int:
-        """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
-        return self._inputs.oldest_epoch
-
-    @property
     def agreement(self) -> float | None:
         """The share of the inputs observed so far that got the full model's answer; None before the first."""
-        return None if self._observations is None else self._observations.agreement
+        return None if self.observations is None else self.observations.agreement
 
     @property
     def is_due(self) -> bool:
@@ -122,8 +102,8 @@ class IngressCore:
         if placed.epoch < epoch:
             return
         self.chains.follow(placed)
-        if self._observations is not None and stayed and not self.chains.stays:
-            self._observations.stop_staying()
+        if self.observations is not None and stayed and not self.chains.stays:
+            self.observations.stop_staying()
         if placed.epoch > epoch:
             self.counts.exits.clear()
         self.suspended = None
@@ -131,7 +111,7 @@ class IngressCore:
     def suspend(self, reason: str, now_s: float) -> Actions:
         """Stops serving until the next plan: waiting and new inputs get StageUnavailableError."""
         self.suspended = reason
-        return self._inputs.drop([*self.chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
+        return self.drop([*self.chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
 
     # Receive and admit
 
@@ -146,7 +126,7 @@ class IngressCore:
         left_s = deadline_s - now_s
         late_s = self.chains.late_s(num_inputs, num_coming, left_s, now_s)
         if late_s > 0:
-            self._inputs.refuse_late(num_inputs, left_s, late_s)
+            self.refuse_late(num_inputs, left_s, late_s)
 
     def submit(self, inputs: Inputs, now_s: float) -> None:
         """Accepts all inputs of a request, or none. They have the same deadline.
@@ -156,8 +136,8 @@ class IngressCore:
         """
         if self.suspended is not None:
             self.refuse(self._no_plan(), len(inputs))
-        self._inputs.check_room(len(inputs), now_s)
-        self._inputs.accept(inputs, now_s)
+        self.check_room(len(inputs), now_s)
+        self.accept(inputs, now_s)
         deadline_s = inputs[0].deadline_s if inputs else math.inf
         for chain, its_inputs in self.chains.by_chain(inputs):
             chain.queue.push(its_inputs)
@@ -176,9 +156,9 @@ class IngressCore:
             self.refuse(self._no_plan(), 1)
         is_first = placement.layout is None
         if is_first and not placement.is_retry:
-            self._inputs.check_room(1, now_s)
+            self.check_room(1, now_s)
         self._steps.check(placement)
-        self._inputs.accept((pending,), now_s)
+        self.accept((pending,), now_s)
         pending.placement = placement
         queue = pending.chain.queue if is_first else self._steps
         queue.push((pending,))
@@ -192,7 +172,7 @@ class IngressCore:
     def give_up(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
         """Drops inputs, whether queued or sent. `why`: the error, or a reason if the caller no longer waits."""
         waiting = [each for each in inputs if each.holder is None and not each.settled]
-        actions = self._inputs.drop(inputs, why, now_s)
+        actions = self.drop(inputs, why, now_s)
         for chain, its_inputs in self.chains.by_chain(waiting):
             chain.queue.discard(its_inputs)
         return actions
@@ -209,12 +189,12 @@ class IngressCore:
                 if inputs[0].placement is not None:
                     actions += self._steps.begin(chain.route, inputs, now_s)
                     continue
-                if self._observations is None:
+                if self.observations is None:
                     watch: Watch | None = "stay" if self.chains.stays else None
                 else:
                     plan, share = chain.route.plan, self.options.probe_share
-                    watch = self._observations.draw(inputs, plan, share, self._rng, now_s)
-                call = self._inputs.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
+                    watch = self.observations.draw(inputs, plan, share, self._rng, now_s)
+                call = self.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
                 actions.append(SendCall(call, *chain.route.entrance(probe=call.probe)))
         return actions
 
@@ -227,8 +207,8 @@ class IngressCore:
         held, answers = select(inputs, answers, call.release(inputs))
         if not held:
             return []
-        self._inputs.record_reply(call, len(held), now_s)
-        return self._inputs.answer(call, held, block, answers, held[0].chain.current.route, now_s)
+        self.record_reply(call, len(held), now_s)
+        return self.settle(call, held, block, answers, held[0].chain.current.route, now_s)
 
     def answer_early(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Settles inputs whose batch still runs, so the call keeps them.
@@ -241,19 +221,19 @@ class IngressCore:
             return []
         route = held[0].chain.current.route
         if held[0].placement is not None:
-            self._inputs.record_exit(call, held, block, route)
+            self.record_exit(call, held, block, route)
             return []
-        return self._inputs.answer(call, held, block, answers, route, now_s)
+        return self.settle(call, held, block, answers, route, now_s)
 
     def observe(self, call: Call, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
         """Records the results of exits for inputs that the call still holds."""
         held = [(pending, each) for pending, each in seen if pending.holder is call]
-        if held and self._observations is not None:
-            self._observations.observe(held)
+        if held and self.observations is not None:
+            self.observations.observe(held)
 
     def lose(self, call: Call, inputs: Inputs, error: OfframpError, now_s: float) -> Actions:
         """Drops inputs that a stage will never answer."""
-        return self._inputs.drop(self._remove(call, inputs, now_s), error, now_s)
+        return self.drop(self._remove(call, inputs, now_s), error, now_s)
 
     def go_on(self, call: Call, inputs: Inputs, block: int, payload: Any, now_s: float) -> Actions:
         """Sends inputs to the stage that hosts a block under the current plan, with the output of the previous stage.
@@ -265,7 +245,7 @@ class IngressCore:
         held = list(dict.fromkeys(each for each in inputs if each.holder is call))
         if not held:
             return []
-        self._inputs.record_reply(call, len(held), now_s)
+        self.record_reply(call, len(held), now_s)
         if held[0].placement is not None:
             return self._steps.go_on(call, inputs, block, payload, now_s)
         # The first input is nearly always awaited, so checking it first is fast.
@@ -275,12 +255,12 @@ class IngressCore:
         route = held[0].chain.current.route
         network = route.crossing(block, probe=call.probe) if route.crossings else None
         if network is None:
-            onward = self._inputs.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
+            onward = self.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
             return [SendCall(onward, block, payload)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
         start = route.starts[network]
-        entering = self._inputs.begin(route, route.at(start), awaited, now_s, call.epoch, call.watch)
+        entering = self.begin(route, route.at(start), awaited, now_s, call.epoch, call.watch)
         actions: Actions = [SendCall(entering, start, payload, network)]
         if call.watch == "probe" and block - 1 in route.plan.prune:
             actions += self._send_unpruned(entering, now_s)
@@ -292,7 +272,7 @@ class IngressCore:
             return False
         if not pending.settled or call.watch is None:
             return not pending.settled
-        return self.chains.stays if self._observations is None else self._observations.is_open(pending)
+        return self.chains.stays if self.observations is None else self.observations.is_open(pending)
 
     def _send_unpruned(self, call: Call, now_s: float) -> Actions:
         """Sends unpruned copies of probes, whose words are about to be pruned, to the last network of the chain.
@@ -300,13 +280,13 @@ class IngressCore:
         The answers of that network are the reference for the probes; no request waits for them. If a copy is lost, the
         observations of its probe are lost too.
         """
-        made = [None if self._observations is None else self._observations.copy_unpruned(each) for each in call.inputs]
+        made = [None if self.observations is None else self.observations.copy_unpruned(each) for each in call.inputs]
         copies = [copy for copy in made if copy is not None]
         if not copies:
             return []
         route = copies[0].chain.current.route
         first, last = route.plan.networks[-2], len(route.plan.networks) - 1
-        reference = self._inputs.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
+        reference = self.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
         for copy in copies:
             self._start_call_timeout(copy.deadline_s + CALL_GRACE_S, copy)
         return [SendCall(reference, first, None, last)]
@@ -324,7 +304,7 @@ class IngressCore:
         max_attempts = self.options.max_attempts
         exhausted = [each for each in removed if each.attempt + 1 >= max_attempts]
         error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input", retry_after_s=1.0)
-        actions = self._inputs.drop(exhausted, error, now_s)
+        actions = self.drop(exhausted, error, now_s)
         retried = [each for each in removed if not each.settled]
         if retried:
             for each in retried:
@@ -337,9 +317,9 @@ class IngressCore:
         """Removes inputs that will not come back from a call, and their observations; returns those that it held."""
         removed = list(compress(inputs, call.release(inputs)))
         if removed:
-            self._inputs.record_reply(call, len(removed), now_s, took_time=False)
-        if call.watch is not None and self._observations is not None:
-            self._observations.forget(removed)
+            self.record_reply(call, len(removed), now_s, took_time=False)
+        if call.watch is not None and self.observations is not None:
+            self.observations.forget(removed)
         return removed
 
     # Later
@@ -363,7 +343,7 @@ class IngressCore:
         finally:
             self.wake_s = self._timers.next_s()
         if self.suspended is not None:
-            actions += self._inputs.drop(self.chains.clear(), self._no_plan(), now_s)
+            actions += self.drop(self.chains.clear(), self._no_plan(), now_s)
         return actions
 
     def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
@@ -415,7 +395,7 @@ class IngressCore:
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
         """Returns all counts and removes the completed observations. `now_s` and `wall_s`: the time on both clocks."""
-        completed = None if self._observations is None else self._observations.take_completed(wall_s - now_s)
+        completed = None if self.observations is None else self.observations.take_completed(wall_s - now_s)
         return replace(self.peek(now_s), probes=completed)
 
     def peek(self, now_s: float) -> IngressReport:

@@ -65,6 +65,8 @@ STEP_QUEUE: Final = "due"
 """The `holder` of inputs of sequences that are about to be sent."""
 PAUSED: Final = "paused"
 """The `holder` of inputs of a failed call until they are sent again."""
+CALL_GRACE_S = 1.0
+"""How long after the last deadline of its inputs a call is aborted. Until then its inputs may be observed."""
 Settle = Callable[["PendingInput", Answer | OfframpError], None]
 """The callback for an input's outcome. It is called once, or never if the input is given up."""
 

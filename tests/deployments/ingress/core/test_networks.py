@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.ingress_core import CALL_GRACE_S
-from deployments.ingress.core.inputs import UNPRUNED
+from deployments.ingress.core.inputs import CALL_GRACE_S, UNPRUNED
 from deployments.wire.messages import assignments_of
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import ExitResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.ingress.core.ingress_core import CALL_GRACE_S
+from deployments.ingress.core.inputs import CALL_GRACE_S
 from deployments.ingress.core.routes import KVPlacement
 from optimizer.plans.plan import PolicySpec
 from tests.deployments.ingress.core.core_world import observed_plan, observing, staying

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.calls import LONGEST_RETRY_S
-from deployments.ingress.core.ingress_core import CALL_GRACE_S
+from deployments.ingress.core.inputs import CALL_GRACE_S
 from deployments.ingress.core.routes import sequence_numbers
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import (

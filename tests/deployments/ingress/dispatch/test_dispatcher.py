@@ -12,8 +12,7 @@ import pytest
 
 from deployments.ingress.build import check_staying, probe_shape
 from deployments.ingress.core.calls import Actions
-from deployments.ingress.core.ingress_core import CALL_GRACE_S
-from deployments.ingress.core.inputs import PendingInput
+from deployments.ingress.core.inputs import CALL_GRACE_S, PendingInput
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk, StageCall
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
