@@ -259,14 +259,6 @@ def ray(
     yield judged("ray files", text, (session_bytes >= MANY_SESSION_BYTES, "warning", text, delete))
 
 
-def data(folder: str | None) -> Findings:
-    """Checks OFFRAMP_DATA, the folder with the data sets of experiments."""
-    unset, unknown = "OFFRAMP_DATA is not set; only experiments read it", f"OFFRAMP_DATA={folder} is not a folder"
-    is_wrong = folder is not None and not Path(folder).is_dir()
-    advice = "unset it, or set it to a folder; only experiments read it"
-    yield judged("data", folder or unset, (is_wrong, "warning", unknown, advice))
-
-
 RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Timeout of importing torch, whose CUDA build takes 2 to 8 s if nothing is cached."""
@@ -482,7 +474,6 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
             len(sessions),
             sum(_size(each) for each in islice(files, MAX_FILES)),
         ),
-        *data(os.environ.get("OFFRAMP_DATA")),
         *(finding for finding, _ in checked),
     )
 

@@ -131,7 +131,7 @@ def test_the_exit_status_is_1_if_a_check_failed_and_neither_torch_nor_ray_is_imp
 CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8"))
 GIB = 2**30
 SOUND: dict[str, Any] = {
-    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file", "folder")),
+    **dict.fromkeys(("torch_cuda", "gpus_of_torch", "address", "token_file")),
     **dict.fromkeys(("gpus", "haproxies", "rays"), ()),
     **dict.fromkeys(("sessions", "session_bytes"), 0),
     "python": "3.11.7",
@@ -169,7 +169,7 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def examined(machine: Mapping[str, Any]) -> list[Finding]:
     """Returns the findings of all checks."""
-    every = ((check, inspect.signature(check).parameters) for check in (*CHECKS, doctor.data))
+    every = ((check, inspect.signature(check).parameters) for check in CHECKS)
     return list(chain(*(check(**{name: machine[name] for name in names}) for check, names in every)))
 
 
