@@ -14,7 +14,7 @@ import typer
 from rich.table import Column, Table
 
 from cluster.devices import find_device
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, show
@@ -160,15 +160,22 @@ NO_PLAN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan with its explanation."""
+    """A plan with its explanation, or the reason why there is none."""
 
     problem: PlanProblem
-    planned: Planned
+    decision: Decision
     comparisons: tuple[Comparison, ...]
     rescoring: Rescoring | None = None
-    """The plan's scores by exit records or recorded batches; None without them."""
+    """The plan's scores by exit records or recorded batches; None without them, or without a plan."""
     calibration: Path | None = None
     """The calibration that the plan uses, if the problem file names a model folder."""
+
+    @property
+    def planned(self) -> Planned:
+        """The plan; raises PlanError with the reason if there is none."""
+        if isinstance(self.decision, NoPlan):
+            raise PlanError(no_plan_text(self.problem, self.decision))
+        return self.decision
 
     @property
     def binds(self) -> tuple[Bottleneck, ...]:
@@ -176,22 +183,9 @@ class PlanAnswer:
         return tuple(bottlenecks(self.problem, self.planned.stages, self.planned.figures))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoPlanAnswer:
-    """The result that no plan exists, with the reason."""
-
-    problem: PlanProblem
-    decision: NoPlan
-    comparisons: tuple[Comparison, ...]
-
-    @property
-    def message(self) -> str:
-        return no_plan_text(self.problem, self.decision)
-
-
 def answer(
     file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
-) -> PlanAnswer | NoPlanAnswer:
+) -> PlanAnswer:
     """Plans with a strategy and with others for comparison (`compared`; None: all that fit the problem).
 
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
@@ -201,18 +195,19 @@ def answer(
     compared = strategies_for(problem) if compared is None else compared
     decisions = {each: solve(problem, each) for each in compared}
     decision = decisions[strategy] if strategy in decisions else solve(problem, strategy)
+    rescoring = None
     if isinstance(decision, NoPlan):
         decision = replace(decision, more=more_devices(problem, strategy))
-        return NoPlanAnswer(problem=problem, decision=decision, comparisons=compare(problem, decisions))
-    if strategy == "best":  # exit records may prefer the plan of another strategy
-        others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
-        decision = replace(decision, candidates=(*decision.candidates, *others))
-    rescoring = _rescoring(file, decision)
-    if rescoring is not None:
-        decision = apply_rescoring(problem, decision, rescoring)
+    else:
+        if strategy == "best":  # exit records may prefer the plan of another strategy
+            others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
+            decision = replace(decision, candidates=(*decision.candidates, *others))
+        rescoring = _rescoring(file, decision)
+        if rescoring is not None:
+            decision = apply_rescoring(problem, decision, rescoring)
     return PlanAnswer(
         problem=problem,
-        planned=decision,
+        decision=decision,
         comparisons=compare(problem, decisions),
         rescoring=rescoring,
         calibration=None if file.recorded is None else file.recorded.calibration,
@@ -221,13 +216,13 @@ def answer(
 
 def best_answer(
     files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
-) -> tuple[ProblemFile, PlanAnswer | NoPlanAnswer]:
+) -> tuple[ProblemFile, PlanAnswer]:
     """Returns the best plan over several calibrations, and its problem file; the first of equally good ones.
 
     If no calibration has a plan, returns the reason of the first one.
     """
     answers = [(file, answer(file, strategy, solve, compared=compared)) for file in files]
-    plans = [(file, each) for file, each in answers if isinstance(each, PlanAnswer)]
+    plans = [(file, each) for file, each in answers if isinstance(each.decision, Planned)]
     if not plans:
         return answers[0]
     promises = [predictions(each.problem, each.planned.figures) for _, each in plans]
@@ -248,25 +243,24 @@ def best_index(objective: Objective, promises: Sequence[Mapping[str, float]]) ->
     return best
 
 
-def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
+def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     """Returns the answer as JSON data: first the plan, then its explanation."""
-    if isinstance(answer, NoPlanAnswer):
-        return {
-            "no_plan": _no_plan_document(answer.decision) | {"message": answer.message},
-            "strategy": answer.decision.strategy,
-            "baselines": _baselines(answer.problem, answer.comparisons),
-        }
-    problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
+    problem, baselines = answer.problem, _baselines(answer.problem, answer.comparisons)
+    if isinstance(answer.decision, NoPlan):
+        message = {"message": no_plan_text(problem, answer.decision)}
+        no_plan = _no_plan_document(answer.decision) | message
+        return {"no_plan": no_plan, "strategy": answer.decision.strategy, "baselines": baselines}
+    planned, figures = answer.planned, answer.planned.figures
     sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **step_figures(figures)))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
     return {
-        **({"networks": list(answer.problem.networks)} if answer.problem.networks else {}),
+        **({"networks": list(problem.networks)} if problem.networks else {}),
         **({"stages": stages_document(planned.stages)} if len(figures.shares) == 1 else chains),
-        **predictions(answer.problem, figures),
+        **predictions(problem, figures),
         **batches_document(planned.stages),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
-        "latency_limit_s": answer.problem.slo.limit_s,
+        "latency_limit_s": problem.slo.limit_s,
         "bound": planned.bound,
         "gap": planned.gap,
         **({"note": planned.note} if planned.note else {}),
@@ -289,10 +283,10 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             for each in figures.stages
             for finite in [each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None]
         ],
-        **({"answered_by": answered_by(answer.problem, planned.stages)} if answer.problem.networks else {}),
+        **({"answered_by": answered_by(problem, planned.stages)} if problem.networks else {}),
         **({"generation": sequences} if sequences else {}),
-        "baselines": _baselines(answer.problem, answer.comparisons),
-        "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
+        "baselines": baselines,
+        "joint": None if answer.rescoring is None else _joint_document(problem, answer.rescoring),
     }
 
 
@@ -410,10 +404,10 @@ def run(job: PlanJob) -> None:
     if order is not None:
         files = tuple(replace(file, order=order) for file in files)
     file, result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
-    if isinstance(result, NoPlanAnswer):
+    if isinstance(result.decision, NoPlan):
         if not job.as_json:
-            print(result.message, file=sys.stderr)
-        print_result(answer_document(result), lambda: no_plan_tables(result), as_json=job.as_json)
+            print(no_plan_text(result.problem, result.decision), file=sys.stderr)
+        print_result(answer_document(result), lambda: plan_tables(result), as_json=job.as_json)
         raise typer.Exit(NO_PLAN)
     if job.out is not None:
         write_plan(serving_plan(file, result.planned, job.threshold), job.out)
@@ -488,18 +482,18 @@ AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
 
 
 def plan_tables(answer: PlanAnswer) -> list[Table]:
-    """Returns tables of stages, figures, and the other strategies."""
+    """Returns tables of stages, figures, and the other strategies; without a plan, of strategies that have one."""
+    others = [comparison_table(answer.problem, answer.comparisons)] if answer.comparisons else []
+    if isinstance(answer.decision, NoPlan):
+        return others if any(isinstance(each.decision, Planned) for each in answer.comparisons) else []
     tables = [_stages(answer), _figures(answer)]
     if answer.problem.generation is not None:
         tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
     if answer.rescoring is not None:
         tables.append(_joint(answer.problem, answer.rescoring))
-    if answer.comparisons:
-        table = comparison_table(answer.problem, answer.comparisons)
-        if answer.rescoring is not None:
+        for table in others:
             table.caption = "All figures are for nested survival, without the exit records"
-        tables.append(table)
-    return tables
+    return tables + others
 
 
 def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) -> Table:
@@ -510,13 +504,6 @@ def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) ->
         times = "-" if each.times_better is None else f"{each.times_better:.2f} x"
         table.add_row(each.strategy, *_decision_cells(problem, each.decision), times)
     return table
-
-
-def no_plan_tables(answer: NoPlanAnswer) -> list[Table]:
-    """Returns a table of the other strategies if one of them has a plan."""
-    if not any(isinstance(each.decision, Planned) for each in answer.comparisons):
-        return []
-    return [comparison_table(answer.problem, answer.comparisons)]
 
 
 def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:

@@ -19,13 +19,13 @@ from cluster.memory import machine_memory
 from earlyexit.backends import BackendName, computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.cpu import first_processor
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
-from offramp.commands.plan import NoPlanAnswer, answer, plan_of
+from offramp.commands.plan import answer, plan_of
 from offramp.spec.documents import FolderDocument
 from optimizer.calibration.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec
@@ -517,10 +517,7 @@ def plan_for(
 ) -> Plan:
     """Returns the best plan of a strategy, by the exit records if given; raises PlanError if there is none."""
     file = ProblemFile(problem=problem, recorded=recorded)
-    result = answer(file, strategy, solve, compared=())
-    if isinstance(result, NoPlanAnswer):
-        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {result.decision.binding}")
-    plan = plan_of(file, result.planned, policy)
+    plan = plan_of(file, answer(file, strategy, solve, compared=()).planned, policy)
     return replace(plan, predicted={name: plan.predicted[name] for name in ("rate_per_s", "latency_s")})
 
 

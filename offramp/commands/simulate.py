@@ -19,11 +19,12 @@ from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
-from offramp.commands.plan import NO_PLAN, NoPlanAnswer, answer, plan_of
+from offramp.commands.plan import NO_PLAN, answer, plan_of
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import check_policy, read_calibration_file
 from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violations
+from optimizer.cost.explain import no_plan_text
 from optimizer.generation.figures import SequenceFigures, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, read_plan
@@ -32,7 +33,7 @@ from optimizer.problems.networks import survival_with
 from optimizer.problems.problem import PlanProblem, nested_shares
 from optimizer.problems.problem_file import ProblemFile, read_problem
 from optimizer.problems.tokens import in_tokens
-from optimizer.search.decision import strategies_for
+from optimizer.search.decision import NoPlan, strategies_for
 from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.networks import decay_of
@@ -321,8 +322,11 @@ def plan_source(job: SimulateJob) -> str:
     return f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
 
 
-def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
-    """Reads the files of a job, plans if necessary, and draws inputs and arrivals; raises InputError."""
+def prepare(job: SimulateJob) -> Simulation:
+    """Reads the files of a job, plans if necessary, and draws inputs and arrivals; raises InputError.
+
+    Without a plan, prints the reason and raises typer.Exit.
+    """
     thresholds = None if job.thresholds is None else parse_thresholds(job.thresholds)
     order = parse_order(job.order)
     lengths = None if job.lengths is None else parse_lengths(job.lengths, job.seed)
@@ -335,8 +339,9 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     else:  # exit records may prefer the plan of another strategy
         compared = () if file.recorded is None else strategies_for(file.problem)
         result = answer(file, job.strategy or "best", solve, compared=compared)
-        if isinstance(result, NoPlanAnswer):
-            return result
+        if isinstance(result.decision, NoPlan):
+            print(no_plan_text(file.problem, result.decision), file=sys.stderr)
+            raise typer.Exit(NO_PLAN)
         plan = plan_of(file, result.planned, NO_POLICY)
         plan = replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
     if job.overlap_below is not None:
@@ -562,9 +567,6 @@ def run(job: SimulateJob) -> None:
     result = None
     try:
         simulation = prepare(job)
-        if isinstance(simulation, NoPlanAnswer):
-            print(simulation.message, file=sys.stderr)
-            raise typer.Exit(NO_PLAN)
         with progress_share("simulate") as progress:
             result = run_simulation(simulation, progress)
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_b
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.output import command
-from offramp.commands.plan import NoPlanAnswer, Solve, answer, best_index, plan_of
+from offramp.commands.plan import Solve, answer, best_index, plan_of
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument, IngressDocument, PartDocument, ServedModelDocument
 from optimizer.calibration.calibration_file import (
@@ -595,17 +595,16 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     exits = parts.exits
     file = ProblemFile(problem=problem, recorded=exits)
     result = answer(file, parts.document.planner.strategy, solve, compared=())
-    if isinstance(result, NoPlanAnswer):
-        with parts.source.errors_at(("slo",)):
-            raise InputError(result.message)
-    figures, scale = result.planned.figures, parts.inventory.time_scale
+    with parts.source.errors_at(("slo",)):
+        planned = result.planned
+    figures, scale = planned.figures, parts.inventory.time_scale
     in_real_seconds = replace(
         figures,
         rate_per_s=figures.rate_per_s / scale,
         latency_s=figures.latency_s * scale,
         mean_latency_s=figures.mean_latency_s * scale,
     )
-    return replace(plan_of(file, replace(result.planned, figures=in_real_seconds), exits.policy), prune=exits.prune)
+    return replace(plan_of(file, replace(planned, figures=in_real_seconds), exits.policy), prune=exits.prune)
 
 
 def _given_plan(parts: ServiceParts, path: Path) -> Plan:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from offramp.commands.plan import NoPlanAnswer, PlanAnswer, answer, answer_document, best_answer, serving_plan
+from offramp.commands.plan import PlanAnswer, answer, answer_document, best_answer, serving_plan
 from optimizer.live.hysteresis import weigh
 from optimizer.plans.plan import PolicySpec
 from optimizer.problems.problem import (
@@ -26,6 +26,7 @@ from optimizer.problems.problem import (
 from optimizer.problems.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
 from optimizer.problems.problem_shape import LEAST_RATE
 from optimizer.problems.what_if import Axis, variants, with_batch_limit
+from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
 from optimizer.search.soonest.bound import best_price_row
 from optimizer.search.space import SPACES
@@ -261,7 +262,7 @@ def test_if_no_calibration_has_a_plan_the_first_reason_is_reported(problem: Path
     files = read_problems(problem)
     file, found = best_answer(files, "best", solve, compared=())
     assert file is files[0]
-    assert isinstance(found, NoPlanAnswer)
+    assert isinstance(found.decision, NoPlan)
 
 
 @pytest.mark.parametrize(
@@ -351,15 +352,13 @@ def test_the_json_output_has_mean_latency_overhead_and_after_answer() -> None:
 
 def test_the_binding_constraint_of_an_infeasible_problem_is_reported() -> None:
     found = answer(asked(rate_per_s=100_000), "apparate", solve)
-    assert isinstance(found, NoPlanAnswer)
-    assert found.message == (
+    assert answer_document(found)["no_plan"]["message"] == (
         "no plan: the devices (4 V100) are too few for 100000/s; the highest rate that would do is 8000/s"
     )
     dear = {"V100": {"batch": [1], "block_s": [[0.001]] * 2, "ramp_s": [[0.001]]}}
     sought = document(minimize="latency", rate_per_s=100, ramp_budget=0.02)
     found = answer(parse_problem({**sought, "latency": dear}), "early-exit", solve, compared=())
-    assert isinstance(found, NoPlanAnswer)
-    assert found.message == (
+    assert answer_document(found)["no_plan"]["message"] == (
         "no plan: the ramp budget of 2.000% of the blocks' time is too small; no other SLO or rate would do"
     )
 

@@ -21,11 +21,9 @@ from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import find_ensemble, mixed_outputs
 from offramp.commands.forecast import forecast_document, forecast_table, read_series, window_rates
 from offramp.commands.plan import (
-    NoPlanAnswer,
     PlanAnswer,
     answer,
     answer_document,
-    no_plan_tables,
     plan_tables,
     serving_plan,
     what_if,
@@ -113,11 +111,11 @@ def test_the_tables_show_stages_figures_and_the_other_strategies() -> None:
     assert ["stock", "2000", "4.00", "3.00", "2.00 x"] in rows
     assert ["serial", "no plan", "latency binds", "-", "-"] in rows
     found = answer(parse_problem({**DOCUMENT, "slo": {"latency_s": 0.003}}), "best", solve)
-    assert isinstance(found, NoPlanAnswer)
-    assert no_plan_tables(found) == []
+    assert isinstance(found.decision, NoPlan)
+    assert plan_tables(found) == []
     found = answer(FILE, "serial", solve)
-    assert isinstance(found, NoPlanAnswer)
-    assert "2000" in shown(*no_plan_tables(found))
+    assert isinstance(found.decision, NoPlan)
+    assert "2000" in shown(*plan_tables(found))
 
 
 def test_a_plan_is_scored_again_by_exit_records_and_served_with_their_thresholds(tmp_path: Path) -> None:
