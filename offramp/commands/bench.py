@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import sys
 from collections import Counter
@@ -108,11 +107,10 @@ def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
         p99 = "-" if result.p99_s is None else f"{1000 * result.p99_s:.0f}"
         print(f"{rate_per_s:9.1f} requests/s  p99 {p99} ms  lost {result.lost_share:.1%}  {verdict}", file=sys.stderr)
         search.add(rate_per_s, verdict)
-    if job.as_json:
-        probes = [probe._asdict() for probe in search.probes]
-        print(json.dumps({"sustained_per_s": search.best_per_s, "ending": search.ending, "probes": probes}))
-    else:
-        print(f"sustained: {search.best_per_s:.1f} requests/s within {1000 * slo_s:g} ms ({search.ending})")
+    probes = [probe._asdict() for probe in search.probes]
+    document = {"sustained_per_s": search.best_per_s, "ending": search.ending, "probes": probes}
+    line = f"sustained: {search.best_per_s:.1f} requests/s within {1000 * slo_s:g} ms ({search.ending})"
+    print_result(document, lines=[line], as_json=job.as_json)
 
 
 def summarize(

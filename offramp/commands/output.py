@@ -140,7 +140,7 @@ def show(*tables: Table) -> None:
 
 
 def print_result(
-    document: Any, make_tables: Callable[[], Iterable[Table]], lines: Iterable[str] = (), *, as_json: bool
+    document: Any, make_tables: Callable[[], Iterable[Table]] = tuple, lines: Iterable[str] = (), *, as_json: bool
 ) -> None:
     """Prints a result as one line of JSON, or as tables with lines of text below them."""
     if as_json:

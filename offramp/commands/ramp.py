@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from earlyexit.network.store import read_card
 from offramp.commands.calibrate import calibrate
 from offramp.commands.checkpoint import checkpoint_labels, model_name_for
 from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, few_rows_advice
-from offramp.commands.output import command, percent, progress_bars, warn
+from offramp.commands.output import command, percent, print_result, progress_bars, warn
 from offramp.commands.profile import KEPT_FILE, kept_profile
 from offramp.commands.thresholds import calibration_warnings
 from offramp.commands.train import train, unlabelled
@@ -40,22 +39,17 @@ def run(job: RampJob) -> None:
         measured = ProfileJob(backend="auto", lengths=(max(1, round(np.mean(lengths))),))
         profile = kept_profile(out, measured, lambda message: print(message, file=sys.stderr))
         card, _ = calibrate(out, held, promise, progress=progress)
-    saved = saved_share(card, profile)
-    if job.as_json:
-        print(json.dumps({"saved": saved, "rows": len(rows), "thresholds": card.thresholds, "tested": card.tested}))
-    else:
-        tested = card.tested
-        print(
-            f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} of the model's processor time; at "
-            f"least {percent(1 - card.budget)} of the answers stay the same, with {percent(card.confidence)} confidence"
-        )
-        print(
-            f"tested on {tested['inputs']:,} of {len(rows):,} rows: {percent(tested['agreement'])} of the answers were "
-            f"the same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks"
-        )
-        if held.are_labelled:
-            print(f"{percent(tested['accuracy'])} as labelled, {percent(tested['full_accuracy'])} by the checkpoint")
-        print(f"next: {command('serve', out)}")
+    saved, tested = saved_share(card, profile), card.tested
+    lines = [
+        f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} of the model's processor time; at "
+        f"least {percent(1 - card.budget)} of the answers stay the same, with {percent(card.confidence)} confidence",
+        f"tested on {tested['inputs']:,} of {len(rows):,} rows: {percent(tested['agreement'])} of the answers were "
+        f"the same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks",
+    ]
+    if held.are_labelled:
+        lines.append(f"{percent(tested['accuracy'])} as labelled, {percent(tested['full_accuracy'])} by the checkpoint")
+    document = {"saved": saved, "rows": len(rows), "thresholds": card.thresholds, "tested": tested}
+    print_result(document, lines=[*lines, f"next: {command('serve', out)}"], as_json=job.as_json)
     for each in calibration_warnings(card, {}, read_card(out).provenance, None, labelled=held.are_labelled):
         warn(each)
 

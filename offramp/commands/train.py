@@ -5,7 +5,6 @@ The codec and the task of a new model are those of the options, or those that fi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -52,7 +51,7 @@ from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
 from offramp.commands.calibration_files import calibrate_command, read_calibration, replacing_model
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
-from offramp.commands.output import make_folder, progress_bars, provenance, warn
+from offramp.commands.output import make_folder, print_result, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
 HELD_OUT = "held_out"
@@ -482,14 +481,13 @@ def run_chain(job: ChainJob) -> None:
     """Writes the chain, and prints its networks."""
     card = chain_models(job.models, job.out, name=job.name)
     chain = card.chain
-    if job.as_json:
-        networks = [
-            {"name": name, "first": first, "end": end}
-            for name, first, end in zip(chain.names, chain.starts, chain.bounds, strict=True)
-        ]
-        print(json.dumps({"name": card.name, "networks": networks, "ramps": list(card.ramps)}))
-        return
-    for name, start, end in zip(chain.names, chain.starts, chain.ends, strict=True):
-        role = "the reference" if end == chain.ends[-1] else f"its end is ramp {end}"
-        print(f"{name}: blocks {start} to {end}, {role}")
-    print(f"chain: {job.out}; next: {calibrate_command(job.out)}")
+    bounds = list(zip(chain.names, chain.starts, chain.bounds, strict=True))
+    lines = [
+        f"{name}: blocks {first} to {end - 1}, "
+        + ("the reference" if end == chain.bounds[-1] else f"its end is ramp {end - 1}")
+        for name, first, end in bounds
+    ]
+    networks = [{"name": name, "first": first, "end": end} for name, first, end in bounds]
+    document = {"name": card.name, "networks": networks, "ramps": list(card.ramps)}
+    next_step = f"chain: {job.out}; next: {calibrate_command(job.out)}"
+    print_result(document, lines=[*lines, next_step], as_json=job.as_json)
