@@ -469,12 +469,12 @@ AXIS_TITLES: Mapping[AxisName, str] = {
     "rate_per_s": "rate /s",
 }
 """Titles of the axes, which are the fields of the options."""
-OBJECTIVE_CELLS: dict[type[Objective], tuple[str, int]] = {
-    MaximizeRate: ("/s", 0),
-    MinimizeCost: ("USD/h", 2),
-    MinimizeLatency: ("mean ms", 3),
+OBJECTIVE_COLUMNS: dict[type[Objective], str] = {
+    MaximizeRate: "rate /s",
+    MinimizeCost: "USD/h",
+    MinimizeLatency: "mean ms",
 }
-"""Unit of each objective, and the index of its cell in `_decision_cells`."""
+"""The column of `_decision_cells` that holds the value of each objective."""
 AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
     "stop": "stop: they make room",
     "stay": "run on to the end: every answer is checked",
@@ -498,12 +498,10 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
 
 def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) -> Table:
     """Returns a table of the other strategies, and how many times better the best plan is."""
-    names = ("strategy", *_decision_names(problem), "best is better by")
-    table = make_table(*names, title="Other strategies")
-    for each in comparisons:
-        times = "-" if each.times_better is None else f"{each.times_better:.2f} x"
-        table.add_row(each.strategy, *_decision_cells(problem, each.decision), times)
-    return table
+    rows = [{"strategy": each.strategy, **_decision_cells(problem, each.decision)} for each in comparisons]
+    times = ("-" if each.times_better is None else f"{each.times_better:.2f} x" for each in comparisons)
+    cells = ((*row.values(), better) for row, better in zip(rows, times, strict=True))
+    return make_table(*rows[0], "best is better by", title="Other strategies", rows=cells)
 
 
 def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:
@@ -511,19 +509,17 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
     if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
         problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
-    unit, cell = OBJECTIVE_CELLS[type(problem.objective)]
+    column = OBJECTIVE_COLUMNS[type(problem.objective)]
     others = [strategy for strategy in strategies_for(problem) if strategy != "best"]
-    first, *further = _decision_names(problem)
+    cells = [{each: _decision_cells(problem, decisions[each]) for each in decisions} for _, decisions in rows]
+    first, *further = cells[0]["best"]
+    unit = column.removeprefix("rate ")
     names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
     table = make_table(*names, title="What if", narrow=True)
-    for value, decisions in rows:
+    for (value, decisions), of_value in zip(rows, cells, strict=True):
         shown = value * 1e3 if axis.name == "slo_s" else value
-        best = _decision_cells(problem, decisions["best"])
-        objectives = (
-            "-" if isinstance(decisions[each], NoPlan) else _decision_cells(problem, decisions[each])[cell]
-            for each in others
-        )
-        table.add_row(f"{shown:g}", *best, *objectives)
+        objectives = ("-" if isinstance(decisions[each], NoPlan) else of_value[each][column] for each in others)
+        table.add_row(f"{shown:g}", *of_value["best"].values(), *objectives)
     return table
 
 
@@ -608,20 +604,17 @@ def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
     return table
 
 
-def _decision_names(problem: PlanProblem) -> tuple[str, ...]:
-    """Returns the titles of `_decision_cells`."""
-    names = ("rate /s", "latency ms", "USD/h")
-    return (*names, "mean ms", "answered") if isinstance(problem.objective, MinimizeLatency) else names
-
-
-def _decision_cells(problem: PlanProblem, decision: Decision) -> tuple[str, ...]:
+def _decision_cells(problem: PlanProblem, decision: Decision) -> dict[str, str]:
+    """Returns the figures of a decision as cells, by the titles of their columns."""
     if isinstance(decision, NoPlan):
-        return ("no plan", f"{decision.binding} binds", *("-",) * (len(_decision_names(problem)) - 2))
-    figures = decision.figures
-    cells = (_rate(figures.rate_per_s), milliseconds(figures.latency_s), f"{figures.usd_per_hour:.2f}")
-    if not isinstance(problem.objective, MinimizeLatency):
-        return cells
-    return (*cells, milliseconds(figures.mean_latency_s), decision.stages[0].splits[0].after_answer)
+        cells = {"rate /s": "no plan", "latency ms": f"{decision.binding} binds", "USD/h": "-"}
+        last = {"mean ms": "-", "answered": "-"}
+    else:
+        figures, after_answer = decision.figures, decision.stages[0].splits[0].after_answer
+        rate, latency = _rate(figures.rate_per_s), milliseconds(figures.latency_s)
+        cells = {"rate /s": rate, "latency ms": latency, "USD/h": f"{figures.usd_per_hour:.2f}"}
+        last = {"mean ms": milliseconds(figures.mean_latency_s), "answered": after_answer}
+    return cells | last if isinstance(problem.objective, MinimizeLatency) else cells
 
 
 def _rate(per_s: float) -> str:
