@@ -428,7 +428,7 @@ class Dispatcher(Driver):
 
     def expire(self, pending: PendingInput) -> None:
         """See `IngressCore.expire`."""
-        self.do(self.core.expire(pending, self.clock.now_s()))
+        self.do(self.core.expire((pending,), self.clock.now_s()))
 
     def end(self, placement: KVPlacement) -> None:
         """Makes replicas free the keys and values of a sequence that has ended or restarts elsewhere."""

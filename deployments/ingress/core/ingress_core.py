@@ -69,9 +69,9 @@ class IngressCore(Unanswered):
         """Why the service has no plan; None if it has one."""
         self.wake_s = math.inf
         """When the driver must call `wake`."""
+        self._timers = Timers()
         self._rng = rng
         self._steps = SequenceSteps(self, options.probe_share, rng)
-        self._timers = Timers()
 
     @property
     def placed(self) -> PlacedPlan:
@@ -138,13 +138,9 @@ class IngressCore(Unanswered):
             self.refuse(self._no_plan(), len(inputs))
         self.check_room(len(inputs), now_s)
         self.accept(inputs, now_s)
-        deadline_s = inputs[0].deadline_s if inputs else math.inf
         for chain, its_inputs in self.chains.by_chain(inputs):
             chain.queue.push(its_inputs)
-        if deadline_s < math.inf:
-            self._timers.add(deadline_s, DEADLINE, inputs)
-            if deadline_s < self.wake_s:
-                self.wake_s = deadline_s
+        self._start_timer(inputs[0].deadline_s if inputs else math.inf, DEADLINE, inputs)
 
     def step(self, pending: PendingInput, placement: KVPlacement, now_s: float) -> None:
         """Accepts an input of a sequence. It is sent to the replicas of the sequence; the first input chooses them.
@@ -163,11 +159,14 @@ class IngressCore(Unanswered):
         queue = pending.chain.queue if is_first else self._steps
         queue.push((pending,))
 
-    def expire(self, pending: PendingInput, now_s: float) -> Actions:
-        """Drops an input of a sequence at its deadline. Its call is aborted if it does not return the input soon."""
-        actions = self._miss_deadline((pending,), now_s)
-        self.wake_s = min(self.wake_s, self._timers.next_s())
-        return actions
+    def expire(self, inputs: Inputs, now_s: float) -> Actions:
+        """Drops inputs at their common deadline. A call that still holds some of them is aborted a little later."""
+        deadline_s = inputs[0].deadline_s
+        for each in inputs:
+            if each.holder is not None:
+                self._start_timer(deadline_s + CALL_GRACE_S, CALL_TIMEOUT, each)
+        timeout_s = round(deadline_s - inputs[0].arrived_s, 9)  # the precision of a clock that has run for a day
+        return self.give_up(inputs, DeadlineError(f"no answer within {timeout_s:g} s"), now_s)
 
     def give_up(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
         """Drops inputs, whether queued or sent. `why`: the error, or a reason if the caller no longer waits."""
@@ -288,7 +287,7 @@ class IngressCore(Unanswered):
         first, last = route.plan.networks[-2], len(route.plan.networks) - 1
         reference = self.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
         for copy in copies:
-            self._start_call_timeout(copy.deadline_s + CALL_GRACE_S, copy)
+            self._start_timer(copy.deadline_s + CALL_GRACE_S, CALL_TIMEOUT, copy)
         return [SendCall(reference, first, None, last)]
 
     # Fail and start again
@@ -309,8 +308,7 @@ class IngressCore(Unanswered):
         if retried:
             for each in retried:
                 each.holder = PAUSED
-            self._timers.add(now_s + RETRY_PAUSE_S, PAUSE, (slot, retried))
-        self.wake_s = min(self.wake_s, self._timers.next_s())
+            self._start_timer(now_s + RETRY_PAUSE_S, PAUSE, (slot, retried))
         return actions
 
     def _remove(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
@@ -348,7 +346,7 @@ class IngressCore(Unanswered):
 
     def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
         if kind == DEADLINE:
-            return self._miss_deadline(thing, now_s)
+            return self.expire(thing, now_s)
         if kind == CALL_TIMEOUT:
             return self._abort_call(thing, now_s)
         slot, inputs = thing
@@ -362,19 +360,12 @@ class IngressCore(Unanswered):
             self.counts.retries[slot] += len(retried)
         return []
 
-    def _miss_deadline(self, inputs: Inputs, now_s: float) -> Actions:
-        """Drops a request's inputs, and starts timeouts for the calls that still hold some of them."""
-        deadline_s = inputs[0].deadline_s
-        for each in inputs:
-            if each.holder is not None:
-                self._start_call_timeout(deadline_s + CALL_GRACE_S, each)
-        timeout_s = round(deadline_s - inputs[0].arrived_s, 9)  # the precision of a clock that has run for a day
-        return self.give_up(inputs, DeadlineError(f"no answer within {timeout_s:g} s"), now_s)
-
-    def _start_call_timeout(self, at_s: float, pending: PendingInput) -> None:
+    def _start_timer(self, at_s: float, kind: int, thing: Any) -> None:
+        """Starts a timer, unless it would never expire."""
         if at_s < math.inf:
-            self._timers.add(at_s, CALL_TIMEOUT, pending)
-            self.wake_s = min(self.wake_s, at_s)
+            self._timers.add(at_s, kind, thing)
+            if at_s < self.wake_s:
+                self.wake_s = at_s
 
     def _abort_call(self, pending: PendingInput, now_s: float) -> Actions:
         """Aborts the call that holds an overdue input. If the call has later deadlines, the timeout is extended."""
@@ -385,7 +376,7 @@ class IngressCore(Unanswered):
         until_s = max(each.deadline_s for each in remaining) + CALL_GRACE_S
         if until_s <= now_s:
             return [AbortCall(call), *self.fail(call, remaining, now_s)]
-        self._start_call_timeout(until_s, pending)
+        self._start_timer(until_s, CALL_TIMEOUT, pending)
         return []
 
     def _no_plan(self) -> StageUnavailableError:
