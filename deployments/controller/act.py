@@ -129,8 +129,6 @@ class ControlLoop:
         self._targets: dict[str, int] = {}
         """The number of replicas that this process has requested, by accelerator type."""
         self._missing = MissingAccelerators()
-        self._is_baseline_due = True
-        """Whether the next reports of replicas become the baseline for comparisons."""
         self._had_alarm = False
         """Whether an alarm was handled during a change since the last tick."""
         self.changes: Counter[str] = Counter()
@@ -251,10 +249,8 @@ class ControlLoop:
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(capacity, running, served, now_s)
         self._update_view(looked_s=now_s, ingresses=ingresses, replicas=replicas, capacity=left, running=running)
-        if self._is_baseline_due and replicas:
-            self._is_baseline_due = False
-            self._update_view(baseline={report.replica: report for report in replicas})
-        self._update_view(first_counts=self._view.first_counts or self._view.counts)
+        baseline = self._view.baseline or {report.replica: report for report in replicas}
+        self._update_view(baseline=baseline, first_counts=self._view.first_counts or self._view.counts)
         highest = max((report.epoch for report in ingresses), default=0)
         if highest > self.state.placed.epoch:
             self._log_event("error", f"an ingress follows plan {highest}, which is unknown")
@@ -350,7 +346,7 @@ class ControlLoop:
                 self._remember(placed, "proposed", reason, words)
             case Replan(reason):
                 await self._replan(reason)
-                self._is_baseline_due = True  # replicas are compared by their work from now on
+                self._update_view(baseline={})  # replicas are compared by their work from now on
 
     async def _replan(self, reason: str) -> dict[str, Any]:
         """Plans, and changes to the new plan if it is worth it; returns the verdict."""
