@@ -58,7 +58,6 @@ from offramp.commands.thresholds import (
     design_and_test_rows,
     likely_thresholds,
     measured_costs,
-    parameters_by_block,
     promised_records,
 )
 from optimizer.calibration.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
@@ -409,6 +408,17 @@ def calibrate(
     calibration = calibration.model_copy(update={"provenance": calibration.provenance | members})
     save_calibration(calibration, records, folder)
     return calibration, records
+
+
+def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
+    """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
+    costs = list[float]()
+    for member in card.members(folder):
+        blocks = getattr(load_model(member).backbone, "blocks", None)
+        if not isinstance(blocks, torch.nn.ModuleList):
+            return None
+        costs += [float(sum(each.numel() for each in block.state_dict().values())) for block in blocks]
+    return costs if len(costs) == card.num_blocks and all(costs) else None
 
 
 def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:

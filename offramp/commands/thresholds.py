@@ -5,17 +5,14 @@ Candidate thresholds are chosen with the design rows and tested with the test ro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.store import WEIGHTS_FILE, ModelCard
 from earlyexit.tasks.base import IntArray, Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
@@ -29,9 +26,6 @@ from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
 from profiles.networks import decay_of
 from profiles.records import ExitOutcome, ExitRecords
-
-OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
-"""Names of a block's weights in a weights file."""
 
 
 def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | None:
@@ -48,27 +42,6 @@ def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | 
     nearest = min(profile.lengths, key=lambda length: abs(length - mean))
     costs: list[float] = profile.tables[nearest].block_s_NB[:, -1].tolist()
     return costs
-
-
-def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
-    """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
-    sizes = [block_sizes(member) for member in card.members(folder)]
-    if any(len(each) != length for each, length in zip(sizes, card.chain.lengths, strict=True)):
-        return None
-    return [num_parameters for each in sizes for num_parameters in each.values()]
-
-
-def block_sizes(folder: Path) -> dict[int, float]:
-    """Returns the number of parameters of each block, in ascending order of the blocks."""
-    from safetensors import safe_open
-
-    sizes: dict[int, float] = {}
-    with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            if match := OF_BLOCK.match(name):
-                block = int(match[1])
-                sizes[block] = sizes.get(block, 0.0) + prod(file.get_slice(name).get_shape())
-    return dict(sorted(sizes.items()))
 
 
 def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
