@@ -14,6 +14,7 @@ from rich.table import Table
 
 from earlyexit.data.images import check_file
 from earlyexit.data.source_file import StrictDocument, read_source
+from earlyexit.data.text_tables import open_csv
 from earlyexit.errors import DataError
 from offramp.commands.options import ForecastJob
 from offramp.commands.output import make_table, print_result
@@ -113,20 +114,17 @@ class SeriesDocument(StrictDocument):
 
 def _read_csv(path: Path) -> list[Window | None]:
     check_file(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
-    rows = csv.reader(text.splitlines())
-    try:
-        header = [name.strip() for name in next(rows, [])]
-        blocks = [name for name in header if name != INPUTS]
-        if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
-            raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
-        # A blank line has no cells.
-        return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
-    except csv.Error as error:
-        raise DataError(f"{path}:{rows.line_num}: {error}") from error
+    with open_csv(path) as file:
+        rows = csv.reader(file)
+        try:
+            header = [name.strip() for name in next(rows, [])]
+            blocks = [name for name in header if name != INPUTS]
+            if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
+                raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
+            # A blank line has no cells.
+            return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
+        except csv.Error as error:
+            raise DataError(f"{path}:{rows.line_num}: {error}") from error
 
 
 def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window | None:

@@ -12,7 +12,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httpx
 from rich.table import Table
@@ -88,11 +87,8 @@ def status(job: StatusJob) -> None:
     with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
     headers = key_header(job.api_key)
-    url = job.url
-    if url is None:  # Serve's port on the dashboard's machine
-        parts = urlsplit(job.address)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname  # IPv6
-        url = f"{parts.scheme}://{host}:{(serve.get('http_options') or {}).get('port', 8000)}"
+    port = (serve.get("http_options") or {}).get("port", 8000)  # of Serve, on the dashboard's machine
+    url = job.url or str(httpx.URL(job.address).copy_with(port=port, path="/")).rstrip("/")
     plan = _plan_of(url, headers) if serve["applications"] else None
     document = {"applications": applications_document(serve), "plan": plan}
     print_result(document, lambda: status_tables(document), as_json=job.as_json)
