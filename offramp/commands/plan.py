@@ -531,12 +531,10 @@ def _stages(answer: PlanAnswer) -> Table:
         narrow=True,
     )
     planned = answer.planned
-    shown: set[int] = set()
     for each in planned.figures.splits:
         stage, bounds = planned.stages[each.stage_index], planned.figures.stages[each.stage_index]
         split = each.split
-        is_first = each.stage_index not in shown  # cells of the stage are only in the row of its first split
-        shown.add(each.stage_index)
+        is_first = split == stage.splits[0]  # cells of the stage are only in the row of its first split
         table.add_row(
             f"{each.stage_index}: {stage.replicas} x {stage.device}" if is_first else "",
             f"{split.first}-{split.end - 1}",

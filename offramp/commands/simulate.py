@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import typer
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from rich.table import Table
 
 from deployments.settings import ServeSettings
@@ -201,7 +202,8 @@ NUM_SEQUENCES = 20_000
 """Number of sequences with drawn lengths, which are then repeated in the same order."""
 CHUNK: int = ServeSettings.model_fields["prompt_chunk"].default
 TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
-FORM = "mean,variance,low,high"
+NORMAL = TypeAdapter(tuple[FiniteFloat, FiniteFloat, int, int])
+"""Mean, variance, lowest and highest value of `--lengths`."""
 
 
 ParsedLengths = tuple[IntArray, str]
@@ -214,8 +216,13 @@ def parse_lengths(text: str, seed: int) -> ParsedLengths:
         if "," not in text:
             tokens_N = tokens_of(Path(text))
             return tokens_N, f"{len(tokens_N)} lengths of {text}, drawn at random"
-        mean, variance, low, high = _numbers(text)
-        drawn_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=round(low), high=round(high), seed=seed)
+        mean, variance, low, high = NORMAL.validate_python(text.split(","))
+        drawn_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=low, high=high, seed=seed)
+    except ValidationError as error:
+        raise InputError(
+            f"--lengths {text!r}: it must be a file, or mean,variance,low,high, four finite numbers, of which low and "
+            "high are whole"
+        ) from error
     except DataError as error:
         raise InputError(f"--lengths {text}: {error}") from error
     return drawn_N, f"normal: mean {mean:g}, variance {variance:g}, {low:g} to {high:g}"
@@ -247,18 +254,6 @@ def _row_lengths(
     else:
         lengths_R, origin = _drawn(lengths, num_rows, rng), "drawn from the problem's"
     return lengths_R.astype(np.int64), f"{origin}, {lengths_R.mean():.4g} tokens on average"
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--lengths {text!r}: it must be a file, or {FORM}") from error
-    if len(numbers) != len(FORM.split(",")) or not all(np.isfinite(numbers)):
-        raise InputError(f"--lengths {text!r}: it must be a file, or {FORM}, four finite numbers")
-    if any(number != round(number) for number in numbers[2:]):
-        raise InputError(f"--lengths {text!r}: low and high must be whole numbers of tokens")
-    return numbers
 
 
 def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
