@@ -56,6 +56,7 @@ from optimizer.problems.problem_shape import (
 from optimizer.problems.survival_file import Recorded, with_recorded_batches
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.planner import solve
 from profiles.networks import alone_of, decay_of, kept_of, measuring_of, survival_of, weights_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -231,8 +232,49 @@ class ServiceParts:
             budget=budget if pruned else of_ramps(budget, records, thresholds),
             confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
             prune=pruned,
-            kept=kept_of(records) if pruned else (),
         )
+
+    @cached_property
+    def problem(self) -> PlanProblem:
+        """The problem for the planner, with times in the seconds of the file; raises InputError with the line."""
+        _check_generating(self)
+        document, card, thresholds = self.document, self.card, self.exits.thresholds
+        ramps, link, budget = tuple(thresholds), self.inventory.link, document.planner.budget
+        with self.source.errors_at(("planner", "objective")):
+            objective = objective_of(document.planner.objective, "planner.objective")
+        devices, by_price = self.inventory.devices, isinstance(objective, MinimizeCost) or budget is not None
+        unpriced = [name for name in self.inventory.counts if devices[name].usd_per_hour is None]
+        with self.source.errors_at(("cluster", "devices", *unpriced[:1])):
+            if by_price and unpriced:
+                raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
+        with self.source.errors_at(("model",)):
+            problem = PlanProblem(
+                num_blocks=card.num_blocks,
+                ramps=ramps,
+                survival_N=self.exits.records.outcome(thresholds).survival,
+                latency={name: with_rows(table, card.ramps, ramps) for name, table in self.tables.items()},
+                devices={
+                    name: Supply(count=count, usd_per_hour=devices[name].usd_per_hour or 0.0)
+                    for name, count in self.inventory.counts.items()
+                },
+                link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s),
+                bytes_per_sample_N=bytes_per_sample(document.model, card),
+                slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
+                objective=objective,
+                budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
+                networks=card.chain.networks,
+                survival_of=None
+                if card.chain.is_one
+                else survival_of(self.exits.records, thresholds, card.chain, self.exits.alone),
+                crossing_s=0.0 if card.chain.is_one else CROSSING_S / self.inventory.time_scale,
+                crossing_tokens=kept_of(self.exits.records) if self.exits.prune else (),
+            )
+        problem = _with_lengths(problem, self)
+        if document.planner.strategy == "pame":
+            problem = with_recorded_batches(problem, self.exits.records, thresholds)
+        limit = document.planner.batch_limit
+        with self.source.errors_at(("planner", "batch_limit")):
+            return problem if limit is None else with_batch_limit(problem, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +289,6 @@ class Exits(Recorded):
     """Confidence that the thresholds keep the budget of agreement; None if it was not tested."""
     prune: Mapping[int, float] = field(default_factory=dict)
     """Alphas of word pruning by end ramp, as in a plan."""
-    kept: tuple[float, ...] = ()
-    """Share of an input's tokens that each network gets; () for all tokens."""
 
 
 def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
@@ -415,39 +455,36 @@ class Service:
         return self if at is None else replace(self, settings=at_folder(self.settings, PurePosixPath(at)))
 
 
-def read_service(path: Path, solve: Solve | None = None) -> Service:
-    """Reads a service file, and makes its first plan unless it names one; `solve`: None for the planner's.
+def read_service(path: Path, solve: Solve = solve) -> Service:
+    """Reads a service file, and makes its first plan unless it names one.
 
     Raises InputError with file, line, the mistake and what is allowed.
     """
-    from optimizer.search import planner
-
-    candidates: list[tuple[ServiceParts, PlanProblem, Plan]] = []
+    candidates: list[tuple[ServiceParts, Plan]] = []
     errors: list[InputError] = []
     for each in calibrated_parts(read_parts(path)):  # a chain may have several calibrations
         try:
-            problem = service_problem(each)
-            make = partial(_solved, each, problem, solve or planner.solve)
-            candidates.append((each, problem, first_plan(each, make)))
+            _ = each.problem  # reads and checks it
+            candidates.append((each, first_plan(each, partial(_solved, each, solve))))
         except InputError as error:  # such as no plan within the SLO
             errors.append(error)
     if not candidates:
         raise errors[0]
-    best = best_index(candidates[0][1].objective, [plan.predicted for _, _, plan in candidates])
-    parts, problem, plan = candidates[best]
-    return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
+    best = best_index(candidates[0][0].problem.objective, [plan.predicted for _, plan in candidates])
+    parts, plan = candidates[best]
+    return Service(settings=_settings(parts, plan), inventory=parts.inventory, ingress=parts.document.ingress)
 
 
 def check_service(path: Path) -> ServiceParts:
     """Reads and checks a service file as `offramp serve` does, but makes no plan, which may take minutes."""
     parts = calibrated_parts(read_parts(path))[0]
-    problem, device = service_problem(parts), next(iter(parts.inventory.counts))
-    stand_in = stock_plan(parts.card.num_blocks, networks=problem.networks, device=device, batch=1)
-    check_control(_settings(parts, problem, first_plan(parts, lambda: stand_in)), ModelShape.of(parts.card))
+    device = next(iter(parts.inventory.counts))
+    stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=1)
+    check_control(_settings(parts, first_plan(parts, lambda: stand_in)), ModelShape.of(parts.card))
     return parts
 
 
-def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
+def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
     document, controlled = parts.document, parts.document.planner.control
     with parts.source.errors_at(("planner", "tuning")):
         if not controlled and document.planner.tuning != "off":
@@ -465,28 +502,28 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
                 batch=list(table.batches),
                 block_s=table.block_s_NB.tolist(),
                 ramp_s=table.ramp_s_EB.tolist(),
-                length=None if problem.lengths is None else table.length,
+                length=None if parts.problem.lengths is None else table.length,
                 time_scale=parts.inventory.time_scale,
                 decisions=document.model.decisions,
             )
             for name, table in parts.tables.items()
             if find_device(name).emulated
         },
-        control=_control(parts, problem) if controlled else None,
+        control=_control(parts) if controlled else None,
         probe_share=document.planner.probe_share if controlled else 0.0,
         slo_s=document.slo.latency_s * parts.inventory.time_scale,
         slack=document.slo.slack,
     )
 
 
-def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
+def _control(parts: ServiceParts) -> ControlSettings:
     planner = parts.document.planner
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
     confidence: dict[str, Any] = (
         {} if parts.exits.confidence is None else {"accuracy_confidence": parts.exits.confidence}
     )
     control = ControlSettings(
-        problem=scaled_problem(problem, parts.inventory.time_scale),
+        problem=scaled_problem(parts.problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
         state=str(state),
         accuracy_budget=parts.exits.budget,
@@ -496,48 +533,6 @@ def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
     with parts.source.errors_at(("planner", "tuning")):
         check_tuning(control, planner.probe_share)
     return control
-
-
-def service_problem(parts: ServiceParts) -> PlanProblem:
-    """Returns the problem for the planner, with times in the seconds of the file."""
-    _check_generating(parts)
-    document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
-    ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
-    with parts.source.errors_at(("planner", "objective")):
-        objective = objective_of(document.planner.objective, "planner.objective")
-    devices, by_price = parts.inventory.devices, isinstance(objective, MinimizeCost) or budget is not None
-    unpriced = [name for name in parts.inventory.counts if devices[name].usd_per_hour is None]
-    with parts.source.errors_at(("cluster", "devices", *unpriced[:1])):
-        if by_price and unpriced:
-            raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
-    with parts.source.errors_at(("model",)):
-        problem = PlanProblem(
-            num_blocks=card.num_blocks,
-            ramps=ramps,
-            survival_N=parts.exits.records.outcome(thresholds).survival,
-            latency={name: with_rows(table, card.ramps, ramps) for name, table in parts.tables.items()},
-            devices={
-                name: Supply(count=count, usd_per_hour=devices[name].usd_per_hour or 0.0)
-                for name, count in parts.inventory.counts.items()
-            },
-            link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s),
-            bytes_per_sample_N=bytes_per_sample(document.model, card),
-            slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
-            objective=objective,
-            budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
-            networks=card.chain.networks,
-            survival_of=None
-            if card.chain.is_one
-            else survival_of(parts.exits.records, thresholds, card.chain, parts.exits.alone),
-            crossing_s=0.0 if card.chain.is_one else CROSSING_S / parts.inventory.time_scale,
-            crossing_tokens=parts.exits.kept,
-        )
-    problem = _with_lengths(problem, parts)
-    if document.planner.strategy == "pame":
-        problem = with_recorded_batches(problem, parts.exits.records, thresholds)
-    limit = document.planner.batch_limit
-    with parts.source.errors_at(("planner", "batch_limit")):
-        return problem if limit is None else with_batch_limit(problem, limit)
 
 
 def _check_generating(parts: ServiceParts) -> None:
@@ -591,9 +586,9 @@ def first_plan(parts: ServiceParts, make: Callable[[], Plan]) -> Plan:
         return replace(plan, order=order_of(planner.order))
 
 
-def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
+def _solved(parts: ServiceParts, solve: Solve) -> Plan:
     exits = parts.exits
-    file = ProblemFile(problem=problem, recorded=exits)
+    file = ProblemFile(problem=parts.problem, recorded=exits)
     result = answer(file, parts.document.planner.strategy, solve, compared=())
     with parts.source.errors_at(("slo",)):
         planned = result.planned
