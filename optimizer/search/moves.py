@@ -6,7 +6,7 @@ another move between the same nodes on the same device is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -178,45 +178,34 @@ def build_graph(
 
 def all_nodes(problem: PlanProblem) -> Nodes:
     """Returns every pair of boundary and last ramp that inputs reach."""
-    share_Q, after_Q, _ = ranks_of(problem)
-    nodes = [
-        (block, rank)
-        for block in range(problem.num_blocks)
-        for rank in range(len(share_Q))
-        if after_Q[rank] <= block and share_Q[rank] > 0 and (rank == 0 or block > 0)
-    ]
-    node_KQ = np.full((problem.num_blocks + 1, len(share_Q)), -1, dtype=np.int64)
-    for node, (block, rank) in enumerate(nodes):
-        node_KQ[block, rank] = node
-    node_KQ[problem.num_blocks, :] = len(nodes)
-    nodes.append((problem.num_blocks, 0))
-    blocks, ranks = zip(*nodes, strict=True)
-    return Nodes(np.array(blocks, dtype=np.int64), np.array(ranks, dtype=np.int64), node_KQ)
+    return nodes_around(problem, (), len(problem.ramps) + 1)
 
 
 def end_nodes(problem: PlanProblem) -> Nodes:
     """Returns the model's two ends. The paths between them are plans of a single split."""
-    node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
-    node_KQ[0, 0], node_KQ[problem.num_blocks, :] = 0, 1
-    return Nodes(np.array([0, problem.num_blocks]), np.zeros(2, dtype=np.int64), node_KQ)
+    return _nodes(problem, [(0, 0)])
 
 
 def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> Nodes:
     """Returns, for each boundary, up to `width` ranks around the last ramp before it if `ramps` were active."""
-    block_P, rank_P, node_KQ = all_nodes(problem)
+    share_Q, after_Q, _ = ranks_of(problem)
     index = {ramp: rank for rank, ramp in enumerate(problem.ramps, start=1)}
-    kept = []
+    kept: list[tuple[int, int]] = []
     for block in range(problem.num_blocks):
         last = max((index[ramp] for ramp in ramps if ramp < block), default=0)
-        nodes_P = np.flatnonzero((block_P == block) & (np.arange(len(block_P)) < len(block_P) - 1))
-        nearest_P = nodes_P[np.argsort(np.abs(rank_P[nodes_P] - last), kind="stable")[:width]]
-        kept += sorted(nearest_P.tolist())
-    kept.append(len(block_P) - 1)
-    chosen_P = np.array(kept)
-    node_KQ = np.full_like(node_KQ, -1)
-    node_KQ[block_P[chosen_P], rank_P[chosen_P]] = np.arange(len(chosen_P))
-    node_KQ[problem.num_blocks, :] = len(chosen_P) - 1
-    return Nodes(block_P[chosen_P], rank_P[chosen_P], node_KQ)
+        reached = [rank for rank, share in enumerate(share_Q) if after_Q[rank] <= block and share > 0]
+        nearest = sorted(reached, key=lambda rank: abs(rank - last))[:width]
+        kept += [(block, rank) for rank in sorted(nearest)]
+    return _nodes(problem, kept)
+
+
+def _nodes(problem: PlanProblem, pairs: Sequence[tuple[int, int]]) -> Nodes:
+    """Returns the nodes of these pairs of boundary and rank, and the model's end."""
+    block_P, rank_P = np.array([*pairs, (problem.num_blocks, 0)], dtype=np.int64).T.copy()
+    node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
+    node_KQ[block_P, rank_P] = np.arange(len(block_P))
+    node_KQ[problem.num_blocks, :] = len(pairs)
+    return Nodes(block_P, rank_P, node_KQ)
 
 
 class LinkArrays(NamedTuple):

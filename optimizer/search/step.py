@@ -34,18 +34,6 @@ def with_doubled_capacity(labels: Labels) -> Labels:
 
 
 @compiled
-def linked_labels(head: int, int_LI: IntArray, column: int) -> IntArray:
-    """Returns the labels of a linked list. `column` holds the next label, and -1 ends the list."""
-    count, label = 0, head
-    while label != -1:
-        count, label = count + 1, int_LI[label, column]
-    found_L, label = np.empty(count, dtype=np.int64), head
-    for place in range(count):
-        found_L[place], label = label, int_LI[label, column]
-    return found_L
-
-
-@compiled
 def undominated(
     order_L: IntArray, group_L: IntArray, figures_LF: FloatArray, first: int, end: int, rounding: float, most: int
 ) -> tuple[bool, IntArray]:
