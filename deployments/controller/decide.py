@@ -625,11 +625,17 @@ async def propose(
 ) -> tuple[PlanProblem, Decision]:
     """Returns the first problem that has a plan, and its best plan; otherwise the first one, and why it has none.
 
-    Blamed plans are replaced by the planner's other candidates.
+    Blamed plans are replaced by the planner's other candidates. Raises PlanError if the search neither found a plan
+    for any problem nor proved that none exists.
     """
     refusals: list[tuple[PlanProblem, NoPlan]] = []
     for problem in questions:
-        found = await solve(problem, strategy)
+        try:
+            found = await solve(problem, strategy)
+        except PlanError:
+            if problem is questions[-1] and not refusals:
+                raise
+            continue
         if isinstance(found, Planned):
             found = _allowed(problem, found, blamed) or NoPlan(strategy=strategy, binding="devices")
         if isinstance(found, NoPlan):

@@ -18,6 +18,7 @@ import numpy as np
 from optimizer.cost.evaluate import TOLERANCE, merit, objective_value
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.problem import MaximizeRate, PlanProblem
+from optimizer.search.by_devices import is_small, mixture_by_devices
 from optimizer.search.decision import Decision, FeasiblePlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
 from optimizer.search.exact import num_splits
 from optimizer.search.label_search import ABORTED, COMPLETE, TOTAL, ChainLimits, completion_bounds, search_labels, trace
@@ -32,7 +33,8 @@ PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Margins of a chain's price above the least price, widened while the label search completes."""
 MAX_LABELS = 32_768
 MAX_COLUMNS = 200
-"""Columns of a master problem."""
+"""Columns of a master problem that HiGHS solves."""
+MAX_COLUMNS_BY_DEVICES = 2000
 LABELS_PER_GROUP = 8
 """Labels with equal node and types that are kept if the search is truncated."""
 LABELS_PER_GROUP_AT_RATE = 16
@@ -115,8 +117,8 @@ def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
     return PricedChain(stages=graph.stages_of(path), column=column, price=float(labels.float_LF[label, TOTAL]))
 
 
-def most_promising(candidates: Sequence[PricedChain]) -> list[PricedChain]:
-    """Returns the cheapest chain of every sequence of device types, then the second cheapest ones, and so on."""
+def most_promising(candidates: Sequence[PricedChain], most: int) -> list[PricedChain]:
+    """Returns `most` chains: the cheapest of each sequence of device types, then the second cheapest, and so on."""
     groups: dict[tuple[int, ...], list[PricedChain]] = {}
     for chain in dict.fromkeys(candidates):
         groups.setdefault(tuple(stage.device for stage in chain.column.stages), []).append(chain)
@@ -125,7 +127,7 @@ def most_promising(candidates: Sequence[PricedChain]) -> list[PricedChain]:
         for group_index, group in enumerate(groups.values())
         for rank, chain in enumerate(sorted(group, key=lambda chain: chain.price))
     ]
-    return [chain for *_, chain in sorted(ranked, key=lambda each: each[:3])[:MAX_COLUMNS]]
+    return [chain for *_, chain in sorted(ranked, key=lambda each: each[:3])[:most]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +149,13 @@ def solve_mixture(
     """
     if not candidates:
         return None
-    budget = problem.budget_usd_per_hour
-    cluster = Cluster(
-        count_C=np.array([float(problem.devices[name].count) for name in names]),
-        usd_C=np.array([problem.devices[name].usd_per_hour for name in names]),
-        budget=math.inf if budget is None else budget,
-    )
+    cluster = cluster_of(problem, names)
     demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.required_per_s, most_chains=most_chains)
-    mixture = solve_master([each.column for each in candidates], [demand], cluster, seconds=MASTER_SECONDS)
+    columns, is_found, mixture = [each.column for each in candidates], False, None
+    if is_small(cluster):
+        is_found, mixture = mixture_by_devices(columns, demand, cluster)
+    if not is_found:
+        mixture = solve_master(columns, [demand], cluster, seconds=MASTER_SECONDS)
     if mixture is None or not mixture.replicas:
         return None
     stages: list[Stage] = []
@@ -165,6 +166,16 @@ def solve_mixture(
     plan = if_feasible(problem, tuple(stages), tuple(rate / sum(rates) for rate in rates))
     used = tuple(candidates[q] for q in mixture.replicas)
     return None if plan is None else Incumbent(plan=plan, bound=mixture.bound, used=used)
+
+
+def cluster_of(problem: PlanProblem, names: Sequence[str]) -> Cluster:
+    """Returns the devices of these types, and the budget."""
+    devices, budget = [problem.devices[name] for name in names], problem.budget_usd_per_hour
+    return Cluster(
+        count_C=np.array([float(device.count) for device in devices]),
+        usd_C=np.array([device.usd_per_hour for device in devices]),
+        budget=math.inf if budget is None else budget,
+    )
 
 
 def _needed_replicas(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> list[int]:
@@ -232,7 +243,7 @@ class ChainSearch:
         graph, complete = self._graph()
         finished, candidates = price_chains(graph, self._limits(graph, self.bounded.prices, self.names, math.inf))
         best = None
-        if complete and finished and len(candidates) <= MAX_COLUMNS:
+        if complete and finished and len(candidates) <= self._most_columns:
             best = self._improve(candidates, None)
             if not self._is_cut_short:
                 return best, True
@@ -266,7 +277,7 @@ class ChainSearch:
             chains = [] if is_whole else price_chains(part, limits)[1]
             chains += self._chains_at_rates(part, limits._replace(count_C=self._count_C(graph)))
             if len(names) == 1 and self.problem.required_per_s is None:
-                best = self._mixture(most_promising(chains), 1)
+                best = self._mixture(most_promising(chains, self._most_columns), 1)
                 self._best_of_types += () if best is None else best.used
             priced += chains
         return priced
@@ -333,6 +344,10 @@ class ChainSearch:
         return np.array([float(self.problem.devices[name].count) for name in graph.device_names])
 
     @property
+    def _most_columns(self) -> int:
+        return MAX_COLUMNS_BY_DEVICES if is_small(cluster_of(self.problem, self.names)) else MAX_COLUMNS
+
+    @property
     def _most_chains(self) -> int:
         return min(self.problem.most_chains, self.space.most_chains)
 
@@ -358,7 +373,8 @@ class ChainSearch:
 
     def _improve(self, candidates: Sequence[PricedChain], best: Incumbent | None) -> Incumbent | None:
         """Returns the better of the incumbent and the best mixture of candidates."""
-        several = candidates if len(candidates) <= self._most_chains * MAX_COLUMNS else most_promising(candidates)
+        most = self._most_columns
+        several = candidates if len(candidates) <= self._most_chains * most else most_promising(candidates, most)
         tried = list(dict.fromkeys([*self._best_of_types, *several]))
         if best is not None and self._tried.issuperset(tried):
             return best

@@ -14,8 +14,8 @@ from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLaten
 from optimizer.problems.tokens import in_tokens, with_budgets
 from optimizer.search.beam import bound_at_scale, solve_at_scale
 from optimizer.search.chains import solve_chains
-from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.search.exact import better_plan, solve_exactly
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between, if_feasible
+from optimizer.search.exact import better_plan, is_too_big, search_space, solve_exactly
 from optimizer.search.in_time import solve_in_time
 from optimizer.search.pame import solve_pame
 from optimizer.search.relaxation import solve_relaxation
@@ -109,9 +109,7 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
     several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
     if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
         decision = solve_chains(problem, space)
-        if decision is None:
-            return _among_several(problem, space, _solve(problem, replace(space, most_chains=1), None))
-        return _no_worse_than_one(problem, space, decision)
+        return _among_several(problem, space) if decision is None else _no_worse_than_one(problem, space, decision)
     best: Decision | None = None
     if planners is None:
         planners = STRATEGY_PLANNERS.get(space.strategy, PLANNERS[type(problem.objective)])
@@ -134,13 +132,28 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
 
 
-def _among_several(problem: PlanProblem, space: Space, one: Decision) -> Decision:
-    """Returns the plan of one chain with the bound on plans of several chains, of which none was found in time."""
+def _among_several(problem: PlanProblem, space: Space) -> Planned:
+    """Returns a plan of one chain with the bound on plans of several chains, of which none was found.
+
+    Raises PlanError if there is none of one chain either.
+    """
     relaxation = solve_relaxation(problem, space, payable_names(problem))
-    if isinstance(one, NoPlan) or relaxation is None:
-        raise PlanError("no plan was found in time, though there may be one of several chains; set most_chains: 1")
-    bound = relaxation.bound.value
-    return replace(one, bound=bound, gap=gap_between(objective_value(problem, one.figures), bound))
+    assert relaxation is not None, "the search for several chains would have proven that there is no plan"
+    if is_too_big(problem, space):
+        one = solve_at_scale(problem, space)
+        stages = one.stages if isinstance(one, Planned) else None
+    else:
+        found = search_space(problem, space).found
+        stages = None if found is None else found.stages
+    plan = None if stages is None else if_feasible(problem, stages)
+    if plan is not None:
+        return plan.planned(problem, space.strategy, relaxation.bound.value)
+    fastest = solve_chains(replace(problem, objective=MaximizeRate()), space)
+    known = ""
+    if isinstance(fastest, Planned):
+        rate_per_s, most_per_s = fastest.figures.rate_per_s, fastest.bound
+        known = f": the fastest one found serves {rate_per_s:.6g}/s, and none more than {most_per_s:.6g}/s"
+    raise PlanError(f"no plan was found, though there may be one{known}")
 
 
 def _per_input(problem: PlanProblem, decision: Decision) -> Decision:

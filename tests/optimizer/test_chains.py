@@ -200,6 +200,7 @@ def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_mu
 
 
 def test_a_master_problem_without_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.search.by_devices.MAX_USES", 0)
     monkeypatch.setattr("optimizer.search.chains.MASTER_SECONDS", 0.0)
     num_plans = 0
     for seed in FEW_BLOCKS[:60:4]:
@@ -216,6 +217,17 @@ def test_a_master_problem_without_time_proves_nothing(monkeypatch: pytest.Monkey
         assert sign * found.bound >= sign * expected - SOLVED * expected, seed
         num_plans += 1
     assert num_plans > 0
+
+
+def test_a_rate_between_the_fastest_plan_and_the_bound_is_refused_with_both() -> None:
+    fastest = solve(replace(random_problem(101), most_chains=3, objective=MaximizeRate()))
+    assert isinstance(fastest, Planned)
+    found, most = fastest.figures.rate_per_s, fastest.bound
+    assert found < most
+    between = MinimizeCost(rate_per_s=(found + most) / 2, in_time=0.0)
+    known = f"the fastest one found serves {found:.6g}/s, and none more than {most:.6g}/s"
+    with pytest.raises(PlanError, match=f"^no plan was found, though there may be one: {known}$"):
+        solve(replace(random_problem(101), most_chains=3, objective=between))
 
 
 def table(batches: tuple[int, ...], block_ms: list[list[float]], ramp_ms: list[list[float]]) -> LatencyTable:

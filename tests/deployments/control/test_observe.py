@@ -17,7 +17,7 @@ from deployments.controller.remember import State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import BUCKET, IngressReport, Interval, ReplicaReport, total
 from earlyexit.engine.engine import TimesRun
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.live.changeover import FailedPlan
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
@@ -313,11 +313,13 @@ class FakePlanner:
     def __init__(self, *best: Stages) -> None:
         self._best = best
         self.asked: list[tuple[float | None, Strategy]] = []
-        self.too_fast_per_s = float("inf")
+        self.too_fast_per_s = self.unknown_per_s = float("inf")
 
     async def solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
         rate_per_s = asked.objective.rate_per_s if isinstance(asked.objective, MinimizeCost) else None
         self.asked.append((rate_per_s, strategy))
+        if (rate_per_s or 0.0) > self.unknown_per_s:
+            raise PlanError("no plan was found, though there may be one")
         if not self._best or (rate_per_s or 0.0) > self.too_fast_per_s:
             return no_plan()
         return replace(planned(asked, self._best[0]), candidates=self._best[1:])
@@ -349,6 +351,15 @@ async def test_questions_are_asked_until_one_has_an_answer() -> None:
     planner.too_fast_per_s = 400.0
     assert await stages_of(planner, dear, cheap, problem()) == whole(4)
     assert planner.asked == [(900.0, "best"), (300.0, "best")]
+
+
+async def test_the_next_question_is_asked_if_a_plan_was_neither_found_nor_ruled_out() -> None:
+    dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
+    planner = FakePlanner(whole(4))
+    planner.unknown_per_s = 400.0
+    assert await stages_of(planner, dear, cheap) == whole(4)
+    with pytest.raises(PlanError, match="there may be one"):
+        await stages_of(planner, dear, dear)
 
 
 PLACED = PlacedPlan(
