@@ -14,8 +14,8 @@ from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLaten
 from optimizer.problems.tokens import in_tokens, with_budgets
 from optimizer.search.beam import bound_at_scale, solve_at_scale
 from optimizer.search.chains import solve_chains
-from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between, if_feasible
-from optimizer.search.exact import better_plan, is_too_big, search_space, solve_exactly
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between
+from optimizer.search.exact import better_plan, solve_exactly
 from optimizer.search.in_time import solve_in_time
 from optimizer.search.pame import solve_pame
 from optimizer.search.relaxation import solve_relaxation
@@ -137,23 +137,19 @@ def _among_several(problem: PlanProblem, space: Space) -> Planned:
 
     Raises PlanError if there is none of one chain either.
     """
-    relaxation = solve_relaxation(problem, space, payable_names(problem))
-    assert relaxation is not None, "the search for several chains would have proven that there is no plan"
-    if is_too_big(problem, space):
+    try:
         one = solve_at_scale(problem, space)
-        stages = one.stages if isinstance(one, Planned) else None
-    else:
-        found = search_space(problem, space).found
-        stages = None if found is None else found.stages
-    plan = None if stages is None else if_feasible(problem, stages)
-    if plan is not None:
-        return plan.planned(problem, space.strategy, relaxation.bound.value)
-    fastest = solve_chains(replace(problem, objective=MaximizeRate()), space)
-    known = ""
-    if isinstance(fastest, Planned):
-        rate_per_s, most_per_s = fastest.figures.rate_per_s, fastest.bound
-        known = f": the fastest one found serves {rate_per_s:.6g}/s, and none more than {most_per_s:.6g}/s"
-    raise PlanError(f"no plan was found, though there may be one{known}")
+    except PlanError as error:
+        fastest = solve_chains(replace(problem, objective=MaximizeRate()), space)
+        if not isinstance(fastest, Planned):
+            raise
+        rates = f"serves {fastest.figures.rate_per_s:.6g}/s, and none more than {fastest.bound:.6g}/s"
+        raise PlanError(f"no plan was found, though there may be one: the fastest one found {rates}") from error
+    relaxation = solve_relaxation(problem, space, payable_names(problem))
+    assert isinstance(one, Planned), "the search for several chains would have proven that there is no plan"
+    assert relaxation is not None
+    bound = relaxation.bound.value
+    return replace(one, bound=bound, gap=gap_between(objective_value(problem, one.figures), bound))
 
 
 def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
