@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -47,24 +47,10 @@ FAILURE_EVENT = b'event: trouble\ndata: {"words": "the service\'s state is not a
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-Viewer: TypeAlias = "asyncio.Queue[bytes | None]"
-"""The event that a viewer has not read yet, so a slow viewer gets only the newest one. None ends its stream."""
-
-
-def _offer(viewer: Viewer, event: bytes | None) -> None:
-    if viewer.full():
-        viewer.get_nowait()
-    viewer.put_nowait(event)
-
-
-async def _events_for(viewer: Viewer) -> AsyncIterator[bytes]:
-    while (event := await viewer.get()) is not None:
-        yield event
-
 
 @dataclass(slots=True, eq=False)
 class LivePage:
-    """Handlers of the live page, and its viewers at one ingress. Events are produced while there are viewers."""
+    """Handlers of the live page, and its viewers at one ingress. They share each event, and a slow one skips some."""
 
     produce: Callable[[], Awaitable[bytes | None]]
     """Returns the newest event; None if there are no more events."""
@@ -73,10 +59,11 @@ class LivePage:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     max_viewers: int = MAX_VIEWERS
     max_connected_s: float = MAX_CONNECTED_S
-    viewers: dict[Viewer, float] = field(default_factory=dict, init=False)
-    """When each viewer joined."""
-    _task: asyncio.Task[None] | None = field(default=None, init=False)
-    _newest: bytes | None = field(default=None, init=False)
+    viewers: set[object] = field(default_factory=set, init=False)
+    _newest: asyncio.Task[bytes | None] | None = field(default=None, init=False)
+    """Returns the newest event. None before the first viewer."""
+    _newest_s: float = field(default=0.0, init=False)
+    """When the newest event was requested."""
     _closed: bool = field(default=False, init=False)
 
     async def page(self, request: Request) -> Response:
@@ -91,63 +78,49 @@ class LivePage:
         return _respond(request, name)
 
     async def events(self, request: Request) -> Response:
-        """Answers with the event stream; raises what `join` raises."""
+        """Answers with the event stream; raises OverloadedError for too many viewers, or while the ingress stops."""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
-        viewer = self.join()
-        watch = DisconnectWatch(request.receive, partial(self.leave, viewer))
-        return EventStream(_events_for(viewer), watch)
-
-    def join(self) -> Viewer:
-        """Adds a viewer; raises OverloadedError if there are too many, or if the ingress is shutting down."""
         if self._closed:
             raise OverloadedError("this ingress is shutting down; another one serves the page", retry_after_s=1.0)
         if len(self.viewers) >= self.max_viewers:
             message = f"the page of this ingress has {self.max_viewers} viewers already"
             raise OverloadedError(message, retry_after_s=RETRY_S)
-        viewer: Viewer = asyncio.Queue(1)
-        self.viewers[viewer] = self.clock.now_s()
-        if self._newest is not None:
-            _offer(viewer, self._newest)
-        if self._task is None:
-            self._task = asyncio.create_task(self._keep_producing())
-        return viewer
+        viewer = object()
+        self.viewers.add(viewer)
+        return EventStream(
+            self._events_for(viewer), DisconnectWatch(request.receive, partial(self.viewers.discard, viewer))
+        )
 
     def close(self) -> None:
-        """Disconnects all viewers and accepts no more, because the ingress is shutting down."""
+        """Ends the streams of all viewers within a second, and accepts no more, because the ingress shuts down."""
         self._closed = True
-        for viewer in list(self.viewers):
-            self.leave(viewer)
+        self.viewers.clear()
+        if self._newest is not None:
+            self._newest.cancel()
 
-    def leave(self, viewer: Viewer) -> None:
-        """Removes a viewer, and ends its stream."""
-        self.viewers.pop(viewer, None)
-        _offer(viewer, None)
-        if not self.viewers and self._task is not None:
-            self._task.cancel()
-            self._task = self._newest = None
+    async def _events_for(self, viewer: object) -> AsyncIterator[bytes]:
+        """Yields an event per period, until the viewer has left or must reconnect."""
+        until_s = self.clock.now_s() + self.max_connected_s
+        while viewer in self.viewers and self.clock.now_s() < until_s:
+            if self._newest is None or (self._newest.done() and self.clock.now_s() >= self._newest_s + PERIOD_S):
+                self._newest, self._newest_s = asyncio.create_task(self._update()), self.clock.now_s()
+            event = await asyncio.shield(self._newest)  # other viewers may wait for it, too
+            if event is None:
+                self.close()
+                return
+            yield event
+            await self.sleep(max(0.0, self._newest_s + PERIOD_S - self.clock.now_s()))
 
-    async def _keep_producing(self) -> None:
-        while not self._closed:
-            start_s = self.clock.now_s()
-            await self._publish()
-            await self.sleep(max(0.0, start_s + PERIOD_S - self.clock.now_s()))
-
-    async def _publish(self) -> None:
+    async def _update(self) -> bytes | None:
         try:
             async with asyncio.timeout(POLL_TIMEOUT_S):
-                event = await self.produce()
+                return await self.produce()
+        except asyncio.CancelledError:  # by `close`
+            return None
         except Exception:
             logger.exception("the live page could not be updated")
-            event = FAILURE_EVENT
-        if event is None:
-            self.close()
-            return
-        self._newest = event
-        for viewer, since_s in list(self.viewers.items()):
-            _offer(viewer, event)
-            if self.clock.now_s() - since_s >= self.max_connected_s:
-                self.leave(viewer)
+            return FAILURE_EVENT
 
 
 PAGE = "page.html"

@@ -20,7 +20,7 @@ from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
-from deployments.api.state import LivePage, StateRoutes, Viewer
+from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.keys import AccessSettings
@@ -77,15 +77,6 @@ class FakeController(ControllerLink):
         if method == "describe":
             return {"epoch": 3, "predicted": {"latency_s": float("inf")}}
         return [{"epoch": epoch} for epoch in range(5, 0, -1)][: arguments[0]]
-
-
-class FakePage(LivePage):
-    """A live page without events."""
-
-    def join(self) -> Viewer:
-        viewer = super().join()
-        self.leave(viewer)
-        return viewer
 
 
 class FakeRoutes(VersionRoutes):
@@ -171,7 +162,11 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
     settings = ServeSettings.model_validate({"model": "none", "plan": placed.plan})
     facts = ServiceFacts(card=backend.card, settings=settings)
     state = StateRoutes(facts, core, backend.ask_all, FakeController("offramp"), ManualClock())
-    routes = FakeRoutes(backend, backend.versions, None), state, FakePage(state.event, ManualClock())
+    routes = (
+        FakeRoutes(backend, backend.versions, None),
+        state,
+        LivePage(state.event, ManualClock(), max_connected_s=0.0),
+    )
     app = build_api(backend, *routes, gate=gate, **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from deployments.api import state
 from deployments.api.http import build_api
-from deployments.api.state import FAILURE_EVENT, PERIOD_S, LivePage, Viewer, assets
+from deployments.api.state import FAILURE_EVENT, PERIOD_S, LivePage, assets
 from earlyexit.errors import OverloadedError
 from tests.clock import ManualClock
 from tests.deployments.ingress.dashboard.fake_service import FakeService
@@ -79,44 +79,33 @@ async def test_a_request_for_the_head_of_the_stream_gets_no_stream(
     assert response.headers["content-type"].startswith("text/event-stream")
 
 
-class Connection:
-    """An ASGI request for the stream; `gone` is set when the client disconnects."""
+class Viewer:
+    """A client of the stream; `gone` is set when it disconnects."""
 
     def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
         self.gone = asyncio.Event()
-        self._is_new = True
+        self._sent: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def receive(self) -> dict[str, Any]:
-        if self._is_new:
-            self._is_new = False
-            return {"type": "http.request", "body": b"", "more_body": False}
+    async def join(self, feed: LivePage) -> None:
+        scope = {"type": "http", "method": "GET", "headers": []}
+        stream = await feed.events(Request(scope, self._receive))
+        self.streaming = asyncio.create_task(stream(scope, self._receive, self._sent.put))
+        assert (await self._sent.get())["type"] == "http.response.start"
+        await turns()
+
+    async def event(self) -> bytes:
+        """Returns the next event, or `the end`."""
+        message = await self._sent.get()
+        return message["body"] if message["more_body"] else b"the end"
+
+    async def events(self) -> list[bytes]:
+        """Returns the events that it got so far."""
+        await turns()
+        return [await self.event() for _ in range(self._sent.qsize())]
+
+    async def _receive(self) -> dict[str, Any]:
         await self.gone.wait()
         return {"type": "http.disconnect"}
-
-    async def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-
-@pytest.mark.parametrize("what", ["it leaves", "it is let go", "its request is cancelled"])
-async def test_a_viewer_is_removed_however_its_stream_ends(what: str) -> None:
-    scene, connection = Scene(), Connection()
-    scope = {"type": "http", "method": "GET", "headers": []}
-    await connection.receive()  # the request's body was read
-    stream = await scene.feed.events(Request(scope, connection.receive))
-    streaming = asyncio.create_task(stream(scope, connection.receive, connection.send))
-    await turns()
-    [viewer] = scene.feed.viewers
-    if what == "it leaves":
-        connection.gone.set()
-    elif what == "it is let go":
-        scene.feed.leave(viewer)
-    elif what == "its request is cancelled":
-        streaming.cancel()
-    await asyncio.wait_for(asyncio.wait([streaming]), timeout=5)
-    assert viewer not in scene.feed.viewers
-    if what == "it is let go":
-        assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class Scene:
@@ -131,6 +120,11 @@ class Scene:
         self._sleepers: list[tuple[float, asyncio.Event]] = []
         feed = partial(LivePage, self.produce, self.clock, sleep=self.sleep)
         self.feed = feed(max_viewers=max_viewers, max_connected_s=max_connected_s)
+
+    async def joined(self) -> Viewer:
+        viewer = Viewer()
+        await viewer.join(self.feed)
+        return viewer
 
     async def sleep(self, seconds: float) -> None:
         if not seconds:
@@ -158,46 +152,70 @@ class Scene:
             await turns()
 
 
-async def taken(viewer: Viewer) -> bytes | None:
-    """Returns the event that the viewer gets at once, or None."""
-    waiting = asyncio.ensure_future(viewer.get())
+@pytest.mark.parametrize("what", ["it leaves", "the page closes", "its request is cancelled"])
+async def test_a_viewer_is_removed_however_its_stream_ends(what: str) -> None:
+    scene = Scene()
+    viewer = await scene.joined()
+    if what == "it leaves":
+        viewer.gone.set()
+    elif what == "the page closes":
+        scene.feed.close()
+    elif what == "its request is cancelled":
+        viewer.streaming.cancel()
     await turns()
-    if waiting.done():
-        return waiting.result() or b"the end"
-    waiting.cancel()
-    return None
+    assert not scene.feed.viewers
+    await scene.advance(1.0)
+    await asyncio.wait_for(asyncio.wait([viewer.streaming]), timeout=5)
+    ended = [] if what == "its request is cancelled" else [b"the end"]
+    assert await viewer.events() == [b"state 0", *ended]
 
 
 async def test_events_are_produced_only_while_there_are_viewers() -> None:
     scene = Scene()
     await scene.advance(3.0)
     assert scene.log == []
-    viewer = scene.feed.join()
+    viewer = await scene.joined()
     await scene.advance(2.0)
-    scene.feed.leave(viewer)
+    viewer.gone.set()
     await scene.advance(5.0)
     assert scene.log == ["look at 3", "look at 4", "look at 5"]
-    assert len(scene.feed.viewers) == 0
-    viewer = scene.feed.join()
+    viewer = await scene.joined()
     await scene.advance(1.0)
-    assert (scene.log[3:], await taken(viewer)) == (["look at 10", "look at 11"], b"state 11")
+    assert (scene.log[3:], await viewer.events()) == (["look at 10", "look at 11"], [b"state 10", b"state 11"])
 
 
-async def test_one_producer_serves_all_viewers_and_a_later_one_sees_the_newest_at_once() -> None:
+async def test_viewers_share_events_and_a_later_one_sees_the_newest_at_once() -> None:
     scene = Scene()
-    first = scene.feed.join()
+    first = await scene.joined()
     await scene.advance(1.5)
-    second = scene.feed.join()
-    assert [await taken(first), await taken(second)] == [b"state 1", b"state 1"]
+    second = await scene.joined()
+    assert [await first.events(), await second.events()] == [[b"state 0", b"state 1"], [b"state 1"]]
     await scene.advance(1.0)
-    assert [await taken(first), await taken(second)] == [b"state 2", b"state 2"]
+    assert [await first.events(), await second.events()] == [[b"state 2"], [b"state 2"]]
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
+
+
+async def test_a_viewer_that_leaves_does_not_keep_others_from_an_event() -> None:
+    scene = Scene()
+    scene.takes_s = 1.0
+    first, second = await scene.joined(), await scene.joined()
+    first.streaming.cancel()
+    await scene.advance(1.0)
+    assert (scene.log[:1], await second.events()) == (["look at 0"], [b"state 1"])
+
+
+async def test_a_page_that_closes_does_not_wait_for_an_update() -> None:
+    scene = Scene()
+    scene.takes_s = 1e6
+    viewer = await scene.joined()
+    scene.feed.close()
+    assert await viewer.event() == b"the end"
 
 
 async def test_slow_updates_do_not_overlap() -> None:
     scene = Scene()
     scene.takes_s = 0.5
-    scene.feed.join()
+    await scene.joined()
     await scene.advance(2.0)
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
     scene.takes_s = 3 * PERIOD_S
@@ -209,30 +227,30 @@ async def test_viewers_get_an_event_if_an_update_takes_too_long(monkeypatch: pyt
     monkeypatch.setattr(state, "POLL_TIMEOUT_S", 0.01)
     scene = Scene()
     scene.takes_s = 1e6
-    viewer = scene.feed.join()
-    assert await viewer.get() == FAILURE_EVENT
+    viewer = await scene.joined()
+    assert await viewer.event() == FAILURE_EVENT
 
 
 async def test_too_many_viewers_are_refused_until_one_leaves() -> None:
     scene = Scene(max_viewers=2)
-    first, _ = scene.feed.join(), scene.feed.join()
+    first, _ = await scene.joined(), await scene.joined()
     with pytest.raises(OverloadedError, match="the page of this ingress has 2 viewers already"):
-        scene.feed.join()
-    scene.feed.leave(first)
-    scene.feed.leave(first)
-    assert scene.feed.join() is not None
+        await scene.joined()
+    first.gone.set()
+    await turns()
+    await scene.joined()
     assert len(scene.feed.viewers) == 2
 
 
 async def test_a_closed_feed_ends_its_viewers_and_accepts_no_more() -> None:
     scene = Scene()
-    viewer = scene.feed.join()
+    viewer = await scene.joined()
     await scene.advance(1.0)
     scene.ending = True
     await scene.advance(1.0)
-    assert await taken(viewer) == b"the end"
+    assert await viewer.events() == [b"state 0", b"state 1", b"the end"]
     with pytest.raises(OverloadedError, match="this ingress is shutting down"):
-        scene.feed.join()
+        await scene.joined()
     await scene.advance(3.0)
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
 
@@ -240,21 +258,20 @@ async def test_a_closed_feed_ends_its_viewers_and_accepts_no_more() -> None:
 async def test_a_failed_update_is_logged_and_shown_and_the_next_may_succeed(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     scene.failing = True
-    viewer = scene.feed.join()
     with caplog.at_level(logging.ERROR):
-        await scene.advance(0.5)
-    assert await taken(viewer) == FAILURE_EVENT
+        viewer = await scene.joined()
+    assert await viewer.events() == [FAILURE_EVENT]
     assert "the live page could not be updated" in caplog.text
     scene.failing = False
     await scene.advance(1.0)
-    assert await taken(viewer) == b"state 1"
+    assert await viewer.events() == [b"state 1"]
 
 
 async def test_a_viewer_must_reconnect_after_a_while() -> None:
     scene = Scene(max_connected_s=15.0)
-    early = scene.feed.join()
+    early = await scene.joined()
     await scene.advance(6.0)
-    late = scene.feed.join()
+    late = await scene.joined()
     await scene.advance(14.0)
-    assert await taken(early) == b"the end"
-    assert await taken(late) == b"state 20"
+    assert (await early.events())[-1] == b"the end"
+    assert (await late.events())[-1] == b"state 20"
