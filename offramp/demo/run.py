@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -212,21 +213,9 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     plans = _plans(problem, policy, prepared)
     plans = {name: on_cores(plan, problem, WORKERS, profile.backend) for name, plan in plans.items()}
     write_plan(plans["planned"], runs / "plan.yaml")
-    settings = ServeSettings(
-        model=str(prepared.folder.resolve()),
-        plan=plans["stock"],
-        control=manual_control(problem, policy, runs / "processors.sqlite"),
-        slo_s=problem.slo.latency_s,
-        backend=profile.backend,
-    )
-    load = Load(
-        texts=prepared.test.texts,
-        keys=None,
-        full_model=_full_model(prepared),
-        slo_s=problem.slo.latency_s,
-        seconds=5.0,
-        warm_s=2.0,
-    )
+    control = manual_control(problem, policy, runs / "processors.sqlite")
+    settings = _settings(prepared, problem, plans, control=control, backend=profile.backend)
+    load = _load(prepared, problem, keys=None, seconds=5.0, warm_s=2.0)
     start_per_s = PROCESSORS_SHARE * plans["planned"].predicted["rate_per_s"]
     with served(settings, plans["stock"], LocalCluster(port=port)) as service:
         rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
@@ -248,22 +237,11 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
     problem = emulated_problem(prepared.expected)
     plans, table = _plans(problem, policy, prepared), v100_table(card.num_blocks, len(card.ramps))
     seconds = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
-    settings = ServeSettings(
-        model=str(prepared.folder.resolve()),
-        plan=plans["stock"],
-        emulated={V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **seconds)},
-        control=manual_control(problem, policy, runs / "emulated.sqlite"),
-        slo_s=problem.slo.latency_s,
-    )
-    load = Load(
-        texts=prepared.test.texts,
-        keys=prepared.expected.records.sample_ids,
-        full_model=_full_model(prepared),
-        slo_s=problem.slo.latency_s,
-        seconds=6.0,
-        warm_s=2 * problem.slo.latency_s,
-        inputs_per_request=V100_BATCH,
-    )
+    emulated = {V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **seconds)}
+    control = manual_control(problem, policy, runs / "emulated.sqlite")
+    settings = _settings(prepared, problem, plans, control=control, emulated=emulated)
+    keys, warm_s = prepared.expected.records.sample_ids, 2 * problem.slo.latency_s
+    load = _load(prepared, problem, keys=keys, seconds=6.0, warm_s=warm_s, inputs_per_request=V100_BATCH)
     start_per_s = plans["planned"].predicted["rate_per_s"]
     with served(settings, plans["stock"], LocalCluster(port=port)) as service:
         rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
@@ -283,7 +261,14 @@ def _plans(problem: PlanProblem, policy: PolicySpec, prepared: Prepared) -> dict
     return {name: plan_for(problem, space, policy, prepared.expected) for name, space in SPACES.items()}
 
 
-def _full_model(prepared: Prepared) -> list[str]:
-    """Returns the full model's answers to the test texts."""
+def _settings(prepared: Prepared, problem: PlanProblem, plans: Mapping[str, Plan], **fields: Any) -> ServeSettings:
+    """Returns the settings of a service of the model, with the first plan."""
+    model = str(prepared.folder.resolve())
+    return ServeSettings(model=model, plan=plans["stock"], slo_s=problem.slo.latency_s, **fields)
+
+
+def _load(prepared: Prepared, problem: PlanProblem, **fields: Any) -> Load:
+    """Returns the load of the test texts, with the full model's answers to them."""
     names = read_card(prepared.folder).label_names
-    return [names[label] for label in prepared.expected.records.answers()[:, -1].tolist()]
+    full_model = [names[label] for label in prepared.expected.records.answers()[:, -1].tolist()]
+    return Load(texts=prepared.test.texts, full_model=full_model, slo_s=problem.slo.latency_s, **fields)

@@ -364,9 +364,7 @@ KINDS: Mapping[str, type[Any]] = {
     "uniform": Uniform,
     "gamma": Gamma,
     "mmpp": Modulated,
-    "trace": _Trace,
-    "counts": _Trace,
-    "times": _Trace,
+    **dict.fromkeys(INTERPRETATIONS, _Trace),
 }
 """The type of each process by its name. Its fields are the options that follow the name."""
 
