@@ -394,22 +394,16 @@ def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> tupl
 SCHEMA_VERSION = 1
 
 
-def run_simulation(
-    simulation: Simulation, progress: Progress | None = None
-) -> tuple[dict[str, Any], tuple[Table, ...]] | None:
-    """Runs a simulation; returns the result as JSON data and as tables.
+Result = tuple[dict[str, Any], tuple[Table, ...]]
+"""The result of a simulation as JSON data and as tables."""
 
-    After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up.
-    """
-    if simulation.scenario.sequences is not None:
-        played = generate(simulation.scenario, progress=progress)
-        return _simulated_sequences(simulation, played) if played.said_K.any() else None
+
+def _simulated(simulation: Simulation, progress: Progress) -> Result | None:
+    """Simulates; after an interrupt (Ctrl-C), returns the result so far, or None during the warm-up."""
     outcome = simulate(simulation.scenario, progress=progress)
     figures = partial_figures(outcome) if outcome.interrupted else outcome.figures()
-    return None if figures is None else _simulated(simulation, figures)
-
-
-def _simulated(simulation: Simulation, figures: Figures) -> tuple[dict[str, Any], tuple[Table, ...]]:
+    if figures is None:
+        return None
     networks, capacity_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
     title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
     simulated = {
@@ -437,8 +431,12 @@ def _simulated(simulation: Simulation, figures: Figures) -> tuple[dict[str, Any]
     return _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted), tables
 
 
-def _simulated_sequences(simulation: Simulation, played: PlayedSequences) -> tuple[dict[str, Any], tuple[Table, ...]]:
+def _simulated_sequences(simulation: Simulation, progress: Progress) -> Result | None:
+    """Simulates sequences; after an interrupt, returns the result so far, or None before the first token."""
     scenario = simulation.scenario
+    played = generate(scenario, progress=progress)
+    if not played.said_K.any():
+        return None
     expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(simulation.predicted))
     figures, exits = _sequence_figures(scenario, played), dict(played.exits)
     exits_document = {str(block): tokens for block, tokens in exits.items()}
@@ -562,8 +560,9 @@ def run(job: SimulateJob) -> None:
     result = None
     try:
         simulation = prepare(job)
+        simulated = _simulated if simulation.scenario.sequences is None else _simulated_sequences
         with progress_share("simulate") as progress:
-            result = run_simulation(simulation, progress)
+            result = simulated(simulation, progress)
     except KeyboardInterrupt:
         pass  # interrupted before the simulation
     if result is None:
