@@ -75,7 +75,7 @@ def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
         "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},
         "safe": view.tuning.is_safe(thresholds),
         "alarms": num_alarms,
-        "evidence": None if state is None else state.evidence / state.limit,
+        "evidence": None if state is None else state.evidence,
         "watched": 0 if state is None else state.watched,
         "next_test": None if state is None else state.next_test,
         "rows": 0 if state is None else state.rows,

@@ -22,7 +22,6 @@ from optimizer.live.tuning.base import (
     TunerState,
     answered_losses_N,
     last_observed,
-    no_input_leaves,
 )
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -174,15 +173,11 @@ class ApparateTuner(Tuner):
     def state(self) -> TunerState:
         """See `Tuner`. The evidence is the mean loss of the last answers divided by the budget."""
         number = len(self._losses)
-        mean = sum(self._losses) / number if number else None
         return TunerState(
-            evidence=0.0 if mean is None else mean / self.settings.guarantee.budget,
-            limit=1.0,
+            evidence=sum(self._losses) / number / self.settings.guarantee.budget if number else 0.0,
             watched=number,
-            watched_loss=mean,
             rows=0 if self._window is None else len(self._window),
             next_test=None,
-            safe=no_input_leaves(self.settings.score, self._followed),
         )
 
     def _triggered(self, observed: Observations) -> bool:

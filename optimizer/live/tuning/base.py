@@ -38,19 +38,13 @@ class TunerState:
     """The state of a tuner, for metrics and the dashboard."""
 
     evidence: float
-    """Evidence of the alarm. It starts at 1 and tends to fall while the loss is within the budget."""
-    limit: float
-    """Evidence at which the alarm is raised."""
+    """Evidence of the alarm, as a share of the evidence at which it is raised."""
     watched: int
     """Answered inputs that the alarm has seen since it was reset."""
-    watched_loss: float | None
-    """Their mean loss. None without inputs."""
     rows: int
     """Fully observed inputs since the stream last changed. Thresholds may be tested on them."""
     next_test: int | None
     """Number of rows at which thresholds are tested next. None if tests do not depend on it."""
-    safe: bool
-    """Whether no input leaves early under the thresholds in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,6 @@ class Alarm:
         self._restarts = 0
         self.seen = 0
         """Number of inputs."""
-        self._total_loss = 0.0
         self._latest: deque[float] = deque(maxlen=RECENT)
 
     @property
@@ -94,11 +93,6 @@ class Alarm:
     def limit(self) -> float:
         """The evidence at which the alarm is raised."""
         return 1 / self.false_alarms
-
-    @property
-    def mean_loss(self) -> float | None:
-        """The mean loss of all inputs; None without inputs."""
-        return self._total_loss / self.seen if self.seen else None
 
     def worst_recent(self) -> tuple[int, float]:
         """Returns the number of last inputs whose total loss exceeds the budget most, and their mean loss."""
@@ -128,7 +122,6 @@ class Alarm:
                 for wealth, (bet, _) in zip(self._wealth, self._bets, strict=True)
             ]
             self.seen += 1
-            self._total_loss += loss
             self._latest.append(loss)
             if self.evidence >= self.limit:
                 return row
@@ -227,13 +220,10 @@ class GuaranteeTuner(Tuner):
     def state(self) -> TunerState:
         """See `Tuner`."""
         return TunerState(
-            evidence=self._alarm.evidence,
-            limit=self._alarm.limit,
+            evidence=self._alarm.evidence / self._alarm.limit,
             watched=self._alarm.seen,
-            watched_loss=self._alarm.mean_loss,
             rows=self._fresh,
             next_test=self._rows_of_next_test,
-            safe=no_input_leaves(self.settings.score, self._followed),
         )
 
     def _new_alarm(self) -> Alarm:

@@ -31,7 +31,6 @@ from optimizer.live.tuning.base import (
     TunerState,
     last_observed,
     never,
-    no_input_leaves,
     outcome_of,
 )
 from profiles.records import ExitOutcome, ExitRecords
@@ -171,19 +170,12 @@ class PameTuner(Tuner):
     @property
     def state(self) -> TunerState:
         """See `Tuner`. The evidence is the share of slow batches or the loss, whichever is closer to its limit."""
-        slow, mean, number = 0.0, None, 0 if self._waiting is None else len(self._waiting)
+        evidence, number = 0.0, 0 if self._waiting is None else len(self._waiting)
         if self._waiting is not None and number:
             outcome = outcome_of(self._waiting)
-            slow, mean = self._slow_share(outcome, self._exits_of(self._waiting)), float(outcome.losses_N.mean())
-        return TunerState(
-            evidence=max(slow / SLOWER, (mean or 0.0) / self.settings.guarantee.budget),
-            limit=1.0,
-            watched=number,
-            watched_loss=mean,
-            rows=number,
-            next_test=self._window_size,
-            safe=no_input_leaves(self.settings.score, self._followed),
-        )
+            slow, loss = self._slow_share(outcome, self._exits_of(self._waiting)), float(outcome.losses_N.mean())
+            evidence = max(slow / SLOWER, loss / self.settings.guarantee.budget)
+        return TunerState(evidence=evidence, watched=number, rows=number, next_test=self._window_size)
 
     @property
     def _window_size(self) -> int:

@@ -20,7 +20,7 @@ from earlyexit.network.boundary import Split
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.cost.evaluate import evaluate
-from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never, no_input_leaves
+from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
@@ -355,10 +355,7 @@ class ToldTuner(Tuner):
 
     @property
     def state(self) -> TunerState:
-        safe = no_input_leaves("confidence", self.followed[-1])
-        return TunerState(
-            evidence=1.0, limit=10.0, watched=self.observed, watched_loss=None, rows=0, next_test=None, safe=safe
-        )
+        return TunerState(evidence=0.1, watched=self.observed, rows=0, next_test=None)
 
 
 async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> tuple[Scene, ToldTuner]:

@@ -231,7 +231,8 @@ async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_
     assert set(thresholds_of(scene)) == set(RAMPS)
     state = scene.loop.tuning.state
     assert state is not None
-    assert (state.safe, state.rows > 0) == (False, True)
+    assert thresholds_of(scene) != SAFE
+    assert state.rows > 0
     # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of the plan's 4.
     assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 4}[name]
     scene.restart()

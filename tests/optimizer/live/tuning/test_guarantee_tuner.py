@@ -23,7 +23,6 @@ def test_no_input_leaves_before_a_test_is_passed() -> None:
     tuner = following(NO_EXITS)
     assert tuner.state.next_test == DESIGN_ROWS + FIRST_TEST
     assert tuner.observe(mixed(DESIGN_ROWS + FIRST_TEST - 1, NO_EXITS)) is None
-    assert tuner.state.safe
 
     found = changed(tuner, mixed(1, NO_EXITS, first_s=200.0))
     assert (found.why, found.at_s) == ("tested", 200.0)
@@ -35,7 +34,7 @@ def test_no_input_leaves_before_a_test_is_passed() -> None:
 def test_after_an_alarm_no_input_leaves_and_only_later_inputs_are_tested() -> None:
     tuner = following(BOLD)
     assert tuner.observe(mixed(100, BOLD)) is None
-    assert tuner.state.evidence < tuner.state.limit
+    assert tuner.state.evidence < 1
 
     alarm = changed(tuner, lying(10, BOLD, first_s=100.0))
     assert alarm.why == "alarm"
@@ -54,7 +53,6 @@ def test_after_an_alarm_no_input_leaves_and_only_later_inputs_are_tested() -> No
     assert tuner.state.next_test == FIRST_TEST
     # It allows for no loss, and the last lies are among its inputs.
     assert tuner.observe(mixed(FIRST_TEST - late_lies, NO_EXITS, first_s=110.0)) is None
-    assert tuner.state.safe
 
 
 def test_answers_under_thresholds_before_the_alarm_do_not_raise_it_again() -> None:

@@ -71,7 +71,6 @@ def test_without_an_acceptable_later_exit_no_input_leaves() -> None:
     assert found.thresholds == NO_EXITS
     assert found.words.endswith("no input leaves, no later exit is acceptable")
     made.follow(NO_EXITS, 100.0)
-    assert made.state.safe
     assert made.observe(stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, NO_EXITS, first_s=100.0)) is None
     back = changed(made, batches(hard=1, thresholds=NO_EXITS, first_s=200.0))
     assert back.thresholds == {0: 0.5, 1: NEVER}
