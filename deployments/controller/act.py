@@ -129,8 +129,6 @@ class ControlLoop:
         self._targets: dict[str, int] = {}
         """The number of replicas that this process has requested, by accelerator type."""
         self._missing = MissingAccelerators()
-        self._had_alarm = False
-        """Whether an alarm was handled during a change since the last tick."""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
@@ -227,11 +225,10 @@ class ControlLoop:
     async def _tick(self) -> None:
         await self._look()
         self._update_tuner()
-        self._update_view(had_alarm=self._had_alarm)
-        self._had_alarm = False
         await self._reforecast()
         for question in decide.CHECKS:
             actions = question(self.view)
+            self._update_view(had_alarm=False)  # the first check has handled it
             await self._perform_all(actions)
             if any(isinstance(each, ApplyPlan | NewThresholds | decide.Suspend | Replan) for each in actions):
                 break  # the plan may have changed, so the other checks wait for the next tick
@@ -308,7 +305,7 @@ class ControlLoop:
                 if isinstance(action, NewThresholds):  # a replan waits until the change is finished
                     await self._perform(action)
         finally:
-            self._had_alarm = True
+            self._update_view(had_alarm=True)
 
     def _update_tuner(self) -> None:
         """Passes the current thresholds to the tuner once all ingresses follow them."""

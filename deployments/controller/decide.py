@@ -164,7 +164,7 @@ class View:
     late: int = 0
     """How often in a row the replicas of the current change did not start in time."""
     had_alarm: bool = False
-    """Whether the tuner raised an alarm during a change of plan before the last tick."""
+    """Whether an alarm of the tuner was handled during a change of plan since the last tick."""
 
     @property
     def problem(self) -> PlanProblem:
