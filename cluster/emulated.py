@@ -17,7 +17,7 @@ from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.queue import Member
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Budget, ExitResult, Lengths, Split, Value, WirePiece, values_of
+from earlyexit.network.boundary import Answer, Budget, Lengths, Split, WirePiece, values_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -440,37 +440,29 @@ class RecordedRunner(Runner[EmulatedPiece]):
             if not batch.stays:
                 inside = [k for k in inside if exits[k] != ramp]
             yield Step(
-                answers=self._early(ramp, piece, leaving, rows_B),
+                answers=self._answers(ramp, piece, leaving, rows_B),
                 survivors=piece.at(ramp + 1, inside) if inside else None,
-                seen=self._seen(ramp, piece, rows_B) if ramp in observed else (),
+                seen=self._answers(ramp, piece, range(len(piece)), rows_B) if ramp in observed else (),
             )
             if not inside or ramp + 1 == split.end:
                 return
         end = self._end(split, piece, inside, rows_B)
-        yield replace(end, seen=tuple(map(_full_model, end.answers))) if batch.stays else end
+        yield replace(end, seen=tuple(replace(each, score=math.nan) for each in end.answers)) if batch.stays else end
 
-    def _early(self, ramp: int, piece: EmulatedPiece, leaving: Sequence[int], rows_B: IntArray) -> tuple[Answer, ...]:
-        if not leaving:
+    def _answers(
+        self, ramp: int, piece: EmulatedPiece, positions: Sequence[int], rows_B: IntArray
+    ) -> tuple[Answer, ...]:
+        """Returns the recorded answers of a ramp for the inputs at these positions."""
+        if not positions:
             return ()
-        recorded = self._recorded(ramp, rows_B[leaving])
+        rows_X, column = rows_B[list(positions)], self._column_of[ramp]
+        values, scores = values_of(self._answers_NE[rows_X, column]), self._records.scores_NR[rows_X, column].tolist()
         return tuple(
             [
                 Answer(sample_id=piece.sample_ids[k], value=value, score=score, exit=ramp)
-                for k, (value, score) in zip(leaving, recorded, strict=True)
+                for k, value, score in zip(positions, values, scores, strict=True)
             ]
         )
-
-    def _seen(self, ramp: int, piece: EmulatedPiece, rows_B: IntArray) -> tuple[ExitResult, ...]:
-        return tuple(
-            ExitResult(sample_id=sample_id, block=ramp, score=score, value=value)
-            for sample_id, (value, score) in zip(piece.sample_ids, self._recorded(ramp, rows_B), strict=True)
-        )
-
-    def _recorded(self, ramp: int, rows_X: IntArray) -> list[tuple[Value, float]]:
-        """Returns the recorded answers and scores of some rows at a ramp."""
-        column = self._column_of[ramp]
-        answers = values_of(self._answers_NE[rows_X, column])
-        return list(zip(answers, self._records.scores_NR[rows_X, column].tolist(), strict=True))
 
     def _end(self, split: Split, piece: EmulatedPiece, inside: Sequence[int], rows_B: IntArray) -> Step[EmulatedPiece]:
         if split.end < self._num_blocks:
@@ -488,8 +480,3 @@ class RecordedRunner(Runner[EmulatedPiece]):
         if row is None:
             raise UnprocessableInputError(f"no exit record for the id {known!r}; send the `ids` of recorded inputs")
         return row
-
-
-def _full_model(answer: Answer) -> ExitResult:
-    """Returns the full model's answer as an observation, which has no score."""
-    return ExitResult(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)

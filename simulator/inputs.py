@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.boundary import ExitResult
+from earlyexit.network.boundary import Answer
 from optimizer.problems.problem import PlanProblem
 from profiles.records import ExitRecords, ValueArray
 from profiles.scores import FloatArray
@@ -128,7 +128,7 @@ class Probing:
         self._records = records
         self._rows_N = rows_N
 
-    def seen(self, inputs: Sequence[PendingInput], ramps: Collection[int]) -> Iterator[tuple[PendingInput, ExitResult]]:
+    def seen(self, inputs: Sequence[PendingInput], ramps: Collection[int]) -> Iterator[tuple[PendingInput, Answer]]:
         """Yields the results of these ramps and of the full model. The value of a result is its loss."""
         records = self._records
         columns = [(column, ramp) for column, ramp in enumerate(records.ramps) if ramp in ramps]
@@ -136,8 +136,8 @@ class Probing:
             row = self._rows_N[each.serial % len(self._rows_N)]
             for column, ramp in columns:
                 score, loss = float(records.scores_NR[row, column]), float(records.losses_NR[row, column])
-                yield each, ExitResult(sample_id="", block=ramp, score=score, value=loss)
-            yield each, ExitResult(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
+                yield each, Answer(sample_id="", exit=ramp, score=score, value=loss)
+            yield each, Answer(sample_id="", exit=records.num_blocks - 1, score=float("nan"), value=0.0)
 
 
 def recorded_loss(early: ValueArray, full: ValueArray) -> FloatArray:

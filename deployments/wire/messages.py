@@ -22,7 +22,7 @@ from earlyexit.engine.device import MemoryUse
 from earlyexit.engine.engine import Dispatch, TimesRun
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
-from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
+from earlyexit.network.boundary import Answer, Split, WirePiece
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import Observations
 
@@ -158,7 +158,7 @@ class Chunk:
     answers: tuple[tuple[Answer, Timing], ...] = ()
     early: tuple[tuple[Answer, Timing], ...] = ()
     """Answers of inputs that continue to run after their answer."""
-    seen: tuple[ExitResult, ...] = ()
+    seen: tuple[Answer, ...] = ()
     """Ramp scores and full-model answers of inputs that continue after their answer."""
     going_on: WirePiece | None = None
     """The survivors of a batch, for the next stage."""

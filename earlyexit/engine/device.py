@@ -18,7 +18,7 @@ from earlyexit.engine.engine import MOST_RUNNING, Batch, BatchEngine, Dispatch
 from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, SequenceLostError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WirePiece
+from earlyexit.network.boundary import Answer, Lengths, Split, WirePiece
 
 
 class Payload(Protocol):
@@ -53,7 +53,7 @@ class Step(Generic[PayloadT]):
     answers: tuple[Answer, ...]
     survivors: PayloadT | None
     """The inputs that remain in the batch. Inputs that stay remain until the model's end, even after their answer."""
-    seen: tuple[ExitResult, ...] = ()
+    seen: tuple[Answer, ...] = ()
     """The exit's results for inputs that stay. All are of the same block."""
 
 
@@ -72,7 +72,7 @@ class Observed(Generic[PayloadT]):
     """An exit's result for an input that stays."""
 
     member: Member[PayloadT]
-    seen: ExitResult
+    seen: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,9 @@ class InFlight(Generic[PayloadT]):
             return [self._answered(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
         releases: list[Release[PayloadT]] = []
-        if step.seen and step.seen[0].block not in self.observed:
+        if step.seen and step.seen[0].exit not in self.observed:
             members = self.members
-            self.observed.add(step.seen[0].block)
+            self.observed.add(step.seen[0].exit)
             releases += [Observed(member=members[seen.sample_id], seen=seen) for seen in step.seen]
         for answer in step.answers:
             stays = answer.sample_id in staying

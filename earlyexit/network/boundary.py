@@ -338,27 +338,14 @@ Value = int | float | PackedArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to an input."""
+    """The answer of one exit to an input, whether the input leaves there or stays."""
 
     sample_id: str
     value: Value
     score: float
-    """The score of the exit that answered, in the policy's unit."""
+    """The exit's score in the policy's unit. For an input that stays, the full model's score is NaN."""
     exit: int
-    """The block after which the input left. For the full model: the last block."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitResult:
-    """The result of one exit for an input that stays."""
-
-    sample_id: str
-    block: int
-    """The exit is after this block. For the full model: the last block."""
-    score: float
-    """The exit's score in the policy's unit; NaN for the full model."""
-    value: Value
-    """The answer that this exit would give."""
+    """The block before the exit. For the full model: the last block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

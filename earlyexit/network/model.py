@@ -34,7 +34,6 @@ from earlyexit.network.boundary import (
     Boundary,
     Budget,
     Encoded,
-    ExitResult,
     Lengths,
     Segment,
     Split,
@@ -566,13 +565,13 @@ class Cut:
         if not self._stays:
             return Step(answers=answers, survivors=None)
         full_B = self._policy.full_answers(output, piece.sample_ids)
-        seen = _exit_results(piece, full_B, [math.nan] * len(piece), last)
+        seen = _results(piece, range(len(piece)), full_B, [math.nan] * len(piece), last, pack=True)
         return Step(answers=answers, survivors=None, seen=seen)
 
-    def _look(self, ramp: int, output: ExitOutput, state_BS: Tensor, piece: Piece) -> tuple[ExitResult, ...]:
+    def _look(self, ramp: int, output: ExitOutput, state_BS: Tensor, piece: Piece) -> tuple[Answer, ...]:
         """Returns the ramp's results. Results that are not finite are left out: a broken ramp must not fail inputs."""
         score_B, value_B = self._policy.look(ramp, output, state_BS, piece.sample_ids)
-        seen = _exit_results(piece, value_B, score_B.tolist(), ramp)
+        seen = _results(piece, range(len(piece)), value_B, score_B.tolist(), ramp, pack=True)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
 
@@ -605,14 +604,6 @@ def _split_before_last(segment: Segment) -> tuple[Segment, ...]:
     return Segment(first=segment.first, end=last, ramp=None), replace(segment, first=last)
 
 
-def _exit_results(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[ExitResult, ...]:
-    values = values_of(value_B.numpy(), pack=True)
-    return tuple(
-        ExitResult(sample_id=sample_id, block=block, score=score, value=value)
-        for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)
-    )
-
-
 def _answers(
     piece: Piece, positions: list[int] | range, value_K: Tensor, score_B: Tensor, block: int
 ) -> tuple[Answer, ...]:
@@ -621,10 +612,22 @@ def _answers(
         raise ArithmeticError(f"the exit after block {block} gave a score that is NaN")
     if value_K.is_floating_point() and not _are_finite(value_K).all():
         raise ArithmeticError(f"the exit after block {block} gave an answer that is not finite")
-    values = values_of(value_K.numpy())
+    return _results(piece, positions, value_K, scores, block)
+
+
+def _results(
+    piece: Piece,
+    positions: list[int] | range,
+    value_K: Tensor,
+    scores: Sequence[float],
+    block: int,
+    *,
+    pack: bool = False,
+) -> tuple[Answer, ...]:
+    """Returns the answers of the exit after `block` for the inputs at these positions. `scores`: of all inputs."""
     return tuple(
         Answer(sample_id=piece.sample_ids[k], value=value, score=scores[k], exit=block)
-        for k, value in zip(positions, values, strict=True)
+        for k, value in zip(positions, values_of(value_K.numpy(), pack=pack), strict=True)
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.network.boundary import Encoded, ExitResult, PackedArray, entry_piece
+from earlyexit.network.boundary import Answer, Encoded, PackedArray, entry_piece
 from earlyexit.network.model import Cut, EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.base import ExitPolicy
@@ -46,7 +46,7 @@ class Generated:
     """The block after which each token left."""
     scores: list[float] = field(default_factory=list)
     """The score of that exit for each token."""
-    looks: list[dict[int, ExitResult]] = field(default_factory=list)
+    looks: list[dict[int, Answer]] = field(default_factory=list)
     """The results of all exits for each token, by block; empty unless `GenerationOptions.look` is set."""
 
     @property
@@ -140,7 +140,7 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
                 generated.exits.append(result.exit)
                 generated.scores.append(answer.score)
             for look in step.seen:
-                active[int(look.sample_id)][1].looks[-1][look.block] = look
+                active[int(look.sample_id)][1].looks[-1][look.exit] = look
         for number, (sequence, _) in list(active.items()):
             if sequence.ended is not None:
                 decoder_of(model).memory.end(number)

@@ -13,7 +13,7 @@ from cluster.emulated import EmulatedPiece, Pace, PacedRunner, RecordedRunner, S
 from earlyexit.engine.device import Answered, Device, Failed, Release, Step
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch, ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.network.boundary import Answer, ExitResult, Split, WirePiece
+from earlyexit.network.boundary import Answer, Split, WirePiece
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.answers import label_of
@@ -84,7 +84,7 @@ def test_probes_run_every_ramp_and_are_answered_early_without_leaving() -> None:
         (seen("b", 1, 1.0, 11), seen("d", 1, 0.0, 13)),
         (seen("b", 2, 1.0, 21), seen("d", 2, 0.0, 23)),
     ]
-    assert [(seen.sample_id, seen.block, seen.value) for seen in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
+    assert [(seen.sample_id, seen.exit, seen.value) for seen in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
     assert all(math.isnan(seen.score) for seen in steps[3].seen)
 
 
@@ -101,8 +101,8 @@ def test_inputs_that_stay_run_the_active_ramps_and_the_end_and_get_the_same_answ
     assert [step.answers for step in steps[:2]] == stopping[:2]
 
 
-def seen(sample_id: str, block: int, score: float, label: int) -> ExitResult:
-    return ExitResult(sample_id=sample_id, block=block, score=score, value=label)
+def seen(sample_id: str, block: int, score: float, label: int) -> Answer:
+    return Answer(sample_id=sample_id, exit=block, score=score, value=label)
 
 
 def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:

@@ -38,7 +38,7 @@ from deployments.wire.messages import (
 )
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import DeadlineError, ExecutionError, MethodNotAllowedError, OfframpError, StageUnavailableError
-from earlyexit.network.boundary import Answer, ExitResult, PackedArray, Split, WirePiece
+from earlyexit.network.boundary import Answer, PackedArray, Split, WirePiece
 from optimizer.plans.plan import PolicySpec, Stage
 
 TIMING = Timing(queue_s=0.1, compute_s=1e-9)
@@ -81,8 +81,8 @@ CHUNK = Chunk(
     answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TIMING),),
     early=((Answer(sample_id="é", value=0, score=1.0, exit=0), TIMING),),
     seen=(
-        ExitResult(sample_id="b", block=1, score=0.75, value=2),
-        ExitResult(sample_id="b", block=5, score=math.nan, value=1),
+        Answer(sample_id="b", exit=1, score=0.75, value=2),
+        Answer(sample_id="b", exit=5, score=math.nan, value=1),
     ),
     going_on=FLOAT32,
     survivor_timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf)),

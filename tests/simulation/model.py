@@ -14,7 +14,7 @@ from earlyexit.codecs.chain import ChainCodec
 from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, Encoded, ExitResult, Lengths, PackedArray, Split, WirePiece
+from earlyexit.network.boundary import Answer, Encoded, Lengths, PackedArray, Split, WirePiece
 from earlyexit.sequences.kv import KvMemory, KvStore, PendingTokens
 from earlyexit.sequences.sequence import sequence_of
 
@@ -227,12 +227,12 @@ def _answer(inside: Piece, k: int, block: int) -> Answer:
     return Answer(sample_id=inside.sample_ids[k], value=value, score=score, exit=block)
 
 
-def _seen(inside: Piece, block: int) -> tuple[ExitResult, ...]:
+def _seen(inside: Piece, block: int) -> tuple[Answer, ...]:
     is_last = block == NUM_BLOCKS - 1
     return tuple(
-        ExitResult(
+        Answer(
             sample_id=inside.sample_ids[k],
-            block=block,
+            exit=block,
             score=math.nan if is_last else score_of(number, block),
             value=_answer(inside, k, block).value,
         )

@@ -44,7 +44,7 @@ from deployments.ingress.core.routes import KVPlacement
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
-from earlyexit.network.boundary import ExitResult
+from earlyexit.network.boundary import Answer
 from optimizer.plans.plan import PlacedPlan
 
 SUSPENDED_RETRY_S = 5.0
@@ -224,7 +224,7 @@ class IngressCore(Unanswered):
             return []
         return self.settle(call, held, block, answers, route, now_s)
 
-    def observe(self, call: Call, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
+    def observe(self, call: Call, seen: Iterable[tuple[PendingInput, Answer]]) -> None:
         """Records the results of exits for inputs that the call still holds."""
         held = [(pending, each) for pending, each in seen if pending.holder is call]
         if held and self.observations is not None:

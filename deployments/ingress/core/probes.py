@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from deployments.ingress.core.inputs import Inputs, PendingInput
-from earlyexit.network.boundary import ExitResult, PackedArray, stack_values
+from earlyexit.network.boundary import Answer, PackedArray, stack_values
 from optimizer.plans.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, SmallArray, StreamShape
@@ -56,11 +56,11 @@ class Observation:
     """The active ramps of the plan for which the observation counts."""
     exit: int | None = None
     """The block after which the input was answered; None before that."""
-    results: dict[int, ExitResult] = field(default_factory=dict)
+    results: dict[int, Answer] = field(default_factory=dict)
     """The results of exits, by block. The full model's result is that of the last block, or `reference`."""
     unpruned: PendingInput | None = None
     """The unpruned copy of this input, if its words were pruned."""
-    reference: ExitResult | None = None
+    reference: Answer | None = None
     """The full model's result for the unpruned copy."""
 
     def has_ended(self, last: int) -> bool:
@@ -68,7 +68,7 @@ class Observation:
         is_complete = last in self.results and (self.unpruned is None or self.reference is not None)
         return self.exit is not None and is_complete
 
-    def full(self, last: int) -> ExitResult:
+    def full(self, last: int) -> Answer:
         """Returns the result of the full model."""
         return self.results[last] if self.reference is None else self.reference
 
@@ -215,7 +215,7 @@ class ExitObservations:
         if entry.has_ended(self._last):
             self._close(watched, entry)
 
-    def observe(self, seen: Iterable[tuple[PendingInput, ExitResult]]) -> None:
+    def observe(self, seen: Iterable[tuple[PendingInput, Answer]]) -> None:
         """Records the results of exits."""
         for pending, result in seen:
             watched = self._probe_of.get(pending, pending)
@@ -223,10 +223,10 @@ class ExitObservations:
             if entry is None:
                 continue
             if watched is pending:
-                entry.results[result.block] = result
-            elif result.block == self._last:
+                entry.results[result.exit] = result
+            elif result.exit == self._last:
                 entry.reference = result
-            if result.block == self._last and entry.has_ended(self._last):
+            if result.exit == self._last and entry.has_ended(self._last):
                 self._close(watched, entry)
 
     def forget(self, inputs: Iterable[PendingInput]) -> None:

@@ -143,7 +143,7 @@ async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Repli
     early = [(answer.sample_id, answer.exit) for chunk in chunks for answer, _ in chunk.early]
     assert early == [("a", 0), ("b", 1), ("c", 2)]
     assert "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers) == "abcd"
-    seen = [(seen.sample_id, seen.block) for chunk in chunks for seen in chunk.seen]
+    seen = [(seen.sample_id, seen.exit) for chunk in chunks for seen in chunk.seen]
     assert sorted(seen) == [(name, block) for name in "abcd" for block in range(4)]
     assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("ab", "cd")
     # A straggling call of the plan before goes by the present split where there is one, and by its own where not.

@@ -17,7 +17,7 @@ from earlyexit.engine.device import Answered, Failed, Observed, Release, Survivo
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, ExitResult
+from earlyexit.network.boundary import Answer
 from earlyexit.network.piece import Piece
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 
@@ -220,7 +220,7 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call() -> No
     both = Piece(sample_ids=ids, next_block=1, lengths_B=lengths_B, tensors=(HIDDEN,), state_BS=torch.zeros(2, 0))
     opened = OpenCall(2, unheard)
     a, x = (Member(sample_id=each.sample_ids[0], payload=each, origin=opened) for each in both.singles())
-    seen = ExitResult(sample_id="a", block=3, score=0.25, value=7)
+    seen = Answer(sample_id="a", exit=3, score=0.25, value=7)
     releases: list[Release[Any]] = [
         Survivors(members=(x,), piece=x.payload),
         Answered(member=a, answer=Answer(sample_id="a", value=3, score=0.5, exit=1)),

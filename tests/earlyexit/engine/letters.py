@@ -13,7 +13,7 @@ from earlyexit.engine.device import Answered, Device, Failed, Memory, Observed, 
 from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import Member
 from earlyexit.named import HopDtype
-from earlyexit.network.boundary import Answer, ExitResult, Lengths, Split, WirePiece
+from earlyexit.network.boundary import Answer, Lengths, Split, WirePiece
 from tests.clock import ManualClock
 
 ALL_OF_THEM = "*"
@@ -105,7 +105,7 @@ def _step(part: Part, inside: Letters, batch: Batch[Letters]) -> Step[Letters]:
     )
     stay = [k for k, leaves in enumerate(leave) if not leaves or (batch.stays and part.end < NUM_BLOCKS)]
     survivors = replace(inside.select(stay), next_block=part.end) if stay else None
-    seen = tuple(ExitResult(sample_id=name, block=part.end - 1, score=0.5, value=0) for name in inside.sample_ids)
+    seen = tuple(Answer(sample_id=name, exit=part.end - 1, score=0.5, value=0) for name in inside.sample_ids)
     looks = batch.probe or (batch.stays and (part.end - 1 in batch.split.ramps or part.end == NUM_BLOCKS))
     return Step(answers=answers, survivors=survivors, seen=seen if looks else ())
 
@@ -155,7 +155,7 @@ def _described(release: Release[Letters]) -> str:
         case Answered(answer=answer, stays=stays):
             return f"answer {answer.sample_id} after {answer.exit}" + (", stays" if stays else "")
         case Observed(seen=seen):
-            return f"look {seen.sample_id} at {seen.block}"
+            return f"look {seen.sample_id} at {seen.exit}"
         case Survivors(members=going, piece=piece):
             assert tuple(each.sample_id for each in going) == piece.sample_ids
             return f"goes on {piece.next_block}:[{' '.join(piece.sample_ids)}]"

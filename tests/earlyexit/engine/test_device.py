@@ -393,7 +393,7 @@ def test_inputs_that_stay_have_the_same_first_answers_and_all_exits_are_observed
     assert [release.answer.exit for release in told if not release.stays] == [4 - 1] * len(encoded)
     early = sum(answer.exit < 4 - 1 for answer in first.values())
     assert len(told) == len(encoded) + early
-    seen = [(release.seen.sample_id, release.seen.block) for release in releases if isinstance(release, Observed)]
+    seen = [(release.seen.sample_id, release.seen.exit) for release in releases if isinstance(release, Observed)]
     assert sorted(seen) == sorted((name, block) for name in alone for block in (0, 2, 4 - 1))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from earlyexit.network.boundary import Answer, Encoded, ExitResult, Split, WirePiece, entry_piece
+from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece, entry_piece
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, ModelInfo, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece
@@ -126,7 +126,7 @@ def follow(
     seed: int = 0,
     segments: SegmentRunner | None = None,
     kind: str = "plain",
-) -> tuple[dict[str, Answer], dict[tuple[str, int], ExitResult]]:
+) -> tuple[dict[str, Answer], dict[tuple[str, int], Answer]]:
     """Splits run in random order on random handfuls of waiting inputs; at a network's end they are encoded anew.
 
     `kind`: `plain`, `stay`, or `probe`. Gives the answers and what was seen.
@@ -134,7 +134,7 @@ def follow(
     cuts = {split.first: _cut(network, policy, split, segments, kind) for split in splits}
     firsts, starts = sorted(cuts), network.chain.starts
     answers: dict[str, Answer] = {}
-    seen: dict[tuple[str, int], ExitResult] = {}
+    seen: dict[tuple[str, int], Answer] = {}
 
     def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:
         if survivors.next_block not in starts:
@@ -149,7 +149,7 @@ def follow(
     for step in in_random_order(cuts, waiting, goes_on, random.Random(seed)):
         assert kind != "plain" or not answers.keys() & {answer.sample_id for answer in step.answers}
         answers = {answer.sample_id: answer for answer in step.answers} | answers  # the first one counts
-        seen |= {(each.sample_id, each.block): each for each in step.seen}
+        seen |= {(each.sample_id, each.exit): each for each in step.seen}
     return answers, seen
 
 

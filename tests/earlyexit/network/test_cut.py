@@ -15,7 +15,7 @@ from torch import Tensor
 from earlyexit.engine.device import Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
-from earlyexit.network.boundary import Answer, Encoded, ExitResult, Segment, Split
+from earlyexit.network.boundary import Answer, Encoded, Segment, Split
 from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, SegmentRunner, TorchRunner, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
@@ -135,7 +135,7 @@ def test_an_answer_that_is_not_finite_is_an_error(
 def test_a_ramp_with_an_infinite_answer_costs_a_probe_its_record_but_not_its_answer(encoded: list[Encoded]) -> None:
     model, policy = numbers_with(np.nan, block=0), ConfidencePolicy(0.0)
     steps = list(Cut(model, 0, 2, (), policy).observing(model.ramp_indices).run(piece_of(model, policy, encoded[:2])))
-    assert [each.block for step in steps for each in step.seen] == [1, 1]
+    assert [each.exit for step in steps for each in step.seen] == [1, 1]
     assert [len(step.answers) for step in steps] == [0, 2]
 
 
@@ -171,7 +171,7 @@ class Probed:
 
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     """All answers to an input, in their order."""
-    seen: dict[tuple[str, int], ExitResult] = field(default_factory=dict)
+    seen: dict[tuple[str, int], Answer] = field(default_factory=dict)
 
     @property
     def first_answers(self) -> dict[str, Answer]:
@@ -197,13 +197,13 @@ def probe(
             batch, waiting = fuse(waiting[:size]), waiting[size:]
             for step in cut.observing(model.ramp_indices).run(batch):
                 inside = step.survivors
-                assert (inside is None) == (step.seen[0].block == NUM_BLOCKS - 1 if step.seen else False)
+                assert (inside is None) == (step.seen[0].exit == NUM_BLOCKS - 1 if step.seen else False)
                 assert inside is None or inside.sample_ids == batch.sample_ids
                 for answer in step.answers:
                     probed.answers[answer.sample_id].append(answer)
                 for seen in step.seen:
-                    assert (seen.sample_id, seen.block) not in probed.seen
-                    probed.seen[seen.sample_id, seen.block] = seen
+                    assert (seen.sample_id, seen.exit) not in probed.seen
+                    probed.seen[seen.sample_id, seen.exit] = seen
             survivors += inside.singles() if inside is not None else []
         waiting = survivors
     return probed
@@ -352,7 +352,7 @@ def test_inputs_that_stay_use_prepared_segments_and_probes_use_torch(
     assert survivors_of([second]).sample_ids == ("i0", "i1")
     patient = TorchRunner(small_model, PatiencePolicy(1), slow)  # of which no ramp by itself has anything to show
     steps = run(patient, replace(WHOLE, after_answer="stay"), patient.from_wire(wire_of(encoded[:2])))
-    assert [[seen.block for seen in step.seen] for step in steps] == [[], [], [], [3, 3]]
+    assert [[seen.exit for seen in step.seen] for step in steps] == [[], [], [], [3, 3]]
 
 
 CHAIN_POLICIES: dict[str, ExitPolicy] = {

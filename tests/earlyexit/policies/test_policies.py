@@ -391,7 +391,7 @@ def test_class_maps_are_the_same_in_all_cuts_and_batches() -> None:
 def test_probes_have_every_exits_share_and_map() -> None:
     model, policy, encoded = model_of_maps(), halves(), encoded_images(6)
     steps = list(Cut(model, 0, 3, (0,), policy).observing((0, 1)).run(piece_of(model, policy, encoded)))
-    assert [{each.block for each in step.seen} for step in steps] == [{0}, {1}, {2}]
+    assert [{each.exit for each in step.seen} for step in steps] == [{0}, {1}, {2}]
     outputs = exit_outputs(model, encoded)
     for block in (0, 1):
         shares = policy.score(block, ExitOutput(STREET, outputs[block])).tolist()

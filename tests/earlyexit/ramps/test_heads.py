@@ -259,7 +259,7 @@ def test_every_ramp_observes_probes_with_the_score_of_the_policy() -> None:
     model, policy = sharing("normed"), ForeseenPolicy(2.0)
     cut = Cut(model, 0, NUM_BLOCKS, (), policy).observing(model.ramp_indices)
     seen = [each for step in cut.run(first_steps(model)[1]) for each in step.seen]
-    assert [each.block for each in seen] == [*RAMPS, NUM_BLOCKS - 1]
+    assert [each.exit for each in seen] == [*RAMPS, NUM_BLOCKS - 1]
     assert all(0 < each.score < 1 for each in seen[:-1])
 
 

@@ -75,11 +75,11 @@ def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:
     for probe in (False, True):
         steps = list(runner.run(Batch(split=split, members=members, tokens=len(members), started_s=0.0, probe=probe)))
         assert [answer.value for answer in steps[-1].answers] == expected
-        assert {seen.block for step in steps for seen in step.seen} == ({0, 1, 2} if probe else set())
+        assert {seen.exit for step in steps for seen in step.seen} == ({0, 1, 2} if probe else set())
     stays = replace(split, after_answer="stay")
     steps = list(runner.run(Batch(split=stays, members=members, tokens=len(members), started_s=0.0)))
     assert [answer.value for answer in steps[-1].answers] == expected
-    assert {seen.block for step in steps for seen in step.seen} == {0, 2}
+    assert {seen.exit for step in steps for seen in step.seen} == {0, 2}
     warm = runner.warm_up_pieces(split, 2)
     assert warm.tensors[0].shape == (2, SIDE, SIDE, 3)
 

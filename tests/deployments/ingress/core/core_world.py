@@ -17,7 +17,7 @@ from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.routes import KVPlacement
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.network.boundary import AfterAnswer, ExitResult, Split
+from earlyexit.network.boundary import AfterAnswer, Answer, Split
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape
 
@@ -176,7 +176,7 @@ class CoreWorld:
         last = self.core.placed.plan.num_blocks - 1
         for letter in letters:
             for block in blocks:
-                said = ExitResult(sample_id="", block=block, score=math.nan if block == last else score, value=label)
+                said = Answer(sample_id="", exit=block, score=math.nan if block == last else score, value=label)
                 self.core.observe(self.calls[call], [(self.inputs[letter], said)])
 
     def observed(self, wall_s: float = 0.0) -> Observations | None:

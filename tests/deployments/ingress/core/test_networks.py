@@ -10,7 +10,7 @@ import pytest
 from deployments.ingress.core.inputs import CALL_GRACE_S, UNPRUNED
 from deployments.wire.messages import assignments_of
 from earlyexit.errors import DeadlineError, PlanError
-from earlyexit.network.boundary import ExitResult
+from earlyexit.network.boundary import Answer
 from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     LARGE,
@@ -129,7 +129,7 @@ def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:
 def see_whole(world: CoreWorld, letters: str, label: int) -> None:
     """What the full model says of whole texts."""
     wholes = [each for each in world.calls[2].inputs if each.key in letters]
-    said = [(each, ExitResult(sample_id="", block=END, score=float("nan"), value=label)) for each in wholes]
+    said = [(each, Answer(sample_id="", exit=END, score=float("nan"), value=label)) for each in wholes]
     world.core.observe(world.calls[2], said)
     world.do(world.core.answer(world.calls[2], wholes, END, world.now_s, [None] * len(wholes)))
 

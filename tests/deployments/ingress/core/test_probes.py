@@ -11,7 +11,7 @@ import pytest
 from deployments.ingress.core import probes
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
-from earlyexit.network.boundary import ExitResult, PackedArray, Split
+from earlyexit.network.boundary import Answer, PackedArray, Split
 from earlyexit.tasks.label import label_loss
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray
@@ -28,8 +28,8 @@ def flight(serial: int, *, deadline_s: float = 10.0) -> Probed:
     return PendingInput(serial, 1.5, deadline_s)
 
 
-def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, ExitResult]:
-    return each, ExitResult(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
+def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, Answer]:
+    return each, Answer(sample_id="", exit=block, score=math.nan if block == 3 else score, value=label)
 
 
 def plan(active: Iterable[int] = BOTH, *, stay: bool = False) -> Plan:
