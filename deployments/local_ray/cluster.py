@@ -203,7 +203,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     front = choose_front(cluster.front, settings, has_grpc=cluster.grpc_port is not None)
     cluster = replace(cluster, front=front)
     _set_environment(cluster, settings.max_body_bytes)
-    await_ports(_wanted_ports(cluster))
+    await_ports(wanted_ports(cluster))
     ports = [cluster.port] if cluster.grpc_port is None else [cluster.port, cluster.grpc_port]
     with open_front(front, cluster.host, ports) as listener, without_pandas():
         yield from _running(settings.model_copy(update={"listener": listener}), cluster, on_loss)
@@ -298,14 +298,17 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
     os.environ |= front_environment(cluster.front)
 
 
-def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
-    """Returns the ports that the service needs, with their addresses."""
+def wanted_ports(cluster: LocalCluster) -> list[HostPort]:
+    """Returns the ports that the service needs, with their addresses. Raises InputError if two are equal."""
     ports = [(cluster.host, port) for port in (cluster.port, cluster.grpc_port) if port is not None]
     if cluster.metrics_port is not None:
         ports.append((cluster.ray_address or EVERYWHERE[0], cluster.metrics_port))
     if cluster.front == "haproxy":
         own_ports = HAPROXY_PORTS if cluster.grpc_port is None else HAPROXY_PORTS | HAPROXY_GRPC_PORTS
         ports += [(LOOPBACK, int(os.environ.get(name, port))) for name, port in own_ports.items()]
+    numbers = [port for _, port in ports]
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"ports must differ (--port, --grpc-port, --metrics-port): {', '.join(map(str, numbers))}")
     return ports
 
 

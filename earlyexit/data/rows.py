@@ -207,6 +207,8 @@ def read_labelled(
 
     Raises DataError with file, line and what is allowed.
     """
+    if part is not None and path.suffix != ".json" and not is_images(path):
+        raise DataError(f"{path}: no part {part!r}: only CLINC150's .json, folders and .zip have parts")
     if joints is not None or classes is not None:
         if not is_images(path):
             raise DataError(f"{path}: joints and class maps need images, a folder or a .zip")

@@ -47,9 +47,7 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
 
 def has_column(path: Path, name: str) -> bool:
     """Returns whether the first row of a table has a column with a name."""
-    if path.suffix not in TABLES or not path.is_file():
-        return False
-    return any(name in row for _, row in islice(_rows(path, ()), 1))
+    return path.suffix in TABLES and path.is_file() and any(name in row for _, row in islice(_rows(path, ()), 1))
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

@@ -64,6 +64,7 @@ from optimizer.calibration.calibration_file import MEMBERS, PRUNED, REFERENCE, C
 from optimizer.calibration.confidences import LEVELS, choose_confidences
 from optimizer.calibration.ensemble import RULES, fit_weights, held_out_gain
 from optimizer.plans.plan import policy_of_score
+from profiles.latency import LatencyProfile
 from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, Score
@@ -479,13 +480,13 @@ def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob
     Raises DataError for options that the model does not support, and ModelFolderError for a chain with a model that is
     not calibrated, because chains use the models' temperatures.
     """
-    if job.decay is not None:
-        raise DataError(f"--decay is only for models that generate tokens, and {card.name} is not one")
+    if job.decay is not None or job.answers is not None:
+        raise DataError(f"--decay and --answers are only for models that generate tokens, and {card.name} is not one")
+    if job.latency is not None:
+        LatencyProfile.load(job.latency)  # a file that cannot be read is refused before the model runs
     if card.chain.is_one:
-        if job.prune is not None:
-            raise DataError(f"words are pruned before the next network of a chain, and {card.name} is a single one")
-        if job.ensemble:
-            raise DataError(f"{folder} is a single network: ensembles are for chains")
+        if job.prune is not None or job.ensemble:
+            raise DataError(f"{folder} is a single network: --prune and --ensemble are for chains")
         check_ramps(job, card.ramps)
         return job
     for member in card.members(folder):

@@ -138,8 +138,8 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
         return Window.model_validate({"inputs": cells[at], "survival": cells[:at] + cells[at + 1 :]}, strict=False)
     except ValidationError as error:
         [first, *_] = error.errors()
-    message = first["msg"]
-    raise DataError(f"{where}: {first['input']!r}: {message[0].lower()}{message[1:]} (no values for an unknown window)")
+    name, message = f"{first['loc'][0]} {first['input']!r}", first["msg"]
+    raise DataError(f"{where}: {name}: {message[0].lower()}{message[1:]} (no values for an unknown window)")
 
 
 def run(job: ForecastJob) -> None:

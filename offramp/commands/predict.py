@@ -411,7 +411,7 @@ def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None)
     check_file(path)
     if len(columns) > 1 and path.suffix in (".txt", CLINC):
         raise DataError(f"{path}: rows of {' and '.join(columns)} must be .csv, .tsv or .jsonl")
-    if path.suffix == CLINC:
+    if path.suffix == CLINC or part is not None:
         yield from ((text,) for text in read_labelled(path, part=part).texts)
     elif path.suffix == ".txt":
         with path.open(encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from cluster.devices import find_device
 from deployments.keys import read_keys
-from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving, wanted_ports
 from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
@@ -67,7 +67,7 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
 
 
 def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -> LocalCluster:
-    """Returns how Ray is started. Raises InputError for unusable API keys, and OfframpError for taken ports.
+    """Returns how Ray is started. Raises InputError for unusable keys and equal ports, and OfframpError for taken ports.
 
     It is called before a model is measured. `base`: the folder of the document.
     """
@@ -76,9 +76,7 @@ def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -
     if (access := with_environment_keys(document.access)) is not None:
         keys_file = None if access.keys_file is None else str(base / access.keys_file)
         read_keys(access.model_copy(update={"keys_file": keys_file}))
-    await_ports([(cluster.host, port) for port in (cluster.port, cluster.grpc_port) if port is not None])
-    if cluster.metrics_port is not None:
-        await_ports([(cluster.ray_address or cluster.host, cluster.metrics_port)])
+    await_ports(wanted_ports(cluster))
     return cluster
 
 

@@ -17,10 +17,10 @@ from deployments.local_ray.cluster import (
     _for_one_machine,
     _resources_needed,
     _running,
-    _wanted_ports,
     choose_front,
     front_environment,
     open_front,
+    wanted_ports,
 )
 from deployments.local_ray.ports import take_listener
 from deployments.settings import ServeSettings
@@ -77,13 +77,15 @@ def test_missing_accelerators_are_named() -> None:
 
 def test_the_required_ports_depend_on_the_front_and_the_options() -> None:
     for front in ("proxy", "direct"):
-        assert _wanted_ports(LocalCluster(front=front)) == [(HERE, 8000)]
-    assert _wanted_ports(LocalCluster(front="proxy", grpc_port=9000, host="::1")) == [("::1", 8000), ("::1", 9000)]
-    assert _wanted_ports(LocalCluster(front="direct", metrics_port=8001)) == [(HERE, 8000), (HERE, 8001)]
+        assert wanted_ports(LocalCluster(front=front)) == [(HERE, 8000)]
+    assert wanted_ports(LocalCluster(front="proxy", grpc_port=9000, host="::1")) == [("::1", 8000), ("::1", 9000)]
+    assert wanted_ports(LocalCluster(front="direct", metrics_port=8001)) == [(HERE, 8000), (HERE, 8001)]
     pages = [(HERE, 8404), (HERE, 9101)]
-    assert _wanted_ports(LocalCluster(front="haproxy", host="10.1.2.3")) == [("10.1.2.3", 8000), *pages]
-    wanted = _wanted_ports(LocalCluster(front="haproxy", grpc_port=9000))
+    assert wanted_ports(LocalCluster(front="haproxy", host="10.1.2.3")) == [("10.1.2.3", 8000), *pages]
+    wanted = wanted_ports(LocalCluster(front="haproxy", grpc_port=9000))
     assert wanted == [(HERE, 8000), (HERE, 9000), *pages, (HERE, 9500)]
+    with pytest.raises(InputError, match="ports must differ"):
+        wanted_ports(LocalCluster(front="haproxy", port=pages[0][1]))
 
 
 @pytest.mark.parametrize(

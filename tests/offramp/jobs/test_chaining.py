@@ -483,7 +483,7 @@ def test_an_ensemble_without_a_gain_is_not_used(models: Path) -> None:
 
 def test_an_ensemble_of_one_network_or_with_shares_is_refused(models: Path) -> None:
     given = rows_of(models / "small")
-    with pytest.raises(DataError, match="small is a single network: ensembles are for chains"):
+    with pytest.raises(DataError, match="small is a single network: --prune and --ensemble are for chains"):
         calibrate(models / "small", given, JOB)
     outputs = [(range(len(given)), outputs_of(models / "chain", given, SKILLS))]
     with pytest.raises(DataError, match="ensembles need the policy entropy or confidence, not share"):
