@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,12 +29,12 @@ from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, objective_value, predictions, violations
 from optimizer.cost.rescore import apply_rescoring, rescore
-from optimizer.live.changeover import Delivered, FailedPlan, Trial, has_failed, judge, num_started
+from optimizer.live.changeover import Delivered, Trial, judge, num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, Straggler, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, divide_replicas
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
 from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_reach
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from profiles.lengths import Lengths
@@ -44,7 +44,7 @@ SETTLE_LOOKS = 4
 REST_PERIODS = 5
 """The number of periods without work for a straggler, before it is tried again."""
 BLAME_PERIODS = 5
-"""The number of periods in which a plan that was rolled back is not chosen again for the same problem."""
+"""The number of periods in which a plan that was rolled back is not chosen again."""
 START_TRIES = 2
 """The number of timeouts while a change waits for its replicas, after which the change is given up."""
 TRIES = 10
@@ -344,9 +344,8 @@ def change_failed(view: View) -> Actions:
 
 def _blame(view: View) -> UpdateState:
     """Returns the action that bars the current plan for a while."""
-    stages = tuple(view.state.placed.plan.planned_stages)
-    new = FailedPlan(stages=stages, problem=view.problem, until=view.period + BLAME_PERIODS)
-    return UpdateState({"blamed": (*(each for each in view.state.blamed if each.stages != stages), new)})
+    stages = view.state.placed.plan.planned_stages
+    return UpdateState({"blamed": {**view.state.blamed, stages: view.period + BLAME_PERIODS}})
 
 
 def change_unfinished(_: View) -> Actions:
@@ -620,7 +619,7 @@ async def propose(
     solve: Solve,
     strategy: Strategy,
     *,
-    blamed: Sequence[FailedPlan],
+    blamed: Collection[tuple[Stage, ...]],
     reach: Reach | None,
 ) -> tuple[PlanProblem, Decision]:
     """Returns the first problem that has a plan, and its best plan; otherwise the first one, and why it has none.
@@ -647,11 +646,9 @@ async def propose(
     return refusals[0]
 
 
-def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[FailedPlan]) -> Planned | None:
+def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[Stage, ...]]) -> Planned | None:
     """Returns the best plan that is not blamed; None if all are."""
-    stages = [
-        each for each in dict.fromkeys((planned.stages, *planned.candidates)) if not has_failed(blamed, each, problem)
-    ]
+    stages = [each for each in dict.fromkeys((planned.stages, *planned.candidates)) if each not in blamed]
     kept = [each for each in stages if each == planned.stages or not violations(problem, each, evaluate(problem, each))]
     if not kept:
         return None
@@ -676,7 +673,7 @@ def end_rests(view: View) -> UpdateState:
         for rest in view.state.resting
         if rest.until > view.period and (rest.replica in reported or rest.device in silent_types)
     )
-    blamed = tuple(blame for blame in view.state.blamed if blame.until > view.period)
+    blamed = {stages: until for stages, until in view.state.blamed.items() if until > view.period}
     return UpdateState({"resting": resting, "blamed": blamed})
 
 

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 from zipfile import BadZipFile
@@ -17,13 +17,14 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from deployments.wire.messages import Interval
 from earlyexit.errors import DataError
-from optimizer.live.changeover import FailedPlan, Trial
+from optimizer.live.changeover import Trial
 from optimizer.live.stragglers import RestingReplica
-from optimizer.plans.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan, Stage
 from optimizer.plans.plan_file import parse_placed, placed_document
 from profiles.stream import Observations, StreamShape
 
 Placed = Annotated[PlacedPlan, PlainValidator(parse_placed), PlainSerializer(placed_document)]
+Blamed = Annotated[Mapping[tuple[Stage, ...], int], PlainValidator(lambda _: {}), PlainSerializer(lambda _: ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,9 @@ class State:
     previous: Placed | None = None
     """The plan to which a rollback returns during a trial."""
     resting: tuple[RestingReplica, ...] = ()
-    blamed: Annotated[tuple[FailedPlan, ...], PlainValidator(lambda _: ()), PlainSerializer(lambda _: ())] = ()
-    """Plans that are not chosen for a while. They are not stored: the next controller process may try them again."""
+    blamed: Blamed = field(default_factory=dict)
+    """Plans that were rolled back: the first control period in which each may be chosen again. They are not stored: the
+    next controller process may try them again."""
     thresholds: Mapping[int, float] | None = None
     """The tuned thresholds of all ramps; None: those of the settings."""
 

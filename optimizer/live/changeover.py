@@ -11,12 +11,11 @@ answers count against the plan that caused them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from earlyexit.errors import DataError, PlanError
-from optimizer.plans.plan import PlacedPlan, Stage
-from optimizer.problems.problem import PlanProblem
+from optimizer.plans.plan import PlacedPlan
 
 
 def num_started(before: PlacedPlan | None, after: PlacedPlan) -> int:
@@ -195,44 +194,3 @@ def judge(
     return Judgement(
         rolls_back=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}"
     )
-
-
-CLEAR_SHARE = 0.1
-"""Two problems differ clearly if the shares of inputs that reach a block differ by more than this."""
-CLEAR_FACTOR = 1.2
-"""Two problems differ clearly if their required rates differ by more than this factor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedPlan:
-    """A plan that was rolled back, and the problem for which it was chosen."""
-
-    stages: tuple[Stage, ...]
-    problem: PlanProblem
-    until: int
-    """The first control period in which it may be chosen again."""
-
-
-def has_failed(failed: Sequence[FailedPlan], stages: Sequence[Stage], problem: PlanProblem) -> bool:
-    """Returns whether a plan failed under a problem that does not differ clearly from this one."""
-    return any(plan.stages == tuple(stages) and not differs_clearly(plan.problem, problem) for plan in failed)
-
-
-def differs_clearly(one: PlanProblem, other: PlanProblem) -> bool:
-    """Returns whether problems differ so much that a plan that failed under one may be tried under the other."""
-    if one.num_blocks != other.num_blocks or one.ramps != other.ramps or one.slo != other.slo:
-        return True
-    if {name: supply.count for name, supply in one.devices.items()} != {
-        name: supply.count for name, supply in other.devices.items()
-    }:
-        return True
-    pairs = zip(one.survival_N, other.survival_N, strict=True)
-    return max(abs(share - other_share) for share, other_share in pairs) > CLEAR_SHARE or _rates_differ(one, other)
-
-
-def _rates_differ(one: PlanProblem, other: PlanProblem) -> bool:
-    rate_per_s, other_per_s = one.required_per_s, other.required_per_s
-    if rate_per_s is not None and other_per_s is not None and type(one.objective) is type(other.objective):
-        low, high = sorted((rate_per_s, other_per_s))
-        return high > low * CLEAR_FACTOR
-    return type(one.objective) is not type(other.objective)

@@ -22,7 +22,6 @@ from deployments.wire.messages import Interval
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import check_prunable, read_card
-from optimizer.live.changeover import FailedPlan
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document
 from optimizer.problems.problem import Supply
@@ -289,9 +288,9 @@ def test_plans_of_a_chain_come_back_with_its_networks_and_blames_do_not() -> Non
         changed_s=0.0,
         rate_changed_s=0.0,
         followed=PlacedPlan(plan=alone(2)),
-        blamed=(FailedPlan(stages=alone(0).stages, problem=problem(), until=9),),
+        blamed={alone(0).stages: 9},
     )
     back = parse_state(json.loads(json.dumps(state.document())))
     assert (back.placed, back.followed) == (state.placed, state.followed)
     assert back.placed.plan.used == (1,)
-    assert back.blamed == ()
+    assert back.blamed == {}

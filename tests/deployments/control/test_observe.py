@@ -19,7 +19,6 @@ from deployments.wire.messages import BUCKET, IngressReport, Interval, ReplicaRe
 from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
-from optimizer.live.changeover import FailedPlan
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.search.decision import Decision, Planned, Strategy
@@ -325,13 +324,13 @@ class FakePlanner:
         return replace(planned(asked, self._best[0]), candidates=self._best[1:])
 
 
-async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[FailedPlan] = ()) -> Stages | None:
+async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[Stages] = ()) -> Stages | None:
     _, found = await propose(questions or (problem(),), planner.solve, "best", blamed=blamed, reach=None)
     return found.stages if isinstance(found, Planned) else None
 
 
 async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
-    blamed = (FailedPlan(stages=whole(4), problem=problem(), until=6),)
+    blamed = (whole(4),)
     planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
     assert await stages_of(planner, blamed=blamed) == halves(2, 2)
 

@@ -11,11 +11,11 @@ import pytest
 
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate
-from optimizer.live.changeover import Delivered, FailedPlan, Judgement, Trial, has_failed, judge
+from optimizer.live.changeover import Delivered, Judgement, Trial, judge
 from optimizer.live.hysteresis import Verdict, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.search.decision import Planned
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
@@ -188,39 +188,6 @@ def test_a_trial_waits_for_inputs_but_not_forever() -> None:
     assert judged(trial(AS_PROMISED), served(1, 0)) is None
     words = "keeps plan 3: only 0 inputs arrived in 120 s, too few to judge"
     assert judged(trial(AS_PROMISED), served(0, 0, seconds=120.0)) == Judgement(rolls_back=False, words=words)
-
-
-TRIED = plain_problem(
-    survival_N=(1.0, 0.5),
-    latency={"T4": LatencyTable(batches=(4,), block_s_NB=np.ones((2, 1)), ramp_s_EB=np.ones((1, 1)))},
-    devices={"T4": Supply(count=4)},
-    slo=Slo(latency_s=10.0),
-    objective=MinimizeCost(rate_per_s=100.0),
-)
-FAILED = (Stage(device="T4", replicas=2, splits=(Split(first=0, end=2, batch=4),)),)
-OTHER = (Stage(device="T4", replicas=3, splits=(Split(first=0, end=2, batch=4),)),)
-BLAMED = (FailedPlan(stages=FAILED, problem=TRIED, until=15),)
-
-
-def test_only_the_plan_that_failed_counts_as_failed() -> None:
-    assert has_failed(BLAMED, FAILED, TRIED)
-    assert not has_failed(BLAMED, OTHER, TRIED)
-
-
-@pytest.mark.parametrize(
-    ("now", "another"),
-    [
-        pytest.param(replace(TRIED, survival_N=(1.0, 0.55)), False, id="a little survival"),
-        pytest.param(replace(TRIED, survival_N=(1.0, 0.65)), True, id="much survival"),
-        pytest.param(replace(TRIED, objective=MinimizeCost(rate_per_s=110.0)), False, id="a little rate"),
-        pytest.param(replace(TRIED, objective=MinimizeCost(rate_per_s=75.0)), True, id="much rate"),
-        pytest.param(replace(TRIED, objective=MaximizeRate()), True, id="another objective"),
-        pytest.param(replace(TRIED, devices={"T4": Supply(count=3)}), True, id="fewer accelerators"),
-        pytest.param(replace(TRIED, slo=Slo(latency_s=5.0)), True, id="another SLO"),
-    ],
-)
-def test_a_failed_plan_may_return_if_the_problem_differs_clearly(now: PlanProblem, another: bool) -> None:
-    assert has_failed(BLAMED, FAILED, now) is not another
 
 
 def ran(replica: str, slot: str, seconds: float, *, batches: int = 10, device: str = "T4") -> ReplicaTimes:
