@@ -11,9 +11,9 @@ import numpy as np
 from earlyexit.data.source_file import Source, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
+from optimizer.generation.demand import Generation, KvMemory
 from optimizer.plans.plan import PolicySpec, policy_of_score
 from optimizer.plans.plan_file import order_of
-from optimizer.problems.generation_file import generation_document, with_generation
 from optimizer.problems.latency_file import latency_table
 from optimizer.problems.lengths_file import lengths_document, lengths_of, stayers_length_N
 from optimizer.problems.models_file import (
@@ -33,7 +33,7 @@ from optimizer.problems.problem import (
     Slo,
     Supply,
 )
-from optimizer.problems.problem_shape import ObjectiveDocument, ProblemDocument, read_at
+from optimizer.problems.problem_shape import GenerationDocument, ObjectiveDocument, ProblemDocument, read_at
 from optimizer.problems.survival_file import (
     Recorded,
     batches_of,
@@ -45,8 +45,12 @@ from optimizer.problems.survival_file import (
     with_thresholds_of,
 )
 from optimizer.problems.tokens import in_tokens
+from profiles.lengths import Lengths, Pairs, grouped, read_sequences
 from profiles.networks import decay_of, prune_of, weights_of
 from profiles.table import LatencyTable
+
+OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
+"""Fields that the file's `generation` and `Generation` have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +126,26 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
     if problem.stayers_length_N is not None:
         document["stayers_length"] = list(problem.stayers_length_N)
     if problem.generation is not None:
-        tables = {device: table_of_length(table) for device, table in (problem.generation.prefill or {}).items()}
-        document["generation"] = generation_document(problem.generation, problem.slo, tables)
+        document["generation"] = _generation_document(problem.generation, problem.slo)
         del document["slo"]
-        document["latency"] = {device: table_of_length(table) for device, table in problem.latency.items()}
+        document["latency"] = {device: _table_of_length(table) for device, table in problem.latency.items()}
     return document | networks_document(problem)
 
 
-def table_of_length(table: LatencyTable) -> dict[str, Any]:
+def _generation_document(generation: Generation, slo: Slo) -> dict[str, Any]:
+    kv, prefill = generation.kv, generation.prefill or {}
+    return {
+        "prompt_tokens": lengths_document(generation.prompt),
+        "output_tokens": lengths_document(generation.output),
+        "tpot_s": slo.latency_s,
+        "slack": slo.slack,
+        **{name: getattr(generation, name) for name in OF_GENERATION},
+        **({"prefill": {device: _table_of_length(table) for device, table in prefill.items()}} if prefill else {}),
+        **({} if kv is None else {"kv": asdict(kv)}),
+    }
+
+
+def _table_of_length(table: LatencyTable) -> dict[str, Any]:
     """Returns a table as plain data in the form of `latency`, with the length and context of its measurement."""
     context = {} if table.context is None else {"context": table.context, "context_s": table.context_s}
     return _table_document(table) | {"length": table.length} | context
@@ -188,7 +204,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         order = order_of(document.order)
     problem = _with_lengths(problem, document, recorded, source, folder)
     if document.generation is not None:
-        problem = with_generation(problem, document.generation, source, folder)
+        problem = _with_generation(problem, document.generation, source, folder)
     with source.errors_at(("most_chains",)):
         problem = _with_most_chains(problem, document.most_chains)
     if recorded is not None and problem.batches is None and problem.lengths is None and problem.generation is None:
@@ -226,6 +242,51 @@ def _with_lengths(
         problem = replace(problem, lengths=lengths, stayers_length_N=length_N)
         in_tokens(problem)  # raises PlanError if no measured batch holds such inputs
         return problem
+
+
+def _with_generation(problem: PlanProblem, document: GenerationDocument, source: Source, folder: Path) -> PlanProblem:
+    """Returns the problem with the document's sequences; raises PlanError at the line of an error."""
+    prompt, output, recorded = _sequence_lengths(document, source, folder)
+    tables = {
+        device: latency_table(
+            ("generation", "prefill", device), entry, problem.num_blocks, problem.ramps, source, folder
+        )
+        for device, entry in (document.prefill or {}).items()
+    }
+    with source.errors_at(("generation", "kv")):
+        kv = None if document.kv is None else KvMemory(**document.kv.model_dump())
+    with source.errors_at(("generation",)):
+        generation = Generation(
+            prompt=prompt,
+            output=output,
+            recorded=recorded,
+            prefill=None if document.prefill is None else tables,
+            kv=kv,
+            **document.model_dump(include={*OF_GENERATION}),
+        )
+        return replace(problem, generation=generation)
+
+
+def _sequence_lengths(
+    document: GenerationDocument, source: Source, folder: Path
+) -> tuple[Lengths, Lengths, Pairs | None]:
+    """Returns the lengths of prompts and of answers, and the recorded sequences if the file names any."""
+    prompt, output = document.prompt_tokens, document.output_tokens
+    if document.lengths is not None:
+        with read_at(source, ("generation", "lengths")):
+            if prompt is not None or output is not None:
+                raise PlanError("generation.lengths replaces prompt_tokens and output_tokens; leave out one of the two")
+            recorded = read_sequences(folder / document.lengths)
+            prompts, answers = zip(*recorded, strict=True)
+            return grouped(prompts), grouped(answers), recorded
+    with source.errors_at(("generation",)):
+        if prompt is None or output is None:
+            raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
+    return (
+        lengths_of(prompt, source, folder, at=("generation", "prompt_tokens")),
+        lengths_of(output, source, folder, at=("generation", "output_tokens")),
+        None,
+    )
 
 
 def _blank(document: ProblemDocument) -> PlanProblem:
