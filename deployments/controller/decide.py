@@ -32,7 +32,7 @@ from optimizer.cost.rescore import apply_rescoring, rescore
 from optimizer.live.changeover import Delivered, Trial, judge, num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
-from optimizer.live.stragglers import ReplicaTimes, RestingReplica, Straggler, avoided_replicas, find_stragglers
+from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
 from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_reach
@@ -380,7 +380,7 @@ def trial_over(view: View) -> Actions:
 def slow_replicas(view: View) -> Actions:
     """Checks whether replicas are slower than their peers. Such stragglers get no work for a while."""
     state = view.state
-    slow = () if state.hold else _stragglers(view)
+    slow = {} if state.hold else _stragglers(view)
     if not slow:
         return ()
     until = view.period + REST_PERIODS
@@ -388,15 +388,15 @@ def slow_replicas(view: View) -> Actions:
     names = {each.replica for each in new}
     resting = (*(rest for rest in state.resting if rest.replica not in names), *new)
     placed = _without(slow, view, resting)
-    words = "; ".join(each.words for each in slow)
+    words = "; ".join(slow.values())
     return (
-        *(LogEvent(kind="straggler", words=each.words) for each in slow),
+        *(LogEvent(kind="straggler", words=each) for each in slow.values()),
         UpdateState({"resting": resting}),
         Replan("straggler") if placed is None else view.same_rate(placed, "straggler", words),
     )
 
 
-def _without(slow: Iterable[Straggler], view: View, resting: Sequence[RestingReplica]) -> PlacedPlan | None:
+def _without(slow: Iterable[ReplicaTimes], view: View, resting: Sequence[RestingReplica]) -> PlacedPlan | None:
     """Returns the current plan with replacements for slow replicas, or without them if no accelerators are free.
 
     Returns None if a stage would have no replica.
@@ -518,8 +518,8 @@ def _shared_coverage(coverage: float, num_tests: float) -> float:
     return 1 - (1 - coverage) / max(1.0, num_tests)
 
 
-def _stragglers(view: View) -> tuple[Straggler, ...]:
-    """Returns the replicas that are slower than their peers."""
+def _stragglers(view: View) -> dict[ReplicaTimes, str]:
+    """Returns the replicas that are slower than their peers, each with the reason."""
     share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
     times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
     return find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))

@@ -30,22 +30,10 @@ class ReplicaTimes:
     """Seconds that the batches should take by the profile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A replica to leave out, and why."""
-
-    replica: str
-    slot: str
-    device: str
-    behind: float
-    """Its ratio of seconds taken to seconds expected, relative to the median of its peers."""
-    words: str
-
-
 def find_stragglers(
     times: Sequence[ReplicaTimes], ratio: float, *, resting: Collection[str] = ()
-) -> tuple[Straggler, ...]:
-    """Returns new stragglers, the slowest first. `times` includes resting replicas.
+) -> dict[ReplicaTimes, str]:
+    """Returns new stragglers with the reason, the slowest first. `times` includes resting replicas.
 
     Replicas are compared by seconds taken over seconds expected, because they run different batches. A straggler
     exceeds `ratio` times the median of its peers. Peers are the other replicas of its slot, if there are two or more.
@@ -58,19 +46,20 @@ def find_stragglers(
         for each in times
         if each.replica not in resting and each.batches >= LEAST_BATCHES and each.expected_s > 0
     }
-    candidates = [straggler for each in ratios if (straggler := _straggler(each, ratios, ratio)) is not None]
+    behind = {each: found for each in ratios if (found := _behind(each, ratios, ratio)) is not None}
     num_of_type = Counter(each.device for each in times)
     num_resting = Counter(each.device for each in times if each.replica in resting)
-    stragglers = []
-    for straggler in sorted(candidates, key=lambda candidate: candidate.behind, reverse=True):
+    stragglers = {}
+    for straggler in sorted(behind, key=lambda each: behind[each][0], reverse=True):
         device = straggler.device
         if num_resting[device] + 1 <= math.floor(num_of_type[device] * MOST_SHARE + ROUNDING):
             num_resting[device] += 1
-            stragglers.append(straggler)
-    return tuple(stragglers)
+            stragglers[straggler] = behind[straggler][1]
+    return stragglers
 
 
-def _straggler(replica: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], limit: float) -> Straggler | None:
+def _behind(replica: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], limit: float) -> tuple[float, str] | None:
+    """Returns a straggler's ratio relative to the median of its peers, with the reason; None for other replicas."""
     others = [each for each in ratios if each is not replica and each.device == replica.device]
     in_slot = [ratios[each] for each in others if each.slot == replica.slot]
     peers = in_slot if len(in_slot) + 1 >= LEAST_PEERS else [ratios[each] for each in others]
@@ -85,7 +74,7 @@ def _straggler(replica: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], limi
         f"{replica.replica} takes {behind:.2f} times as long as its {len(peers)} peers "
         f"({own:.2f} against {usual:.2f} times the profile)"
     )
-    return Straggler(replica=replica.replica, slot=replica.slot, device=replica.device, behind=behind, words=words)
+    return behind, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
