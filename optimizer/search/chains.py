@@ -187,10 +187,13 @@ def _needed_replicas(problem: PlanProblem, column: Column, replicas: Sequence[in
 
 
 def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
-    """Returns the best plan (gap 0 if it is proven optimal) or a proof that no plan exists. None: neither was found."""
+    """Returns the best plan (gap 0 if it is proven optimal) or a proof that no plan exists.
+
+    None: neither was found, or no plan has any rate. Then the search for one chain finds the reason sooner.
+    """
     search = _search_of(problem, space)
     best, complete = (None, True) if search is None else search.best()
-    if best is None and complete:
+    if best is None and complete and problem.required_per_s is not None:
         return why_infeasible(
             problem,
             space.strategy,

@@ -132,24 +132,34 @@ def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) ->
     return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
 
 
-def _among_several(problem: PlanProblem, space: Space) -> Planned:
+def _among_several(problem: PlanProblem, space: Space) -> Decision:
     """Returns a plan of one chain with the bound on plans of several chains, of which none was found.
 
-    Raises PlanError if there is none of one chain either.
+    Raises PlanError if there is none of one chain for the required rate either.
     """
+    if isinstance(problem.objective, MaximizeRate):
+        # If there is no plan of one chain, there is none of several, because each of them would be one.
+        one = _solve(problem, replace(space, most_chains=1), None)
+    else:
+        one = _at_required_rate(problem, space)
+    if isinstance(one, NoPlan):
+        return one
+    relaxation = solve_relaxation(problem, space, payable_names(problem))
+    assert relaxation is not None, "there is a plan"
+    bound = relaxation.bound.value
+    return replace(one, bound=bound, gap=gap_between(objective_value(problem, one.figures), bound))
+
+
+def _at_required_rate(problem: PlanProblem, space: Space) -> Decision:
+    """Returns a plan of one chain. If there is none, raises PlanError with the highest rate of plans of several."""
     try:
-        one = solve_at_scale(problem, space)
+        return solve_at_scale(problem, space)
     except PlanError as error:
         fastest = solve_chains(replace(problem, objective=MaximizeRate()), space)
         if not isinstance(fastest, Planned):
             raise
         rates = f"serves {fastest.figures.rate_per_s:.6g}/s, and none more than {fastest.bound:.6g}/s"
         raise PlanError(f"no plan was found, though there may be one: the fastest one found {rates}") from error
-    relaxation = solve_relaxation(problem, space, payable_names(problem))
-    assert isinstance(one, Planned), "the search for several chains would have proven that there is no plan"
-    assert relaxation is not None
-    bound = relaxation.bound.value
-    return replace(one, bound=bound, gap=gap_between(objective_value(problem, one.figures), bound))
 
 
 def _per_input(problem: PlanProblem, decision: Decision) -> Decision:

@@ -219,6 +219,17 @@ def test_a_master_problem_without_time_proves_nothing(monkeypatch: pytest.Monkey
     assert num_plans > 0
 
 
+def test_the_search_for_one_chain_proves_that_no_plan_of_several_keeps_an_slo(monkeypatch: pytest.MonkeyPatch) -> None:
+    possible = replace(random_problem(4), most_chains=3, objective=MaximizeRate())
+    problem = replace(possible, slo=replace(possible.slo, latency_s=0.5 * planned(possible).figures.latency_s))
+    monkeypatch.setattr("optimizer.search.planner.solve_chains", lambda problem, space: None)
+    none = refused(problem)
+    assert none == refused(replace(problem, most_chains=1))
+    assert none.binding == "latency"
+    assert none.nearest_slo_s is not None
+    assert none.nearest_slo_s > problem.slo.latency_s
+
+
 def test_a_rate_between_the_fastest_plan_and_the_bound_is_refused_with_both() -> None:
     fastest = solve(replace(random_problem(101), most_chains=3, objective=MaximizeRate()))
     assert isinstance(fastest, Planned)
