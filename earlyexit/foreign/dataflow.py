@@ -12,6 +12,7 @@ capacities, and with edges of infinite capacity from every operator back to its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,46 +23,29 @@ from typing import Any, Literal
 from earlyexit.errors import GraphError
 
 OperatorKind = Literal["work", "light", "sizes", "random"]
-"""`work`: products with weights, attention, recurrence, and every unknown operator. `light`: elementwise operators,
-norms, activations, pooling, and changes of shape. `sizes`: operators that read only the sizes of their inputs.
-`random`: operators that draw random numbers, so that two runs give different results."""
-_ACTIVATIONS = """relu relu6 leakyrelu prelu elu selu celu gelu silu mish sigmoid tanh softplus softsign hardtanh
-    hardswish hardsigmoid logsigmoid softmax logsoftmax glu dropout alphadropout thresholdedrelu fastgelu quickgelu
-    biasgelu swish clip erf hardmax shrink"""
-_ARITHMETIC = """add sub rsub mul div pow sqrt rsqrt neg abs exp log log1p expm1 sin cos reciprocal floor ceil round
-    sign clamp clampmin clampmax minimum maximum where maskedfill eq ne gt ge lt le and or not xor logicaland logicalor
-    logicalnot bitwiseand bitwiseor bitwisenot isnan isinf sumtosize square lerp addcmul addcdiv truediv floordiv iadd
-    imul sum mean max min mod equal greater less greaterorequal lessorequal"""
-_NORMS = """batchnorm nativebatchnorm nativebatchnormlegitnotraining layernorm nativelayernorm groupnorm
-    nativegroupnorm instancenorm rmsnorm batchnormalization layernormalization instancenormalization groupnormalization
-    rmsnormalization lrn lpnormalization meanvariancenormalization simplifiedlayernormalization
-    skiplayernormalization"""
-_SHAPES = """view reshape flatten unflatten transpose permute t unsqueeze squeeze expand expandas repeat
-    repeatinterleave cat concat concatenate stack split splitwithsizes chunk unbind slice select index indexselect
-    gather narrow unfold pad constantpadnd contiguous clone detach alias to typeas tocopy identity pixelshuffle
-    pixelunshuffle channelshuffle upsample upsamplenearest2d upsamplebilinear2d roll flip tril triu movedim swapaxes
-    getitem liftfreshcopy unsafeview cast castlike tile gatherelements gathernd depthtospace spacetodepth resize
-    quantizelinear dequantizelinear dynamicquantizelinear"""
-_POOLING = """maxpool maxpool1d maxpool2d maxpool3d maxpool2dwithindices avgpool1d avgpool2d avgpool3d averagepool
-    lppool adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d globalaveragepool globalmaxpool globallppool amax amin
-    argmax argmin topk cumsum var std varmean any all norm reducemean reducemax reducemin reducesum reducesumsquare
-    reducel1 reducel2 reducelogsum reducelogsumexp reduceprod"""
+"""`work`: products with weights, attention, recurrence, and operators of unknown domains. `light`: all others, such as
+elementwise operators, norms, activations, pooling, and changes of shape. `sizes`: operators that read only the sizes of
+their inputs. `random`: operators that draw random numbers, so that two runs give different results."""
+_WORK = re.compile(
+    r"conv(?!ert)|matmul|(?<![auy])mm|gemm|(?<!quantize)(?<!upsamplebi)linear|attention|einsum|tensordot|embed"
+    r"|lstm|gru|rnn|fft|dft|stft|linalg|cdist|gridsampl|ensemble|svm|\."
+)
+"""Parts of the names of `work` operators and layers of torch and ONNX, in lower case and without underscores."""
 _SIZES = """shape size numel dim eye eyelike symsize symnumel symstride newzeros newones newfull newempty
     newemptystrided zeroslike oneslike fulllike emptylike"""
 _RANDOM = """rand randn randint normal bernoulli multinomial randlike randnlike randintlike randomnormal randomuniform
     randomnormallike randomuniformlike"""
 _BRANCHING = "cond whileloop scan mapimpl associativescan if loop sequencemap"
 _KINDS: Mapping[str, OperatorKind] = {
-    **dict.fromkeys(" ".join((_ACTIVATIONS, _ARITHMETIC, _NORMS, _SHAPES, _POOLING)).split(), "light"),
     **dict.fromkeys(_SIZES.split(), "sizes"),
     **dict.fromkeys(_RANDOM.split(), "random"),
 }
-"""Kinds by the name of an operator or layer of torch or ONNX, in lower case and without underscores."""
 
 
 def kind_of(op: str) -> OperatorKind:
     """Returns the kind of an operator or layer with a name such as `Relu`, `_softmax` or `BatchNorm2d`."""
-    return _KINDS.get(_normalized(op), "work")
+    name = _normalized(op)
+    return _KINDS.get(name, "work" if _WORK.search(name) else "light")
 
 
 def check_operator(model: str, op: str, node: str, *, has_graph: bool = False) -> None:
