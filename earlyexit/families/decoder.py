@@ -25,7 +25,7 @@ from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps import RampStyle
-from earlyexit.sequences.kv import TRIAL, KvIndex, KvMemory, KvStore, PendingTokens, Run, SkippedTokens, concatenate
+from earlyexit.sequences.kv import TRIAL, KvIndex, KvMemory, KvStore, Run, SkippedTokens, concatenate
 from earlyexit.sequences.sequence import PAGE_TOKENS, RUN, sequence_of
 
 
@@ -85,9 +85,9 @@ class Rows:
 
     def join(self, block: int) -> None:
         """Add the rows of skipped tokens that left just before a block."""
-        pending = self._backbone.memory.pending
+        memory = self._backbone.memory
         starts = [(copied or span).start for copied, span in zip(self._copied, self._spans, strict=True)]
-        found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
+        found = [memory.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
         if not any(found):
             return
         if self._backbone.fill == "copy":
@@ -122,14 +122,14 @@ class Rows:
 
         Returns the rows of the call's own inputs, packed (N, D).
         """
-        pending, is_last = self._backbone.memory.pending, end == self._backbone.num_blocks
+        memory, is_last = self._backbone.memory, end == self._backbone.num_blocks
         rows = self._split()
         for run, span, rows_nD, copied in zip(self.runs, self._spans, rows, self._copied, strict=True):
             if is_last:
-                pending.mark_seen(run.sequence, first, run.end)
+                memory.mark_seen(run.sequence, first, run.end)
             elif run.sequence != TRIAL:
                 waiting = SkippedTokens(span.start, rows_nD)
-                pending.advance(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
+                memory.advance(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
         if all(rows_nD is None for rows_nD in self._sent) and all(map(is_, self._spans, self.runs)):
             return self._rows_MD
         return _interleaved(self._sent, [rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True)])
@@ -290,7 +290,7 @@ class DecoderBackbone(Backbone):
         """Allocates and returns a store of `num_pages` pages on the weights' device, in the weights' dtype."""
         weight = self.word.weight
         kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
-        self._memory = KvMemory(kv, PendingTokens())
+        self._memory = KvMemory(kv)
         return self._memory
 
     def open_memory(self, tokens: int, fill: Fill = "compute") -> KvMemory:
@@ -305,14 +305,14 @@ class DecoderBackbone(Backbone):
         return self.word(token_ids_N), run_B5, run_B5.new_zeros(len(run_B5))
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Runs blocks, also on skipped tokens of the same sequences; see `PendingTokens`."""
+        """Runs blocks, also on skipped tokens of the same sequences; see `KvMemory`."""
         hidden_ND, run_B5, behind_B = hidden
         behind = behind_B.tolist()
         runs = self.runs(run_B5, behind, layout)
         for run in runs:  # has no effect in a replica, where sequences have entered the store already
             self.memory.kv.enter(run.sequence, run.limit)
         rows = Rows(self, runs, behind, hidden_ND)
-        stops = sorted({first, *(block for run in runs for block in self.memory.pending.blocks(run, first, end))})
+        stops = sorted({first, *(block for run in runs for block in self.memory.pending_blocks(run, first, end))})
         for start, stop in pairwise([*stops, end]):
             rows.join(start)
             rows.run(start, stop)

@@ -338,53 +338,6 @@ class SkippedTokens:
         return SkippedTokens(first, self.hidden_nD[first - self.start : end - self.start]) if first < end else None
 
 
-class PendingTokens:
-    """The skipped tokens of every sequence, by the block for which they wait."""
-
-    def __init__(self) -> None:
-        self._by_sequence: defaultdict[int, dict[int, SkippedTokens]] = defaultdict(dict)
-
-    def blocks(self, run: Run, first: int, end: int) -> list[int]:
-        """Returns the blocks from `first` to `end` - 1 for which tokens older than the run wait."""
-        waiting = self._by_sequence[run.sequence].items()
-        return [block for block, each in waiting if first <= block < end and each.start < run.start]
-
-    def older(self, sequence: int, block: int, start: int) -> SkippedTokens | None:
-        """Returns the tokens before `start` that wait for a block, which must include the last one; None: none wait."""
-        waiting = self._by_sequence[sequence].get(block)
-        older = None if waiting is None else waiting.part(0, start)
-        assert older is None or older.end == start, f"tokens {older.end} to {start - 1} are missing"
-        return older
-
-    def advance(self, sequence: int, first: int, end: int, tokens: SkippedTokens) -> None:
-        """Notes that blocks `first` to `end` - 1 have seen `tokens`, which now wait for block `end`."""
-        self.mark_seen(sequence, first, tokens.end, until=end)
-        waiting = self._by_sequence[sequence]
-        newer = waiting[end].part(tokens.end, waiting[end].end) if end in waiting else None
-        waiting[end] = concatenate(self.older(sequence, end, tokens.start), tokens, newer)
-
-    def mark_seen(self, sequence: int, first: int, token: int, *, until: int | None = None) -> None:
-        """Notes that all blocks from `first` on, or those before `until`, have seen the tokens before `token`."""
-        waiting = self._by_sequence[sequence]
-        for block in [block for block in waiting if block >= first and (until is None or block < until)]:
-            seen = waiting.pop(block)
-            newer = seen.part(token, seen.end)
-            if newer is not None:
-                waiting[block] = newer
-
-    def take(self, sequence: int, block: int, end: int) -> SkippedTokens | None:
-        """Removes and returns the tokens before `end` that wait for a block; None if there are none."""
-        waiting = self._by_sequence[sequence].get(block)
-        if waiting is None:
-            return None
-        self.mark_seen(sequence, block, end, until=block + 1)
-        return waiting.part(0, end)
-
-    def forget(self, sequence: int) -> None:
-        """Removes the tokens of a sequence that ended."""
-        self._by_sequence.pop(sequence, None)
-
-
 def concatenate(*parts: SkippedTokens | None) -> SkippedTokens:
     """Returns adjacent tokens together. Some part must not be None."""
     tokens = [part for part in parts if part is not None]
@@ -407,11 +360,12 @@ def places_of(wire: WirePiece) -> npt.NDArray[np.int32]:
 
 
 class KvMemory:
-    """The `Memory` of a decoder: its KV cache and its skipped tokens."""
+    """The `Memory` of a decoder: its KV cache, and the skipped tokens of every sequence, which wait for a block."""
 
-    def __init__(self, kv: KvStore, pending: PendingTokens) -> None:
+    def __init__(self, kv: KvStore) -> None:
         self.kv = kv
-        self.pending = pending
+        self._pending: defaultdict[int, dict[int, SkippedTokens]] = defaultdict(dict)
+        """The skipped tokens by sequence, and by the block for which they wait."""
         self._num_tokens: dict[int, int] = {}
         """The number of tokens of every sequence that inputs have brought so far."""
 
@@ -431,7 +385,7 @@ class KvMemory:
 
     def end(self, sequence: int) -> None:
         self.kv.free(sequence)
-        self.pending.forget(sequence)
+        self._pending.pop(sequence, None)
         self._num_tokens.pop(sequence, None)
 
     def use(self) -> MemoryUse:
@@ -445,7 +399,7 @@ class KvMemory:
         inputs = zip(run_B5.tolist(), behind_B.tolist(), torch.split(hidden_ND, old_lengths), strict=True)
         for (high, low, start, *_), num_skipped, rows_nD in inputs:
             num_own = len(rows_nD) - num_skipped
-            waiting = self.pending.take(sequence_of(high, low), piece.next_block, start + num_own)
+            waiting = self.take_pending(sequence_of(high, low), piece.next_block, start + num_own)
             if waiting is not None:
                 num_added = start - num_skipped - waiting.start
                 rows_nD = torch.cat([waiting.hidden_nD[:num_added], rows_nD]) if num_added > 0 else rows_nD
@@ -459,6 +413,42 @@ class KvMemory:
             lengths_B=np.array(lengths, dtype=np.int32),
             tensors=(torch.cat(rows), run_B5, behind_B.new_tensor(behind), *piece.tensors[3:]),
         )
+
+    def pending_blocks(self, run: Run, first: int, end: int) -> list[int]:
+        """Returns the blocks from `first` to `end` - 1 for which tokens older than the run wait."""
+        waiting = self._pending[run.sequence].items()
+        return [block for block, each in waiting if first <= block < end and each.start < run.start]
+
+    def older(self, sequence: int, block: int, start: int) -> SkippedTokens | None:
+        """Returns the tokens before `start` that wait for a block, which must include the last one; None: none wait."""
+        waiting = self._pending[sequence].get(block)
+        older = None if waiting is None else waiting.part(0, start)
+        assert older is None or older.end == start, f"tokens {older.end} to {start - 1} are missing"
+        return older
+
+    def advance(self, sequence: int, first: int, end: int, tokens: SkippedTokens) -> None:
+        """Notes that blocks `first` to `end` - 1 have seen `tokens`, which now wait for block `end`."""
+        self.mark_seen(sequence, first, tokens.end, until=end)
+        waiting = self._pending[sequence]
+        newer = waiting[end].part(tokens.end, waiting[end].end) if end in waiting else None
+        waiting[end] = concatenate(self.older(sequence, end, tokens.start), tokens, newer)
+
+    def mark_seen(self, sequence: int, first: int, token: int, *, until: int | None = None) -> None:
+        """Notes that all blocks from `first` on, or those before `until`, have seen the tokens before `token`."""
+        waiting = self._pending[sequence]
+        for block in [block for block in waiting if block >= first and (until is None or block < until)]:
+            seen = waiting.pop(block)
+            newer = seen.part(token, seen.end)
+            if newer is not None:
+                waiting[block] = newer
+
+    def take_pending(self, sequence: int, block: int, end: int) -> SkippedTokens | None:
+        """Removes and returns the tokens before `end` that wait for a block; None if there are none."""
+        waiting = self._pending[sequence].get(block)
+        if waiting is None:
+            return None
+        self.mark_seen(sequence, block, end, until=block + 1)
+        return waiting.part(0, end)
 
     def _admit(self, sequence: int, run: Run) -> None:
         """Admits one input, and reserves the memory of a new sequence. Raises the errors of `Memory.admit`."""

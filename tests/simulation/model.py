@@ -15,7 +15,7 @@ from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Encoded, Lengths, PackedArray, Split, WirePiece
-from earlyexit.sequences.kv import KvMemory, KvStore, PendingTokens
+from earlyexit.sequences.kv import KvMemory, KvStore
 from earlyexit.sequences.sequence import sequence_of
 
 NUM_BLOCKS = 6
@@ -128,7 +128,7 @@ class Tokens(KvMemory):
     """The live accounting of pages; a sequence's contents are its tokens."""
 
     def __init__(self) -> None:
-        super().__init__(KvStore((1, 1, 1), PAGES, page_tokens=PAGE_TOKENS), PendingTokens())
+        super().__init__(KvStore((1, 1, 1), PAGES, page_tokens=PAGE_TOKENS))
         self.shown: dict[int, list[int]] = {}
 
     def end(self, sequence: int) -> None:

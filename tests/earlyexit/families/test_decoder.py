@@ -111,7 +111,7 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
         run = torch.tensor([run_of(number, len(tokens) - 1, 0, 0)], dtype=torch.int32)
         with torch.inference_mode():
             backbone.run_blocks(0, NUM_BLOCKS, backbone.embed((ids, run), layout_of(1)), layout_of(1))
-        assert backbone.memory.pending.blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
+        assert backbone.memory.pending_blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
 
 
 def _end(model: EarlyExitModel) -> None:
@@ -345,7 +345,7 @@ def test_skipped_blocks_get_the_keys_and_values_of_the_full_model(
     assert {each.exit for steps in said.values() for each in steps} >= {1, NUM_BLOCKS - 1}
     for number, each in sequences.items():
         _see(answering, number, each, each.tokens[-1:])
-        assert backbone.memory.pending.blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
+        assert backbone.memory.pending_blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
         _see(answering, number + 10, each, each.tokens)
         for block in range(NUM_BLOCKS):
             filled, full = (held(backbone.memory.kv, block, of, len(each.tokens)) for of in (number, number + 10))
