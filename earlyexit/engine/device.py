@@ -107,10 +107,8 @@ class InFlight(Generic[PayloadT]):
     observed: set[int] = field(default_factory=set)
     """The blocks whose exit results were released."""
 
-    def releases(self, step: Step[PayloadT], elapsed_s: float, *, stay: bool) -> list[Release[PayloadT]]:
-        """Returns the releases of a step, `elapsed_s` after the batch started. `stay`: whether answered inputs stay."""
-        if not stay:
-            return [self._answered(answer, elapsed_s) for answer in step.answers]
+    def releases(self, step: Step[PayloadT], elapsed_s: float) -> list[Release[PayloadT]]:
+        """Returns the releases of a step, `elapsed_s` after the batch started."""
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
         releases: list[Release[PayloadT]] = []
         if step.seen and step.seen[0].exit not in self.observed:
@@ -380,7 +378,7 @@ class Device(Generic[PayloadT]):
             if step.answers and first_s is None:
                 first_s = elapsed_s
             before = len(inside.members)
-            self._release(inside.releases(step, elapsed_s, stay=batch.stays))
+            self._release(inside.releases(step, elapsed_s))
             self._shrink(batch, before - len(inside.members))
         now_s = self.clock.now_s()
         total_s = now_s - batch.started_s

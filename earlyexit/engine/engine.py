@@ -96,9 +96,6 @@ class ObservedTimes:
         """Whether batches now are those of a warm-up: expected seconds follow them, but they do not count as work."""
         self._by_work: OrderedDict[Work, _Measured] = OrderedDict()
         """The least recently run split is first."""
-        # Most replicas run the same split again and again. `_latest` saves the lookup.
-        self._latest_split: Split | None = None
-        self._latest = _Measured()
 
     def runs(self) -> tuple[TimesRun, ...]:
         """Returns the sums of every split and size."""
@@ -151,7 +148,7 @@ class ObservedTimes:
 
         `shared_s`: the seconds in which another batch ran beside it. `weight`: of this batch in its bucket's averages.
         """
-        known = self._latest if split is self._latest_split else self._of_run(split)
+        known = self._of_run(split)
         if not self.is_warm_up:
             batches, sum_tokens, sum_s = known.sums.get((size, shared_s > 0), (0, 0, 0.0))
             known.sums[size, shared_s > 0] = batches + 1, sum_tokens + tokens, sum_s + total_s - shared_s / 2
@@ -172,7 +169,7 @@ class ObservedTimes:
 
     def _find(self, split: Split) -> _Measured | None:
         """Returns the split's batches; None if it never ran or was replaced."""
-        return self._latest if split is self._latest_split else self._by_work.get(_work(split))
+        return self._by_work.get(_work(split))
 
     def _of_run(self, split: Split) -> _Measured:
         """Returns the batches of a split that has just run."""
@@ -182,8 +179,7 @@ class ObservedTimes:
                 self._by_work.popitem(last=False)
             self._by_work[work] = _Measured()
         self._by_work.move_to_end(work)
-        self._latest_split, self._latest = split, self._by_work[work]
-        return self._latest
+        return self._by_work[work]
 
 
 def bucket_end(size: int, tokens: int) -> int:
