@@ -67,7 +67,7 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
 
 
 def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -> LocalCluster:
-    """Returns how Ray is started. Raises InputError for unusable keys and equal ports, and OfframpError for taken ports.
+    """Returns how Ray is started. Raises InputError for bad keys and equal ports, and OfframpError for taken ports.
 
     It is called before a model is measured. `base`: the folder of the document.
     """
