@@ -49,11 +49,9 @@ from earlyexit.network.piece import (
     all_to_host,
     fuse,
     halved,
-    mark_cuda,
     to_device,
     to_host,
     wait_for,
-    when_computed,
 )
 from earlyexit.policies.base import ExitOutput, ExitPolicy, Foresight
 from earlyexit.ramps import RampStyle
@@ -449,6 +447,7 @@ class Cut:
         looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
         return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._segment_runner, looks=looks)
 
+    @torch.inference_mode()
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
         """Runs a piece whose next block is `first`. Yields a step per segment, as soon as it is computed.
 
@@ -456,14 +455,6 @@ class Cut:
         wait for block `end`. After the model's last block there are no survivors.
         """
         assert piece.next_block == self.first
-        steps = self._steps(piece)
-        device = self._network.device
-        if device.type == "cuda" and self._policy.ignores_outputs:  # other policies would wait for the logits
-            return when_computed(steps, lambda: mark_cuda(device))
-        return steps
-
-    @torch.inference_mode()
-    def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
         inside: Piece | None = piece
         answered: set[str] = set()
         deferred: list[Leaving] = []
@@ -509,8 +500,7 @@ class Cut:
         values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None and not foresees:
-            if not self._policy.ignores_outputs:
-                wait_for(self._network.device)  # else the duration of the batch would be unknown
+            wait_for(self._network.device)  # else the duration of the batch would be unknown
             return Step(answers=(), survivors=after)
         output, state_BS = self._exit_output(segment, piece, values, outputs_BC)
         if segment.end == self._network.num_blocks:
@@ -552,8 +542,7 @@ class Cut:
             foreseen = Foreseen(self._model, segment.ramp, before, after, self._policy.foresees)
             return foreseen, to_host(before.state_BS)
         state_BS = before.state_BS
-        stay_on_device = self._policy.ignores_outputs or self._network.task.large
-        if not stay_on_device:
+        if not self._network.task.large:
             outputs_BC, state_BS = all_to_host((outputs_BC, state_BS))
         return ExitOutput(self._network.task, outputs_BC), state_BS
 

@@ -6,11 +6,9 @@ of the longest input, R rows of attention, D hidden, H heads, C classes, E exits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -374,11 +372,6 @@ def _mask_of(
     return mask_HTT
 
 
-T = TypeVar("T")
-Wait = Callable[[], None]
-"""Blocks until the device has done its earlier work."""
-
-
 def to_host(tensor: Tensor) -> Tensor:
     """Returns the tensor in host memory: a CPU tensor itself, a GPU tensor as a copy in pinned memory, after a wait."""
     return tensor if tensor.device.type != "cuda" else all_to_host((tensor,))[0]
@@ -412,24 +405,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def wait_for(device: torch.device) -> None:
     """Waits until a GPU has done the work of the current stream. Does nothing for a CPU."""
     if device.type == "cuda":
-        mark_cuda(device)()
-
-
-def mark_cuda(device: torch.device) -> Wait:
-    """Records an event in the current stream. Returns a function that waits for it."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships no type for it
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize
-
-
-def when_computed(items: Iterable[T], mark: Callable[[], Wait]) -> Iterator[T]:
-    """Yields each item when the device has computed it, after the work of the next item was started.
-
-    The iterator `items` starts the work of an item on the device without waiting. `mark`: see `mark_cuda`.
-    """
-    marked = ((item, mark()) for item in items)
-    for started, _ in pairwise(chain(marked, (None,))):
-        assert started is not None
-        item, wait = started
-        wait()
-        yield item
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships no type for it
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()

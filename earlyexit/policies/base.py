@@ -89,8 +89,6 @@ class ExitPolicy(ABC):
     """
 
     name: ClassVar[str]
-    ignores_outputs: ClassVar[bool] = False
-    """Whether decisions never read the outputs. The outputs are then not computed before the decision."""
     foresees: ClassVar[Foresight | None] = None
     """The source of scores of a policy that decides before an exit's outputs are computed. The policy then gets a
     `Foreseen`, and outputs are computed only for inputs that leave."""

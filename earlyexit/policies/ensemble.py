@@ -42,7 +42,7 @@ class EnsemblePolicy(ExitPolicy):
     def __init__(self, judge: ExitPolicy, weights: Weights) -> None:
         """Raises PlanError for weights out of range, and for a judge that keeps a state or does not read outputs."""
         check_weights(weights)
-        if judge.ignores_outputs or judge.state_width(2):
+        if isinstance(judge, RecordedPolicy) or judge.state_width(2):
             raise PlanError(
                 f"weights: exit policy {judge.name!r} cannot be combined with an ensemble's weights, because it does "
                 "not decide by the outputs of one exit"
@@ -124,7 +124,6 @@ class RecordedPolicy(ExitPolicy):
     """Looks up scores and answers in exit records by sample id. A threshold policy judges the scores."""
 
     name = "recorded"
-    ignores_outputs = True
 
     def __init__(self, answers: RecordedAnswers, judge: ThresholdPolicy) -> None:
         self._answers = answers

@@ -1,6 +1,6 @@
 """Measures the batch engine on a GPU: full batches, shrinking batches, and no exits.
 
-    python -m experiments.engine.gpu [--models bert-base] [--batches 1 8 64] [--decisions known] [--no-graphs]
+    python -m experiments.engine.gpu [--models bert-base] [--batches 1 8 64] [--no-graphs]
     python -m experiments.engine.gpu --dry-run    # tiny models on the CPU: runs the same code, prints no figures
 
 BERT-base and BERT-large have random weights, bfloat16, and 128 random tokens per input. Exits come from records of
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,12 +128,6 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--rounds", type=int, default=2 if dry else 5)
     parser.add_argument("--seconds", type=float, default=0.05 if dry else 1.0, help="seconds of a run in each round")
     parser.add_argument("--records", choices=("auto", "recorded", "synthetic"), default="auto")
-    parser.add_argument(
-        "--decisions",
-        choices=("waited", "known"),
-        default="waited",
-        help="waited: the host reads every ramp's logits, as in a service; known: exits come from records at once",
-    )
     parser.add_argument("--at-once", type=int, choices=(1, 2), default=1, help="batches that run at once")
     parser.add_argument("--no-graphs", action="store_true", help="run without CUDA graphs")
     parser.add_argument("--device", default="cpu" if dry else "cuda")
@@ -154,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("skipped: this machine has no CUDA device; --dry-run runs the code on the CPU")
     torch.set_num_threads(1)  # the host's work is small tensors; on the CPU, more threads would hide its cost
     records, source = find_exits(options.records, np.random.default_rng(options.seed))
-    how = f"graphs {'off' if options.no_graphs else 'on'}; decisions {options.decisions}; {options.at_once} at once"
+    how = f"graphs {'off' if options.no_graphs else 'on'}; {options.at_once} at once"
     print(f"device: {options.device}; {how}\nexits: {source}", flush=True)
     if not can_plan():
         print("the best ramps and the best cuts are skipped: the planner needs numba, which is not installed")
@@ -199,7 +193,6 @@ class WaitedPolicy(RecordedPolicy):
     """Takes exits from records, after it has computed the entropy of the logits as a real policy does."""
 
     name = "recorded"
-    ignores_outputs: ClassVar[bool] = False
 
     def __init__(self, answers: RecordedAnswers, judge: EntropyPolicy) -> None:
         super().__init__(answers, judge)
@@ -261,7 +254,7 @@ class Workbench:
             answers_NE=self.records.answers(),
         )
         judge = EntropyPolicy(threshold)
-        return (WaitedPolicy if self.options.decisions == "waited" else RecordedPolicy)(answers, judge)
+        return WaitedPolicy(answers, judge)
 
     def expected(self, active: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns every input's exit and label, with these ramps active."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from earlyexit.families.encoder import EncoderBackbone
 from earlyexit.network.boundary import Encoded, PackedArray, Segment, stack_values, values_of
 from earlyexit.network.layers import ReorderedConvolution, ReorderedLinear, reorder_convolutions, reorder_linears
 from earlyexit.network.model import EarlyExitModel, from_wire
-from earlyexit.network.piece import Piece, fuse, to_host, when_computed
+from earlyexit.network.piece import Piece, fuse, to_host
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.heads import Ramp
@@ -181,24 +181,6 @@ def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
 def test_a_gpu_tensor_is_copied_after_it_is_computed() -> None:
     copy = to_host(torch.arange(1000, device="cuda").cumsum(0))
     assert (copy.device.type, copy[-1].item()) == ("cpu", 499500)
-
-
-def test_the_next_step_is_started_before_the_last_is_awaited() -> None:
-    log: list[str] = []
-
-    def steps() -> Iterator[str]:
-        for name in "abc":
-            log.append(f"tell {name}")
-            yield f"give {name}"
-
-    def mark() -> Callable[[], None]:
-        return partial(log.append, log[-1].replace("tell", "wait for"))
-
-    log.extend(when_computed(steps(), mark))
-    assert log == [
-        *("tell a", "tell b", "wait for a", "give a"),
-        *("tell c", "wait for b", "give b", "wait for c", "give c"),
-    ]
 
 
 needs_onednn = pytest.mark.skipif(

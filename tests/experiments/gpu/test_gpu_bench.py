@@ -75,10 +75,9 @@ def test_a_dry_run_prints_and_writes_every_side(tmp_path: Path, capsys: pytest.C
         assert 0 < row["mean_batch"] <= row["batch"]
 
 
-@pytest.mark.parametrize("decisions", ["waited", "known"])
 @each_plan
-def test_every_side_answers_every_input_once_as_the_records_have_it(plan: Plan, decisions: str) -> None:
-    bench = bench_of("--decisions", decisions)
+def test_every_side_answers_every_input_once_as_the_records_have_it(plan: Plan) -> None:
+    bench = bench_of()
     bench.prepare([plan])
     members = bench.members(30)
     side = bench.side(plan)
