@@ -32,15 +32,12 @@ class Payload(Protocol):
     def lengths_B(self) -> Lengths: ...
     def singles(self) -> list[Self]:
         """Returns one payload per input."""
-        ...
 
     def select(self, keep: Sequence[int]) -> Self:
         """Returns the inputs at the given positions, in the given order."""
-        ...
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
         """Returns the payload in the form for other processes, with hidden states in `hop_dtype`."""
-        ...
 
 
 PayloadT = TypeVar("PayloadT", bound=Payload)
@@ -170,19 +167,15 @@ class Memory(Protocol[PayloadT]):
         OverloadedError: too little memory is free now. InputError: the memory can never hold it. SequenceLostError:
         earlier tokens of the sequence are missing.
         """
-        ...
 
     def end(self, sequence: int) -> None:
         """Frees the memory of a sequence, if it has any."""
-        ...
 
     def take_along(self, piece: PayloadT) -> PayloadT:
         """Returns survivors for another stage, with earlier tokens of their sequences that wait for the same block."""
-        ...
 
     def use(self) -> MemoryUse:
         """Returns how much memory is used."""
-        ...
 
 
 class Runner(Protocol[PayloadT]):
@@ -193,26 +186,21 @@ class Runner(Protocol[PayloadT]):
 
     def from_wire(self, wire: WirePiece) -> PayloadT:
         """Returns the inputs of a call as a payload on this device."""
-        ...
 
     def run(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
         """Runs a batch. Yields a step per exit as soon as it is computed. The last survivors are at the split's end.
 
         In a batch that stays, an answer is early if its input is also among the step's survivors.
         """
-        ...
 
     def follow(self, policy: Any) -> None:
         """Sets the exit policy, from the next batch on. Its type depends on the runner."""
-        ...
 
     def prepare(self, splits: Sequence[Split]) -> None:
         """Does the slow work of the first runs of these splits. Called from another thread while the device serves."""
-        ...
 
     def warm_up_pieces(self, split: Split, size: int) -> PayloadT:
         """Returns random inputs for a warm-up, each of `warm_up_length` tokens if inputs have tokens."""
-        ...
 
 
 WARM_UP_TOKENS = 16

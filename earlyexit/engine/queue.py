@@ -120,17 +120,14 @@ class Waiting(Protocol):
     @property
     def tokens(self) -> int:
         """Its length. An input without tokens counts as 1."""
-        ...
 
     @property
     def deadline_s(self) -> float:
         """When its answer is due. Infinity: it has no deadline."""
-        ...
 
     @property
     def since_s(self) -> float:
         """When it was queued here. At an ingress: when it arrived."""
-        ...
 
 
 X = TypeVar("X", bound=Waiting)

@@ -69,7 +69,6 @@ class SegmentRunner(Protocol):
         Segments that are not prepared are computed by the network's own modules, so that no batch waits for seconds.
         If the last tensor of the piece is `importance`, the result has it too, with the segment's attention added.
         """
-        ...
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         """Prepares segments for batches within their budgets, while other segments run. By default does nothing.
