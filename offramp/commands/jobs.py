@@ -147,7 +147,7 @@ class NewModelJob(Job):
     layers), conv (over maps), bridge (the first blocks of later regions, before a head like the full model's), or for
     decoders normed or adapted (the default, with two thin layers), which share the model's head."""
     pooling: Pooling = "mean"
-    """Pooling before a ramp: mean (over tokens, or over a map), first (token) or grid (over a map)."""
+    """Pooling before a ramp: mean (over tokens, or over a map), first or last (token), or grid (over a map)."""
     ramps: Integers | None = None
     """Blocks that get a ramp, such as 0,2,4. None: all but the last."""
     max_length: int | None = Field(default=None, ge=2)

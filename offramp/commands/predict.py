@@ -395,6 +395,8 @@ def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = 
         with open_images(path, part=part) as images:
             yield from (InputRow({"image": name}, content) for name, content in zip(images.names, images, strict=True))
     elif path.suffix in ARRAYS:
+        if part is not None:
+            raise DataError(f"{path}: no part {part!r}: arrays have no parts")
         yield from _arrays(path, tuple(columns))
     else:
         for row in stream_texts(path, tuple(columns.values()), part=part):

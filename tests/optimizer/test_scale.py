@@ -78,7 +78,7 @@ def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objectiv
 def at_scale(seed: int, strategy: Strategy) -> Decision | None:
     """Returns the decision, or None if the planner reports that it found no plan."""
     try:
-        return solve_by_beam(random_problem(seed), SPACES[strategy])
+        return solve(random_problem(seed), strategy, planners=(solve_by_beam,))
     except PlanError:
         return None
 

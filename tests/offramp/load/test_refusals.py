@@ -60,6 +60,7 @@ FILES: dict[str, FileCase] = {
     "texts: txt, not UTF-8": (texts, "t.txt", b"a\n\xff\n"),
     "arrays: of unequal lengths": (lambda path: list(stream_inputs(path, {"a": "a"})), "x.npz", npz(a=[1], b=[1, 2])),
     "arrays: of other names": (lambda path: list(stream_inputs(path, {"a": "a"})), "x.npz", npz(b=[1])),
+    "arrays: a part": (lambda path: list(stream_inputs(path, {"a": "a"}, part="train")), "x.npz", npz(a=[1])),
     "texts: pairs in lines": (lambda path: list(stream_texts(path, ["a", "b"])), "t.txt", ""),
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
