@@ -5,9 +5,8 @@ cut vertices of the graph. Here the vertices are tensors, because ramps read ten
 Operators such as `Shape`, which only read sizes, are ignored: else hardly any vertex would cut a transformer.
 
 Beyond Apparate, two or three tensors are a site where no single tensor is. For example, a mask that every layer reads
-cuts the graph only together with the hidden state. A cut is defined by the operators that have run; the tensors that
-other operators read cross it. The cheapest cut is a minimum cut of a flow network with the bytes of tensors as
-capacities, and with edges of infinite capacity from every operator back to its inputs.
+cuts the graph only together with the hidden state. A cut is a place in the order of the operators; the tensors that
+operators behind it read cross it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import inf
 from typing import Any, Literal
 
@@ -196,6 +195,28 @@ class Dataflow:
         return tuple(name for each in self.live for name in each.outputs if name in read)
 
     @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The index in `live` of the operator that computes each tensor."""
+        return {name: place for place, each in enumerate(self.live) for name in each.outputs}
+
+    @cached_property
+    def crossings(self) -> Mapping[int, frozenset[str]]:
+        """The tensors that cross a cut after each operator, by the operator's index in `live`.
+
+        These are the inputs and results so far that later operators read or that are outputs. A cut before an operator
+        that draws random numbers is not among them.
+        """
+        last_read = {name: place for place, each in enumerate(self.live) for name in each.inputs}
+        last_read |= dict.fromkeys(self.outputs, len(self.live))
+        last_random = max((place for place, each in enumerate(self.live) if each.kind == "random"), default=0)
+        waiting, crossings = set(self.inputs), dict[int, frozenset[str]]()
+        for place, each in enumerate(self.live):
+            waiting = {name for name in waiting.union(each.outputs) - self.free if last_read.get(name, -1) > place}
+            if place >= last_random:
+                crossings[place] = frozenset(waiting)
+        return crossings
+
+    @cached_property
     def maker(self) -> Mapping[str, Operator]:
         """The operator that computes each tensor. Inputs and weights have no operator."""
         return {tensor: operator for operator in self.operators for tensor in operator.outputs}
@@ -227,20 +248,10 @@ class Site:
 def cut_tensors(flow: Dataflow) -> tuple[str, ...]:
     """Returns the tensors, except the inputs, that are on every path from an input to an output, in their order.
 
-    Every live operator is on such a path. So a tensor is on all paths if no other tensor passes from operators before
-    it to later ones, and no later operator draws random numbers.
+    Every live operator is on such a path. So a tensor is on all paths if no other tensor crosses with it.
     """
-    read = {name: place for place, each in enumerate(flow.live) for name in each.inputs}  # the last place
-    read = {name: place for name, place in read.items() if name not in flow.free}
-    read |= dict.fromkeys(set(flow.outputs) - flow.free, len(flow.live))
-    last_random = max((place for place, each in enumerate(flow.live) if each.kind == "random"), default=-1)
-    waiting = set(flow.inputs) & read.keys()
-    cuts: list[str] = []
-    for place, each in enumerate(flow.live):
-        waiting = {name for name in waiting.union(each.outputs) if read.get(name, -1) > place}
-        if len(waiting) == 1 and place >= last_random:
-            cuts += waiting - {*flow.inputs, *cuts}
-    return tuple(cuts)
+    alone = [name for crossing in flow.crossings.values() if len(crossing) == 1 for name in crossing]
+    return tuple(name for name in dict.fromkeys(alone) if name not in flow.inputs)
 
 
 def find_sites(flow: Dataflow) -> tuple[Site, ...]:
@@ -250,38 +261,14 @@ def find_sites(flow: Dataflow) -> tuple[Site, ...]:
     input to a vector, it is the last cut tensor before the pooling, because ramps have their own pooling. There is no
     site before the first work operator, or after the last one, which is the classifier.
     """
-    tensors = cut_tensors(flow)
-    regions = regions_of(flow, tensors)
-    has_work = [any(operator.kind == "work" for operator in operators) for operators in regions]
+    num_work = list(accumulate(each.kind == "work" for each in flow.live))
     sites = []
-    for run in _runs(tensors, has_work):
+    for count, names in groupby(cut_tensors(flow), key=lambda name: num_work[flow.places[name]]):
+        run = list(names)
         before_pooling = [name for name in run if not _is_vector(flow, name)]
-        sites.append(Site(tensors=((before_pooling or run)[-1],)))
+        if 0 < count < num_work[-1]:
+            sites.append(Site(tensors=((before_pooling or run)[-1],)))
     return tuple(sites)
-
-
-def regions_of(flow: Dataflow, tensors: Iterable[str]) -> tuple[tuple[Operator, ...], ...]:
-    """Returns the live operators before the first of these cut tensors, between each two, and after the last."""
-    index_of = {name: index for index, name in enumerate(tensors)}
-    region_of: dict[str, int] = {}
-    regions: list[list[Operator]] = [[] for _ in range(len(index_of) + 1)]
-    for operator in flow.live:
-        region = max((region_of.get(name, 0) for name in operator.inputs if name not in flow.free), default=0)
-        regions[region].append(operator)
-        region_of.update({name: index_of[name] + 1 if name in index_of else region for name in operator.outputs})
-    return tuple(map(tuple, regions))
-
-
-def _runs(tensors: tuple[str, ...], has_work: list[bool]) -> list[list[str]]:
-    """Returns groups of cut tensors with only light operators between them, from the first work to the last."""
-    runs: list[list[str]] = []
-    for index, name in enumerate(tensors):
-        if not any(has_work[: index + 1]) or not any(has_work[index + 1 :]):
-            continue
-        if has_work[index] or not runs:
-            runs.append([])
-        runs[-1].append(name)
-    return runs
 
 
 def _is_vector(flow: Dataflow, tensor: str) -> bool:
@@ -317,9 +304,6 @@ def with_shares(
 MOST_TENSORS = 3
 LONG = 0.1
 """Cut sets are sought between two sites with more than this share of the model's time between them."""
-MOST_TRIED = 200
-"""The most operators of a region after which a cut set is sought. Each needs a minimum cut."""
-_START, _END = ("start", ""), ("end", "")
 
 
 def with_cut_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> tuple[Site, ...]:
@@ -331,49 +315,40 @@ def with_cut_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) 
     if any(site.seconds_share is None for site in sites):
         measured = with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})
     ends = [0.0, *(site.seconds_share or 0.0 for site in measured), 1.0]
-    regions = regions_of(flow, [site.tensors[0] for site in sites])
+    places = [-1, *(flow.places[site.tensors[0]] for site in sites), len(flow.live) - 1]
     result: list[Site] = []
-    for (begin, end), region, site in zip(pairwise(ends), regions, [*sites, None], strict=True):
+    for (begin, end), (before, last), site in zip(pairwise(ends), pairwise(places), [*sites, None], strict=True):
         if end - begin > long:
-            result += cut_sets_in(flow, region)
+            result += cut_sets_between(flow, before, last)
         if site is not None:
             result.append(site)
     return tuple(result)
 
 
-def cut_sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
-    """Yields sets of tensors that cut a region, in their order.
+def cut_sets_between(flow: Dataflow, before: int, last: int) -> Iterator[Site]:
+    """Yields sets of tensors that cut the graph between two places in `flow.live`, in their order.
 
-    Of the cheapest cuts after each work operator, these are the ones that are cheaper than their neighbours.
+    A candidate is the cheapest cut between two successive work operators; of equally cheap ones, the last. The sets are
+    those of the candidates that are cheaper than their neighbours.
     """
-    work = [each for each in region if each.kind == "work"]
-    tried = work[:: max(1, -(-len(work) // MOST_TRIED))]
-    cuts = [cheapest_cut(flow, region, last) for last in tried]
-    latest: frozenset[str] = frozenset()
-    for ran, is_minimum in zip(cuts, _local_minima(_costs(flow, region, tried, cuts)), strict=True):
-        if ran is None or not is_minimum or not latest < ran:
-            continue
-        crossing = crossing_tensors(flow, region, ran)
-        if len(crossing) > 1:
-            latest = ran
-            yield Site(tensors=_most_work_first(flow, crossing))
+    runs: list[list[int]] = []
+    for place in range(before + 1, last + 1):
+        if flow.live[place].kind == "work":
+            runs.append([])
+        if runs:
+            runs[-1].append(place)
 
+    def cost(place: int) -> float:
+        """Returns the bytes that cross after a place; infinite for too many tensors, and before the first operator."""
+        crossing = flow.crossings.get(place, ())
+        num_bytes = flow.bytes_of(crossing) if 0 < len(crossing) <= MOST_TENSORS else None
+        return inf if num_bytes is None else num_bytes
 
-def _costs(
-    flow: Dataflow, region: Sequence[Operator], tried: Sequence[Operator], cuts: Sequence[frozenset[str] | None]
-) -> list[float]:
-    """Returns the bytes that cross before the region, at each cut, and after it; infinite at the model's inputs."""
-
-    def cost(ran: frozenset[str]) -> float:
-        return sum(flow.bytes_per_input.get(name, inf) for name in crossing_tensors(flow, region, ran))
-
-    nothing, everything = frozenset[str](), frozenset(each.name for each in region)
-    at_inputs = not crossing_tensors(flow, region, nothing).isdisjoint(flow.inputs)
-    costs = [inf if at_inputs else cost(nothing)]
-    for last, ran in zip(tried, cuts, strict=True):
-        no_cut = inf if _work_after(region, last) else cost(everything)
-        costs.append(no_cut if ran is None else cost(ran))
-    return [*costs, cost(everything)]
+    candidates = [min(reversed(run), key=cost) for run in runs[:-1]]
+    costs = [cost(before), *map(cost, candidates), cost(last)]
+    for place, is_minimum in zip(candidates, _local_minima(costs), strict=True):
+        if is_minimum and len(flow.crossings[place]) > 1:
+            yield Site(tensors=_most_work_first(flow, flow.crossings[place]))
 
 
 def _local_minima(costs: Sequence[float]) -> Iterator[bool]:
@@ -387,87 +362,11 @@ def _local_minima(costs: Sequence[float]) -> Iterator[bool]:
     yield from is_minimum[1:-1]
 
 
-def crossing_tensors(flow: Dataflow, region: Sequence[Operator], ran: frozenset[str]) -> frozenset[str]:
-    """Returns the tensors that are read by operators which have not run, in the region or after it."""
-    waiting = [each for each in region if each.name not in ran]
-    computed = {name for each in region if each.name in ran for name in each.outputs}
-    later = {name for each in waiting for name in each.outputs}
-    read = {name for each in waiting for name in each.inputs} - flow.free
-    return frozenset((read | (computed & _outgoing(flow, region))) - later)
-
-
 def _most_work_first(flow: Dataflow, tensors: Iterable[str]) -> tuple[str, ...]:
     """Returns tensors by the amount of work on which they depend, so that a ramp reads a hidden state, not a mask."""
-    places = {name: place for place, each in enumerate(flow.live) for name in each.outputs}
 
     def work(name: str) -> tuple[int, int]:
         before = flow.before((name,))
-        return sum(each.kind == "work" and each.name in before for each in flow.live), places.get(name, -1)
+        return sum(each.kind == "work" and each.name in before for each in flow.live), flow.places.get(name, -1)
 
     return tuple(sorted(tensors, key=work, reverse=True))
-
-
-def _outgoing(flow: Dataflow, region: Sequence[Operator]) -> frozenset[str]:
-    """Returns the tensors of a region that are outputs of the model or are read after the region."""
-    inside = {each.name for each in region}
-    read = {name for each in flow.live if each.name not in inside for name in each.inputs}
-    return frozenset(name for each in region for name in each.outputs if name in read or name in flow.outputs)
-
-
-def cheapest_cut(flow: Dataflow, region: Sequence[Operator], last: Operator) -> frozenset[str] | None:
-    """Returns the operators that have run at the cheapest cut after `last`; None if there is no work after it.
-
-    The cheapest cut has the fewest bytes. If it has too many tensors, the cut with the fewest tensors is returned.
-    """
-    work_after = _work_after(region, last)
-    if not work_after:
-        return None
-    for count_first in (False, True):
-        ran = _minimum_cut(flow, region, last, work_after, count_first=count_first)
-        if len(crossing_tensors(flow, region, ran)) <= MOST_TENSORS:
-            return ran
-    return None
-
-
-def _work_after(region: Sequence[Operator], last: Operator) -> list[Operator]:
-    """Returns the work operators that depend on outputs of `last`."""
-    reached = set(last.outputs)
-    work = []
-    for each in region:
-        if reached.intersection(each.inputs):
-            reached.update(each.outputs)
-            if each.kind == "work":
-                work.append(each)
-    return work
-
-
-def _minimum_cut(
-    flow: Dataflow, region: Sequence[Operator], last: Operator, work_after: Sequence[Operator], *, count_first: bool
-) -> frozenset[str]:
-    """Returns the operators before the minimum cut; `count_first`: of the fewest tensors, rather than bytes."""
-    import networkx as nx
-
-    graph = nx.DiGraph()
-    infinite = sum(flow.bytes_per_input.values()) + 1
-
-    def capacity(name: str) -> int:
-        return flow.bytes_per_input.get(name, infinite) + (infinite if count_first else 0)
-
-    def add_read(name: str, reader: tuple[str, str]) -> None:
-        graph.add_edge(("tensor", name), reader)  # no capacity means infinite
-        maker = ("operator", flow.maker[name].name) if name in inside else _START
-        graph.add_edge(maker, ("tensor", name), capacity=capacity(name))
-        if maker != _START:
-            graph.add_edge(reader, maker)
-
-    inside = {name for each in region for name in each.outputs}
-    for each in region:
-        for name in set(each.inputs) - flow.free:
-            add_read(name, ("operator", each.name))
-    for name in _outgoing(flow, region):
-        add_read(name, _END)
-    graph.add_edge(_START, ("operator", last.name))
-    for each in work_after:
-        graph.add_edge(("operator", each.name), _END)
-    _, (ran, _) = nx.minimum_cut(graph, _START, _END)
-    return frozenset(name for kind, name in ran if kind == "operator")

@@ -230,7 +230,7 @@ def options(
 
 
 SERVED = {
-    *("PIL", "google", "grpc", "httptools", "httpx", "jinja2", "networkx", "packaging", "psutil", "ray"),
+    *("PIL", "google", "grpc", "httptools", "httpx", "jinja2", "packaging", "psutil", "ray"),
     *("safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
 }
 """Modules that the extra `serve` installs."""

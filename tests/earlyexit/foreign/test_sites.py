@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from earlyexit.errors import GraphError
-from earlyexit.foreign.dataflow import Dataflow, Site, cut_tensors, find_sites, regions_of, with_shares
+from earlyexit.foreign.dataflow import Dataflow, Site, cut_tensors, find_sites, with_shares
 from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.foreign.flows import carriers_by_removal, flow_of
 from tests.earlyexit.foreign.modules import traced
@@ -49,7 +49,8 @@ def test_a_packaged_model_has_its_sites_with_work_before_between_and_behind_them
     assert found == carriers_by_removal(flow)
     chain = [site.tensors[0] for site in find_sites(flow)]
     assert set(chain) <= set(found)
-    assert all(any(operator.kind == "work" for operator in operators) for operators in regions_of(flow, chain))
+    ends = [-1, *(flow.places[name] for name in chain), len(flow.live)]
+    assert all(any(each.kind == "work" for each in flow.live[a + 1 : b + 1]) for a, b in pairwise(ends))
     assert len(chain) == SITES[name]
     read = {each for operator in flow.live for each in operator.inputs} - flow.free
     assert read - set(flow.shapes) == set()
