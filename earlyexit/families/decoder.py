@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from operator import is_
 from typing import Any
 
 import torch
@@ -62,25 +61,18 @@ class Rows:
         """`sent`: for each run, the number of its first rows that another replica sent, for tokens that left there."""
         self.runs = runs
         self._backbone = backbone
+        self._spans = list(runs)
+        """The runs, each with its tokens that are in `_rows_MD`."""
+        self._rows_MD, self._num_rows = hidden_ND, len(hidden_ND)
         self._copied: list[SkippedTokens | None] = [None] * len(runs)
-        """For each run, skipped tokens whose keys and values are written by `keep`, with fill "copy"."""
-        self._sent: list[Tensor | None] = [None] * len(runs)
-        """For each run, rows from another replica, which are passed on unchanged, with fill "copy"."""
-        self._rows_MD = hidden_ND
+        """For each run, tokens whose keys and values are written by `keep`, with fill "copy"."""
         if backbone.fill == "copy" and any(sent):
-            rows = torch.split(hidden_ND, [run.length for run in runs])
-            self._copied = [
-                SkippedTokens(run.start, rows_nD[:count]) if count else None
-                for run, rows_nD, count in zip(runs, rows, sent, strict=True)
+            rows = self._tokens()
+            self._copied = [each.part(each.start, each.start + n) for each, n in zip(rows, sent, strict=True)]
+            self._rows_MD = torch.cat([each.hidden_nD[n:] for each, n in zip(rows, sent, strict=True)])
+            self._spans = [
+                replace(run, start=run.start + n, length=run.length - n) for run, n in zip(runs, sent, strict=True)
             ]
-            self._sent = [None if skipped is None else skipped.hidden_nD for skipped in self._copied]
-            self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, sent, strict=True)])
-            self.runs = [
-                replace(run, start=run.start + count, length=run.length - count)
-                for run, count in zip(runs, sent, strict=True)
-            ]
-        self._spans = list(self.runs)
-        """The runs, each extended by its skipped tokens that are in `_rows_MD`."""
         self._is_indexed = False
 
     def join(self, block: int) -> None:
@@ -96,11 +88,11 @@ class Rows:
                 for skipped, copied in zip(found, self._copied, strict=True)
             ]
         else:
-            earlier = [None if skipped is None else skipped.hidden_nD for skipped in found]
-            self._rows_MD = _interleaved(earlier, self._split())
+            rows = [concatenate(skipped, own) for skipped, own in zip(found, self._tokens(), strict=True)]
+            self._rows_MD = torch.cat([each.hidden_nD for each in rows])
             self._spans = [
-                span if skipped is None else replace(span, start=skipped.start, length=span.end - skipped.start)
-                for skipped, span in zip(found, self._spans, strict=True)
+                replace(span, start=each.start, length=span.end - each.start)
+                for span, each in zip(self._spans, rows, strict=True)
             ]
         self._is_indexed = False
 
@@ -123,19 +115,20 @@ class Rows:
         Returns the rows of the call's own inputs, packed (N, D).
         """
         memory, is_last = self._backbone.memory, end == self._backbone.num_blocks
-        rows = self._split()
-        for run, span, rows_nD, copied in zip(self.runs, self._spans, rows, self._copied, strict=True):
+        rows = [concatenate(copied, own) for copied, own in zip(self._copied, self._tokens(), strict=True)]
+        for run, tokens in zip(self.runs, rows, strict=True):
             if is_last:
                 memory.mark_seen(run.sequence, first, run.end)
             elif run.sequence != TRIAL:
-                waiting = SkippedTokens(span.start, rows_nD)
-                memory.advance(run.sequence, first, end, waiting if copied is None else concatenate(copied, waiting))
-        if all(rows_nD is None for rows_nD in self._sent) and all(map(is_, self._spans, self.runs)):
+                memory.advance(run.sequence, first, end, tokens)
+        if len(self._rows_MD) == self._num_rows:
             return self._rows_MD
-        return _interleaved(self._sent, [rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True)])
+        return torch.cat([tokens.hidden_nD[-run.length :] for run, tokens in zip(self.runs, rows, strict=True)])
 
-    def _split(self) -> tuple[Tensor, ...]:
-        return torch.split(self._rows_MD, [span.length for span in self._spans])
+    def _tokens(self) -> list[SkippedTokens]:
+        """Returns the rows of each span."""
+        rows = torch.split(self._rows_MD, [span.length for span in self._spans])
+        return [SkippedTokens(span.start, rows_nD) for span, rows_nD in zip(self._spans, rows, strict=True)]
 
     def _index(self) -> None:
         self._is_indexed = True
@@ -145,11 +138,6 @@ class Rows:
         if copied:
             runs = [replace(run, start=skipped.start, length=len(skipped.hidden_nD)) for skipped, run in copied]
             self._copies = torch.cat([skipped.hidden_nD for skipped, _ in copied]), self._backbone.where(runs)
-
-
-def _interleaved(earlier: Sequence[Tensor | None], later: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of all runs: for each run its earlier rows, if it has any, and then its later rows."""
-    return torch.cat([rows for pair in zip(earlier, later, strict=True) for rows in pair if rows is not None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -399,10 +399,11 @@ class KvMemory:
         inputs = zip(run_B5.tolist(), behind_B.tolist(), torch.split(hidden_ND, old_lengths), strict=True)
         for (high, low, start, *_), num_skipped, rows_nD in inputs:
             num_own = len(rows_nD) - num_skipped
-            waiting = self.take_pending(sequence_of(high, low), piece.next_block, start + num_own)
-            if waiting is not None:
-                num_added = start - num_skipped - waiting.start
-                rows_nD = torch.cat([waiting.hidden_nD[:num_added], rows_nD]) if num_added > 0 else rows_nD
+            sequence, block, end = sequence_of(high, low), piece.next_block, start + num_own
+            waiting = self.older(sequence, block, end)
+            self.mark_seen(sequence, block, end, until=block + 1)
+            if waiting is not None and len(waiting.hidden_nD) > len(rows_nD):
+                rows_nD = waiting.hidden_nD
             rows.append(rows_nD)
             lengths.append(len(rows_nD))
             behind.append(len(rows_nD) - num_own)
@@ -441,14 +442,6 @@ class KvMemory:
             newer = seen.part(token, seen.end)
             if newer is not None:
                 waiting[block] = newer
-
-    def take_pending(self, sequence: int, block: int, end: int) -> SkippedTokens | None:
-        """Removes and returns the tokens before `end` that wait for a block; None if there are none."""
-        waiting = self._pending[sequence].get(block)
-        if waiting is None:
-            return None
-        self.mark_seen(sequence, block, end, until=block + 1)
-        return waiting.part(0, end)
 
     def _admit(self, sequence: int, run: Run) -> None:
         """Admits one input, and reserves the memory of a new sequence. Raises the errors of `Memory.admit`."""
