@@ -90,42 +90,26 @@ class Residual(nn.Module):
         return hidden_ND + change_ND if self.norm_first else self.norm(hidden_ND + change_ND)
 
 
-class SelfAttention(Residual):
-    """Attention among the tokens of a source, or of an answer."""
+class Attention(Residual):
+    """Attention among the tokens of a source or of an answer, or of an answer's tokens to their source."""
 
-    def __init__(self, config: Seq2SeqConfig) -> None:
+    def __init__(self, config: Seq2SeqConfig, **projections: int) -> None:
+        """`projections`: by the name of each layer before attention, what it returns per head: 3 for q, k and v."""
         super().__init__(config)
-        self.shape = 3 * config.num_heads, config.head_size
+        self.head_size = config.head_size
         width = config.num_heads * config.head_size
-        self.qkv = nn.Linear(config.hidden_size, 3 * width, bias=config.bias)
+        for name, number in projections.items():
+            self.add_module(name, nn.Linear(config.hidden_size, number * width, bias=config.bias))
         self.out = nn.Linear(width, config.hidden_size, bias=config.bias)
 
-    def queries_keys_values(self, hidden_ND: Tensor) -> tuple[Tensor, ...]:
-        """Returns queries, keys and values, each (N, H, d)."""
-        parts: tuple[Tensor, ...] = self.qkv(self.before(hidden_ND)).unflatten(-1, self.shape).chunk(3, dim=1)
-        return parts
+    def by_head(self, name: str, hidden_ND: Tensor) -> Tensor:
+        """Returns the queries, keys and values of a layer before attention, one after the other, (N, A, d)."""
+        by_head_NAd: Tensor = getattr(self, name)(hidden_ND).unflatten(-1, (-1, self.head_size))
+        return by_head_NAd
 
-
-class CrossAttention(Residual):
-    """Attention of an answer's tokens to their source."""
-
-    def __init__(self, config: Seq2SeqConfig) -> None:
-        super().__init__(config)
-        self.heads = config.num_heads
-        width = config.num_heads * config.head_size
-        self.query = nn.Linear(config.hidden_size, width, bias=config.bias)
-        self.keys_values = nn.Linear(config.hidden_size, 2 * width, bias=config.bias)
-        self.out = nn.Linear(width, config.hidden_size, bias=config.bias)
-
-    def queries(self, hidden_MD: Tensor) -> Tensor:
-        """Returns queries, (M, H, d)."""
-        queries_MHd: Tensor = self.query(self.before(hidden_MD)).unflatten(-1, (self.heads, -1))
-        return queries_MHd
-
-    def kept(self, source_ND: Tensor) -> tuple[Tensor, ...]:
-        """Returns the keys and values of the encoder's outputs, each (N, H, d)."""
-        parts: tuple[Tensor, ...] = self.keys_values(source_ND).unflatten(-1, (2 * self.heads, -1)).chunk(2, dim=1)
-        return parts
+    def added(self, hidden_ND: Tensor, context_NHd: Tensor) -> Tensor:
+        """Returns the states with the result of attention added."""
+        return self.after(hidden_ND, self.out(context_NHd.flatten(1)))
 
 
 class FeedForward(Residual):
@@ -152,29 +136,30 @@ class SourceBlock(nn.Module):
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
+        self.attention = Attention(config, qkv=3)
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
         """Returns the packed hidden state after the block, (N, D)."""
-        (context_ND,) = layout.attend(self.attention.qkv(self.attention.before(hidden_ND)), masks, self._attend)
-        hidden_ND = self.attention.after(hidden_ND, self.attention.out(context_ND))
-        result: Tensor = self.feed_forward(hidden_ND)
+        qkv_NAd = self.attention.by_head("qkv", self.attention.before(hidden_ND))
+        (context_NHd,) = layout.attend(qkv_NAd, masks, self._attend)
+        result: Tensor = self.feed_forward(self.attention.added(hidden_ND, context_NHd))
         return result
 
-    def _attend(self, qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor]:
-        by_head_RTHd = qkv_RTD.view(*qkv_RTD.shape[:-1], *self.attention.shape)
-        query_RHTd, key_RHTd, value_RHTd = by_head_RTHd.transpose(1, 2).chunk(3, dim=1)
+    def _attend(self, qkv_RTAd: Tensor, mask: Tensor | None) -> tuple[Tensor]:
+        query_RHTd, key_RHTd, value_RHTd = qkv_RTAd.transpose(1, 2).chunk(3, dim=1)
         context_RHTd = F.scaled_dot_product_attention(query_RHTd, key_RHTd, value_RHTd, attn_mask=mask)
-        return (context_RHTd.transpose(1, 2).flatten(-2),)
+        return (context_RHTd.transpose(1, 2),)
 
 
 @dataclass(frozen=True, slots=True)
 class SidedPlaces:
     """The indices of the decoder's rows and of sources' rows, and their places in the store."""
 
-    answers: tuple[KvIndex, KvIndex] | None
-    """Places of the decoder's rows, and of the sources to which they attend; None if all rows are of sources."""
+    own: KvIndex
+    """Places of the decoder's rows."""
+    crossing: KvIndex
+    """Places of the sources to which the decoder's rows attend."""
     answer_rows: Tensor | slice
     """Indices of the decoder's rows."""
     sources: tuple[Tensor, Tensor] | None
@@ -190,42 +175,34 @@ class AnswerBlock(Block):
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
-        self.crossing = CrossAttention(config)
+        self.attention = Attention(config, qkv=3)
+        self.crossing = Attention(config, query=1, keys_values=2)
         self.feed_forward = FeedForward(config)
 
     def forward(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
-        self._keep_source(index, hidden_ND, where, kv)
-        if where.answers is None:
-            return hidden_ND
-        answered_MD = self._answered(index, hidden_ND[where.answer_rows], *where.answers, kv)
+        queries_MHd = self._write(index, hidden_ND, where, kv)
+        answered_MD = self.attention.added(hidden_ND[where.answer_rows], kv.attend(index, where.own, queries_MHd))
+        queries_MHd = self.crossing.by_head("query", self.crossing.before(answered_MD))
+        answered_MD = self.crossing.added(answered_MD, kv.attend(index, where.crossing, queries_MHd))
+        after_MD: Tensor = self.feed_forward(answered_MD)
         if isinstance(where.answer_rows, slice):
-            return answered_MD
-        return hidden_ND.index_copy(0, where.answer_rows, answered_MD)
+            return after_MD
+        return hidden_ND.index_copy(0, where.answer_rows, after_MD)
 
     def keep(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> None:
-        self._keep_source(index, hidden_ND, where, kv)
-        if where.answers is not None:
-            _, keys_MHd, values_MHd = self.attention.queries_keys_values(hidden_ND[where.answer_rows])
-            kv.write(index, where.answers[0].write_N, keys_MHd, values_MHd)
+        self._write(index, hidden_ND, where, kv)
 
-    def _keep_source(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> None:
+    def _write(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
+        """Writes keys and values of sources and answers to the store, and returns the queries of answers, (M, H, d)."""
         if where.sources is not None:
             rows, places = where.sources
-            kv.write(index, places, *self.crossing.kept(hidden_ND[rows]))
-
-    def _answered(self, index: int, hidden_MD: Tensor, own: KvIndex, crossing: KvIndex, kv: KvStore) -> Tensor:
-        queries_MHd, keys_MHd, values_MHd = self.attention.queries_keys_values(hidden_MD)
-        kv.write(index, own.write_N, keys_MHd, values_MHd)
-        context_MHd = kv.attend(index, own, queries_MHd)
-        hidden_MD = self.attention.after(hidden_MD, self.attention.out(context_MHd.flatten(1)))
-        context_MHd = kv.attend(index, crossing, self.crossing.queries(hidden_MD))
-        hidden_MD = self.crossing.after(hidden_MD, self.crossing.out(context_MHd.flatten(1)))
-        result: Tensor = self.feed_forward(hidden_MD)
-        return result
+            kv.write(index, places, *self.crossing.by_head("keys_values", hidden_ND[rows]).chunk(2, dim=1))
+        before_MD = self.attention.before(hidden_ND[where.answer_rows])
+        queries_MHd, keys_MHd, values_MHd = self.attention.by_head("qkv", before_MD).chunk(3, dim=1)
+        kv.write(index, where.own.write_N, keys_MHd, values_MHd)
+        return queries_MHd
 
 
-RowIndices = npt.NDArray[np.int64]
 WAVE_LENGTH = 10_000.0
 """Wavelength of the slowest sinusoid, divided by 2 pi."""
 
@@ -264,32 +241,36 @@ class Seq2SeqBackbone(DecoderBackbone):
         """Embeds inputs, and encodes sources. Raises InputError for a source in parts, and for an empty source."""
         token_ids_N, run_B5 = inputs
         runs = self.runs(run_B5, [0] * len(run_B5), layout)
-        sides = _Sides.of(runs)
-        if any(run.start or run.end < run.source for run in sides.sources):
+        first_inputs = [run for run in runs if run.start < run.source]
+        if any(run.start or run.end <= run.source for run in first_inputs):
             raise InputError("the first input of a sequence must have the whole source")
         if not all(run.source for run in runs):
             raise InputError("a source needs at least one token")
         hidden_ND = self.word(token_ids_N) * self.config.embedding_scale
         if self.distances is None:
             hidden_ND = hidden_ND + self._sinusoids(runs)
-        if sides.sources:
-            source = self._index(sides.source_rows)
-            hidden_ND = hidden_ND.index_copy(0, source, self._encode(hidden_ND[source], sides.sources))
+        if first_inputs:
+            rows = self._index(np.flatnonzero(_are_sources(runs)))
+            hidden_ND = hidden_ND.index_copy(0, rows, self._encode(hidden_ND[rows], first_inputs))
         return hidden_ND, run_B5, run_B5.new_zeros(len(run_B5))
 
     def where(self, runs: Sequence[Run]) -> SidedPlaces:
-        sides, kv = _Sides.of(runs), self.memory.kv
-        answers = bias_DH = None
-        if sides.answers:
-            if self.distances is not None:
-                longest = max(run.end - run.source for run in sides.answers)
-                bias_DH = causal_bias(self.distances, longest, self.config.max_distance)
-            answers = kv.places(sides.answers, bias_DH=bias_DH), kv.places(sides.answers, source=True)
-        if not sides.sources:
-            return SidedPlaces(answers, slice(None), None)
-        places = np.concatenate([kv.place_of(run.sequence, run.start, run.end) for run in sides.sources])
-        sources = self._index(sides.source_rows), self._index(places)
-        return SidedPlaces(answers, self._index(sides.answer_rows), sources)
+        kv, bias_DH = self.memory.kv, None
+        first_inputs = [run for run in runs if run.start < run.source]
+        answers = [
+            replace(run, start=run.source, length=run.end - run.source) if run.start < run.source else run
+            for run in runs
+        ]
+        if self.distances is not None:
+            longest = max(run.end - run.source for run in answers)
+            bias_DH = causal_bias(self.distances, longest, self.config.max_distance)
+        own, crossing = kv.places(answers, bias_DH=bias_DH), kv.places(answers, source=True)
+        if not first_inputs:
+            return SidedPlaces(own, crossing, slice(None), None)
+        places = np.concatenate([kv.place_of(run.sequence, 0, run.source) for run in first_inputs])
+        is_source_N = _are_sources(runs)
+        sources = self._index(np.flatnonzero(is_source_N)), self._index(places)
+        return SidedPlaces(own, crossing, self._index(np.flatnonzero(~is_source_N)), sources)
 
     def _sinusoids(self, runs: Sequence[Run]) -> Tensor:
         """Returns sinusoidal positions within source or answer, (N, D) (Vaswani et al. 2017, section 3.5).
@@ -304,10 +285,10 @@ class Seq2SeqBackbone(DecoderBackbone):
         angle_Nh = position_N[:, None] * WAVE_LENGTH**-exponent
         return torch.cat([angle_Nh.sin(), angle_Nh.cos()], dim=-1).to(self.word.weight.dtype)
 
-    def _encode(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:
+    def _encode(self, hidden_ND: Tensor, first_inputs: Sequence[Run]) -> Tensor:
         """Returns the encoder's outputs for embedded sources, packed."""
         # Attention runs separately for each source, so that its values do not depend on other sources of the batch.
-        layout = Layout(np.array([run.length for run in sources], dtype=np.int32), hidden_ND.device, together=0)
+        layout = Layout(np.array([run.source for run in first_inputs], dtype=np.int32), hidden_ND.device, together=0)
         table = self.encoder_distances
         masks = layout.masks(None if table is None else relative_bias(table, layout.longest, self.config.max_distance))
         for block in self.encoder:
@@ -315,33 +296,13 @@ class Seq2SeqBackbone(DecoderBackbone):
         normed_ND: Tensor = self.encoder_norm(hidden_ND)
         return normed_ND
 
-    def _index(self, rows: RowIndices) -> Tensor:
+    def _index(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(rows).to(self.word.weight.device, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """The parts of packed runs that belong to sources and to answers, and the indices of their rows."""
-
-    sources: list[Run]
-    answers: list[Run]
-    source_rows: RowIndices
-    answer_rows: RowIndices
-    """Empty if there are no sources, because all rows are then of answers."""
-
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> _Sides:
-        sources, answers = [], []
-        for run in runs:
-            first = max(run.start, run.source)
-            if run.start < run.source:
-                sources.append(replace(run, length=min(run.end, run.source) - run.start))
-            if first < run.end:
-                answers.append(run if first == run.start else replace(run, start=first, length=run.end - first))
-        if not sources:
-            return cls(sources, answers, np.empty(0, np.int64), np.empty(0, np.int64))
-        is_source = np.concatenate([np.arange(run.start, run.end) < run.source for run in runs])
-        return cls(sources, answers, np.flatnonzero(is_source), np.flatnonzero(~is_source))
+def _are_sources(runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    """Returns for every row whether it belongs to a source, (N,)."""
+    return np.concatenate([np.arange(run.start, run.end) < run.source for run in runs])
 
 
 T5_ATTENTION = {
