@@ -32,23 +32,15 @@ class Block(nn.Module, ABC):
     """Base class of a decoder's blocks."""
 
     @abstractmethod
-    def forward(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> Tensor:
-        """Writes the rows' keys and values to the store, and returns the hidden state after the block, (N, D).
+    def write(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> Tensor:
+        """Writes the rows' keys and values to the store, and returns the decoder's queries, (M, H, d).
 
         `where`: the result of the backbone's `where` for these rows.
         """
 
     @abstractmethod
-    def keep(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> None:
-        """Writes the rows' keys and values to the store, without computing the block."""
-
-    def forward_beside(
-        self, index: int, hidden_ND: Tensor, where: Any, copies: tuple[Tensor, Any], kv: KvStore
-    ) -> Tensor:
-        """Runs `keep` on the rows and places `copies`, then `forward` on the other rows."""
-        self.keep(index, *copies, kv)
-        after_ND: Tensor = self(index, hidden_ND, where, kv)
-        return after_ND
+    def attended(self, index: int, hidden_ND: Tensor, queries_MHd: Tensor, where: Any, kv: KvStore) -> Tensor:
+        """Returns the hidden state after the block, (N, D), for rows whose keys and values are in the store."""
 
 
 class Rows:
@@ -65,7 +57,7 @@ class Rows:
         """The runs, each with its tokens that are in `_rows_MD`."""
         self._rows_MD, self._num_rows = hidden_ND, len(hidden_ND)
         self._copied: list[SkippedTokens | None] = [None] * len(runs)
-        """For each run, tokens whose keys and values are written by `keep`, with fill "copy"."""
+        """For each run, tokens of which only keys and values are computed, with fill "copy"."""
         if backbone.fill == "copy" and any(sent):
             rows = self._tokens()
             self._copied = [each.part(each.start, each.start + n) for each, n in zip(rows, sent, strict=True)]
@@ -73,7 +65,6 @@ class Rows:
             self._spans = [
                 replace(run, start=run.start + n, length=run.length - n) for run, n in zip(runs, sent, strict=True)
             ]
-        self._is_indexed = False
 
     def join(self, block: int) -> None:
         """Add the rows of skipped tokens that left just before a block."""
@@ -94,20 +85,22 @@ class Rows:
                 replace(span, start=each.start, length=span.end - each.start)
                 for span, each in zip(self._spans, rows, strict=True)
             ]
-        self._is_indexed = False
 
     def run(self, first: int, end: int) -> None:
         """Run blocks `first` to `end` - 1."""
-        kv = self._backbone.memory.kv
-        if not self._is_indexed:
-            self._index()
+        backbone, kv = self._backbone, self._backbone.memory.kv
+        where = written = backbone.where(self._spans)
+        copied = [(skipped, run) for skipped, run in zip(self._copied, self.runs, strict=True) if skipped is not None]
+        if copied:
+            runs = [replace(run, start=skipped.start, length=len(skipped.hidden_nD)) for skipped, run in copied]
+            written = backbone.where([*runs, *self._spans])
         for index in range(first, end):
-            block = self._backbone.blocks[index]
+            block = backbone.blocks[index]
             assert isinstance(block, Block)
-            if self._copies is None:
-                self._rows_MD = block(index, self._rows_MD, self._where, kv)
-            else:
-                self._rows_MD = block.forward_beside(index, self._rows_MD, self._where, self._copies, kv)
+            # One product for all rows, so that the weights are read once. The queries of copied rows are not used.
+            rows_ND = torch.cat([*(each.hidden_nD for each, _ in copied), self._rows_MD]) if copied else self._rows_MD
+            queries_MHd = block.write(index, rows_ND, written, kv)[-len(where.own.write_N) :]
+            self._rows_MD = block.attended(index, self._rows_MD, queries_MHd, where, kv)
 
     def settle(self, first: int, end: int) -> Tensor:
         """Record all rows as pending before block `end`, because their tokens may leave at an exit there.
@@ -129,15 +122,6 @@ class Rows:
         """Returns the rows of each span."""
         rows = torch.split(self._rows_MD, [span.length for span in self._spans])
         return [SkippedTokens(span.start, rows_nD) for span, rows_nD in zip(self._spans, rows, strict=True)]
-
-    def _index(self) -> None:
-        self._is_indexed = True
-        self._where = self._backbone.where(self._spans)
-        self._copies: tuple[Tensor, Any] | None = None
-        copied = [(skipped, run) for skipped, run in zip(self._copied, self.runs, strict=True) if skipped is not None]
-        if copied:
-            runs = [replace(run, start=skipped.start, length=len(skipped.hidden_nD)) for skipped, run in copied]
-            self._copies = torch.cat([skipped.hidden_nD for skipped, _ in copied]), self._backbone.where(runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +157,7 @@ class DecoderConfig:
 class Where:
     """The places of rows in the store, and cosines and sines for the rotation of their queries and keys."""
 
-    places: KvIndex
+    own: KvIndex
     rotary: Tensors
 
 
@@ -192,39 +176,18 @@ class DecoderBlock(Block):
         self.gate_up = nn.Linear(size, 2 * wide, bias=False)
         self.down = nn.Linear(wide, size, bias=False)
 
-    def forward(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> Tensor:
-        queries_NHd, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND, where.rotary)
-        kv.write(index, where.places.write_N, keys_NKd, values_NKd)
-        return self._attended(index, hidden_ND, queries_NHd, where, kv)
+    def write(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> Tensor:
+        queries, keys, values = self.heads
+        qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (queries + keys + values, self.head_size))
+        rotated_NAd = apply_rotary(qkv_NAd[:, : queries + keys], where.rotary)
+        kv.write(index, where.own.write_N, rotated_NAd[:, queries:], qkv_NAd[:, queries + keys :])
+        return rotated_NAd[:, :queries]
 
-    def forward_beside(
-        self, index: int, hidden_ND: Tensor, where: Where, copies: tuple[Tensor, Where], kv: KvStore
-    ) -> Tensor:
-        # One product for all rows, so that the weights are read once. The queries of copied rows are not used.
-        copied_MD, copied_where = copies
-        rotary = tuple(map(torch.cat, zip(copied_where.rotary, where.rotary, strict=True)))
-        queries, keys, values = self._queries_keys_values(torch.cat([copied_MD, hidden_ND]), rotary)
-        kv.write(index, torch.cat([copied_where.places.write_N, where.places.write_N]), keys, values)
-        return self._attended(index, hidden_ND, queries[len(copied_MD) :], where, kv)
-
-    def _attended(self, index: int, hidden_ND: Tensor, queries_NHd: Tensor, where: Where, kv: KvStore) -> Tensor:
-        """Returns the block's output for rows whose keys and values are already in the store."""
-        context_NHd = kv.attend(index, where.places, queries_NHd)
-        hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
+    def attended(self, index: int, hidden_ND: Tensor, queries_MHd: Tensor, where: Where, kv: KvStore) -> Tensor:
+        hidden_ND = hidden_ND + self.attention_out(kv.attend(index, where.own, queries_MHd).flatten(1))
         gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)
         result: Tensor = hidden_ND + self.down(F.silu(gate_NF) * up_NF)
         return result
-
-    def keep(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> None:
-        _, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND, where.rotary)
-        kv.write(index, where.places.write_N, keys_NKd, values_NKd)
-
-    def _queries_keys_values(self, hidden_ND: Tensor, rotary: Tensors) -> tuple[Tensor, ...]:
-        """Returns queries, keys and values. Queries and keys are rotated by their positions."""
-        queries, keys, values = self.heads
-        qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (queries + keys + values, self.head_size))
-        rotated_NAd = apply_rotary(qkv_NAd[:, : queries + keys], rotary)
-        return rotated_NAd[:, :queries], rotated_NAd[:, queries:], qkv_NAd[:, queries + keys :]
 
 
 def apply_rotary(values_NHd: Tensor, rotary: Tensors) -> Tensor:

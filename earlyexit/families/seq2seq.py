@@ -179,21 +179,7 @@ class AnswerBlock(Block):
         self.crossing = Attention(config, query=1, keys_values=2)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
-        queries_MHd = self._write(index, hidden_ND, where, kv)
-        answered_MD = self.attention.added(hidden_ND[where.answer_rows], kv.attend(index, where.own, queries_MHd))
-        queries_MHd = self.crossing.by_head("query", self.crossing.before(answered_MD))
-        answered_MD = self.crossing.added(answered_MD, kv.attend(index, where.crossing, queries_MHd))
-        after_MD: Tensor = self.feed_forward(answered_MD)
-        if isinstance(where.answer_rows, slice):
-            return after_MD
-        return hidden_ND.index_copy(0, where.answer_rows, after_MD)
-
-    def keep(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> None:
-        self._write(index, hidden_ND, where, kv)
-
-    def _write(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
-        """Writes keys and values of sources and answers to the store, and returns the queries of answers, (M, H, d)."""
+    def write(self, index: int, hidden_ND: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
         if where.sources is not None:
             rows, places = where.sources
             kv.write(index, places, *self.crossing.by_head("keys_values", hidden_ND[rows]).chunk(2, dim=1))
@@ -201,6 +187,15 @@ class AnswerBlock(Block):
         queries_MHd, keys_MHd, values_MHd = self.attention.by_head("qkv", before_MD).chunk(3, dim=1)
         kv.write(index, where.own.write_N, keys_MHd, values_MHd)
         return queries_MHd
+
+    def attended(self, index: int, hidden_ND: Tensor, queries_MHd: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
+        hidden_MD = self.attention.added(hidden_ND[where.answer_rows], kv.attend(index, where.own, queries_MHd))
+        crossing_MHd = self.crossing.by_head("query", self.crossing.before(hidden_MD))
+        hidden_MD = self.crossing.added(hidden_MD, kv.attend(index, where.crossing, crossing_MHd))
+        after_MD: Tensor = self.feed_forward(hidden_MD)
+        return (
+            after_MD if isinstance(where.answer_rows, slice) else hidden_ND.index_copy(0, where.answer_rows, after_MD)
+        )
 
 
 WAVE_LENGTH = 10_000.0
