@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 TEXT, PAIR, IMAGE = "text", "text_pair", "image"
 """Column names of the codecs for texts, pairs and images."""
-ROW_MESSAGE = re.compile(r"row (\d+): (.*)", re.DOTALL)
-"""A task's error message about the label of a row. Rows count from 1."""
+ROW_MESSAGE = re.compile(r"(?:row (?P<number>\d+)|(?:input|image: element) (?P<index>\d+)):? (?P<reason>.*)", re.DOTALL)
+"""An error message about a row, by a task, in which rows count from 1, or by a codec, in which they count from 0."""
 LABELS = "labels"
 """The array of an .npz file that has the labels. All other arrays are inputs."""
 Places = npt.NDArray[np.float32]
@@ -120,17 +120,8 @@ class LabelledRows:
         Raises DataError for wrong columns and for files that cannot be encoded, and InputError for other rows.
         """
         columns = self._columns_for(codec)
-        try:
+        with self._errors_by_file():
             return codec.encode(codec.from_columns(columns), truncate=True)
-        except InputError:
-            for row, file in enumerate(self.files or ()):  # find the file that failed
-                one_row = {name: column[[row]] for name, column in columns.items()}
-                try:
-                    codec.encode(codec.from_columns(one_row), truncate=True)
-                except InputError as error:
-                    reason = str(error).removeprefix("input 0: ").removeprefix(f"{IMAGE}: element 0: ")
-                    raise DataError(f"{file}: {reason}") from error
-            raise
 
     def rows(self, codec: Codec[Any]) -> list[Any]:
         """Returns the inputs as the codec's rows, such as texts. Raises as `encode` does."""
@@ -148,13 +139,20 @@ class LabelledRows:
 
     def targets(self, task: Task, codec: Codec[Any]) -> Array:
         """Returns the right answers. Raises DataError for invalid labels, with the row's file if rows are files."""
-        try:
+        with self._errors_by_file():
             return task.targets(self._scaled_labels(codec))
-        except DataError as error:
+
+    @contextmanager
+    def _errors_by_file(self) -> Iterator[None]:
+        """Replaces the number of a row in errors by its file, if rows are files."""
+        try:
+            yield
+        except InputError as error:
             found = ROW_MESSAGE.match(str(error))
             if self.files is None or found is None:
                 raise
-            raise DataError(f"{self.files[int(found[1]) - 1]}: {found[2]}") from error
+            row = int(found["index"] or int(found["number"]) - 1)
+            raise DataError(f"{self.files[row]}: {found['reason']}") from error
 
     def _scaled_labels(self, codec: Codec[Any]) -> Sequence[Any]:
         """Returns the labels for the resized images. Positions and class maps are resized like the images.
