@@ -32,6 +32,8 @@ def test_a_command_refuses(
     if "needs" in case:
         pytest.importorskip(case["needs"])
     monkeypatch.chdir(tmp_path)
+    if case["run"] != "serve model":  # that case alone covers the process, whose start takes a second
+        monkeypatch.setattr("offramp.commands.serve.run_in_subprocess", lambda work, *given: work(*given))
     files = {"problem.yaml": PROBLEM, "plan.yaml": PLAN} | case.get("files", {})
     for name, (old, new) in case.get("change", {}).items():
         assert old in files[name]
