@@ -114,17 +114,17 @@ def load_runtime(device_type: str = "cpu", *, needs: Sequence[str] = ("onnx", "o
     return runtime
 
 
-def open_session(model: Any, weights: Path, *, device_type: str = "cpu", quiet: bool = False) -> Any:
+def open_session(model: Any, weights: Path, *, device_type: str = "cpu") -> Any:
     """Opens a session of a ModelProto, whose weights are in the folder `weights`. It uses as many threads as torch.
 
-    `quiet`: errors are raised but not logged. Raises PlanError if the device cannot be used, and GraphError for a graph
-    that ONNX Runtime cannot run.
+    On a CPU, errors are raised but not logged. Raises PlanError if the device cannot be used, and GraphError for a
+    graph that ONNX Runtime cannot run.
     """
     runtime = load_runtime(device_type)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
-    if quiet:
+    if device_type == "cpu":
         options.log_severity_level = FATAL
     options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
     provider = CUDA if device_type == "cuda" else "CPUExecutionProvider"

@@ -40,6 +40,11 @@ _KINDS: Mapping[str, OperatorKind] = {
     **dict.fromkeys(_RANDOM.split(), "random"),
 }
 
+LOOKUPS = {"Gather", "aten.embedding.default", "aten.index.Tensor", "aten.index_select.default"}
+"""Operators whose second input has the numbers of rows of the first, a table."""
+SAME_VALUES = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "aten._to_copy.default"}
+"""Operators that may be between token ids and the table."""
+
 
 def kind_of(op: str) -> OperatorKind:
     """Returns the kind of an operator or layer with a name such as `Relu`, `_softmax` or `BatchNorm2d`."""
@@ -182,6 +187,16 @@ class Dataflow:
                 operators.add(makers[name])
                 needed += maker.inputs
         return Part(operators=tuple(sorted(operators)), inputs=tuple(inputs), sizes=tuple(sizes))
+
+    def tables(self, name: str) -> list[str]:
+        """Returns the weights of which rows are looked up by the values of an input."""
+        same_values, tables = {name}, list[str]()
+        for each in self.operators:
+            if each.op in LOOKUPS and each.inputs[0] in self.weights and same_values.intersection(each.inputs[1:2]):
+                tables.append(each.inputs[0])
+            elif each.op in SAME_VALUES and each.inputs[0] in same_values:
+                same_values.update(each.outputs)
+        return tables
 
     @cached_property
     def live(self) -> tuple[Operator, ...]:

@@ -100,10 +100,6 @@ class Divisible(ForeignModel):
         """Returns the blocks between the cuts."""
 
     @abstractmethod
-    def runs(self, backbone: Backbone, tokens: int) -> bool:
-        """Whether the model runs an input of so many tokens."""
-
-    @abstractmethod
     def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
         """Raises GraphError unless blocks agree with the uncut model, and inputs alone with inputs in a batch."""
 
@@ -135,9 +131,9 @@ class Divisible(ForeignModel):
         """Returns the length up to which the model runs all inputs. Raises GraphError if it is below the codec's."""
         asked = self.codec.get("max_length")
         most = asked or min(self.longest, TEXT_LENGTH)
-        if self.runs(backbone, most):
+        if _runs(backbone, most):
             return most
-        longest = bisect_left(range(1, most), True, key=lambda tokens: not self.runs(backbone, tokens))
+        longest = bisect_left(range(1, most), True, key=lambda tokens: not _runs(backbone, tokens))
         if asked or not longest:
             raise GraphError(
                 f"{self.called} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}"
@@ -163,3 +159,19 @@ class Divisible(ForeignModel):
             f"{self.called} is no classifier: for {batches[0]} inputs it returns {described}; one output of two or "
             f"more numbers for each input is needed{hint}"
         )
+
+
+def _runs(backbone: Backbone, tokens: int) -> bool:
+    """Whether a backbone runs an input of so many tokens."""
+    import torch
+
+    from earlyexit.families.own import examples, layout_of
+
+    layout = layout_of([tokens])
+    zeros = tuple(map(torch.zeros_like, examples(backbone.inputs, layout)))
+    try:
+        with torch.inference_mode():
+            backbone.run_blocks(0, backbone.num_blocks, backbone.embed(zeros, layout), layout)
+    except Exception:  # the errors of ONNX Runtime have no common base class
+        return False
+    return True

@@ -110,12 +110,9 @@ class DivisibleGraph(OnnxModel, Divisible):
 
         Raises GraphError if the graph cannot be run, or if there is not exactly one such output.
         """
-        output, names = self.options.output, self.flow.outputs
-        if output is not None and output not in self.flow.maker:
-            raise GraphError(f"the graph has no tensor {output!r}; its outputs are {', '.join(names)}")
-        trials = {name: self.trials[name][:2] for name in (names if output is None else [output])}
-        answer = self.answer_among(trials, [num_inputs for num_inputs, _ in SHAPES[:2]])
-        return replace(self, flow=replace(self.flow, outputs=(answer,)))
+        asked = self if self.options.output is None else self.with_outputs(self.options.output)
+        trials = {name: self.trials[name][:2] for name in asked.flow.outputs}
+        return self.with_outputs(self.answer_among(trials, [num_inputs for num_inputs, _ in SHAPES[:2]]))
 
     def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
         for name in self._sizes([cut, self.flow.outputs]):
@@ -136,14 +133,6 @@ class DivisibleGraph(OnnxModel, Divisible):
             sizes={name: sizes_of(name, self.trials[name]) for name in sizes},
         )
         return OnnxBackbone(config, self.folder)
-
-    def runs(self, _: Backbone, tokens: int) -> bool:
-        layout = layout_of([tokens])
-        try:
-            self.run(self.flow.outputs, examples(self.entry.entry, layout), layout)
-        except GraphError:
-            return False
-        return True
 
     def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
         assert isinstance(backbone, OnnxBackbone)
@@ -215,7 +204,7 @@ def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph
         flow = dataflow_of(model.graph)
         sizes = [name for each in flow.operators if each.op in SIZE_OPERATORS for name in each.outputs]
         tensors = dict.fromkeys((*flow.outputs, *flow.tensors, *sizes))
-        session = open_session(returning(model, tensors), folder, quiet=True)
+        session = open_session(returning(model, tensors), folder)
         flow = replace(file.flow, operators=flow.operators, weights=flow.weights)
         facts = vars(file) | {"flow": flow, "folder": folder, "entry": entry, "session": session}
         return DivisibleGraph(**facts, codec=codec).with_answer()

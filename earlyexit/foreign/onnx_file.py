@@ -20,8 +20,6 @@ PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """The first bytes of torch files and of pickles."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 """The domains of known operators. In other domains the same name may mean another operator."""
-TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
-"""Operators that may be between token ids and the embedding table."""
 GraphDType = Literal["float32", "float16", "int64", "int32", "uint8", "bool"]
 DTYPES: Mapping[str, DType] = {
     "float32": "float",
@@ -163,15 +161,9 @@ def dtype_of_input(info: Any) -> GraphDType:
 
 
 def table_rows(graph: Any, name: str) -> int:
-    """Returns the rows of the table in which an input's integers are looked up; 2 if there is no table."""
-    weights = {each.name: each for each in graph.initializer}
-    same_values = {name}
-    for node in graph.node:
-        if node.op_type == "Gather" and node.input[1] in same_values and node.input[0] in weights:
-            return int(weights[node.input[0]].dims[0])
-        if node.op_type in TRACED and node.input[0] in same_values:
-            same_values.update(node.output)
-    return 2
+    """Returns the rows of the smallest table in which an input's integers are looked up; 2 if there is no table."""
+    rows = {each.name: int(each.dims[0]) for each in graph.initializer if each.dims}
+    return min((rows[table] for table in dataflow_of(graph).tables(name) if table in rows), default=2)
 
 
 def arbitrary_inputs(inputs: Sequence[Any], open_size: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from earlyexit.data.rows import PAIR
 from earlyexit.errors import GraphError, ModelFolderError, first_line
 from earlyexit.families.base import Backbone
-from earlyexit.families.own import check_own, examples, layout_of
+from earlyexit.families.own import check_own
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_operator, kind_of, with_shares
 from earlyexit.foreign.model import SURE, TEXT_LENGTH, Divisible
 from earlyexit.foreign.torch_backbone import (
@@ -87,8 +87,6 @@ UNBOUNDED = 2**31
 DTYPES: Mapping[torch.dtype, DType] = {torch.float32: "float", torch.int32: "int32", torch.uint8: "uint8"}
 """The types of tensors that can cross."""
 aten = torch.ops.aten
-LOOKUPS: Mapping[Any, int] = {aten.embedding.default: 1, aten.index.Tensor: 1, aten.index_select.default: 2}
-"""The operators that look up rows of a table, and the position of their argument with the row numbers."""
 SOFTMAX = (aten.softmax.int, aten._softmax.default)
 FED = "masks are 1 up to the last token, positions begin at 0, and token types are 0, except for pairs of texts"
 """The values of `LAYOUT_INPUTS`, for error messages."""
@@ -138,16 +136,6 @@ class TorchModel(Divisible):
 
     def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
         return list(map(self.spec, cut))
-
-    @torch.inference_mode()
-    def runs(self, backbone: Backbone, tokens: int) -> bool:
-        layout = layout_of([tokens])
-        zeros = tuple(map(torch.zeros_like, examples(backbone.inputs, layout)))
-        try:
-            backbone.run_blocks(0, backbone.num_blocks, backbone.embed(zeros, layout), layout)
-        except (RuntimeError, IndexError):
-            return False
-        return True
 
     def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
         """Also raises GraphError if the module needs other masks, positions or token types than those that are fed."""
@@ -246,12 +234,10 @@ class TorchModel(Divisible):
 
     def _input_spec(self, name: str) -> TensorSpec:
         """Returns the codec's tensor for an input, with int32 for integers. Raises ModelFolderError: see `spec`."""
-        node = self._nodes[name]
-        if node.meta["val"].dtype not in (torch.int64, torch.int32):
+        if self._nodes[name].meta["val"].dtype not in (torch.int64, torch.int32):
             return self.spec(name)
         # The integers must be below the number of rows of the smallest table in which they are looked up.
-        tables = [user.all_input_nodes[0].name for user in _lookups(node)]
-        below = min((self._weights[table].shape[0] for table in tables if table in self._weights), default=None)
+        below = min((self._weights[table].shape[0] for table in self.flow.tables(name)), default=None)
         return replace(self._spec(name, "int32"), below=below)
 
     def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
@@ -323,17 +309,6 @@ def _add_logarithm(node: fx.Node) -> str:
     for each in (clamped, logarithm):
         each.meta["val"] = node.meta.get("val")
     return logarithm.name
-
-
-def _lookups(node: fx.Node) -> Iterator[fx.Node]:
-    """Yields the nodes that use a node's values as row numbers of a table, also after a conversion of their type."""
-    for user in node.users:
-        if user.target is torch.ops.aten._to_copy.default:
-            yield from _lookups(user)
-        elif user.target in LOOKUPS:
-            rows = user.args[LOOKUPS[user.target]]
-            if node is (rows[0] if isinstance(rows, list | tuple) else rows):
-                yield user
 
 
 def _symbol(size: object) -> object:

@@ -39,7 +39,7 @@ def test_an_onnx_file_is_cut_for_its_answer_despite_other_outputs(tmp_path: Path
         injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS)
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logits")
     assert done.model.info.provenance["cuts"] == [["r0"], ["r1"], ["r2"]], "as where it gives nothing else"
-    with pytest.raises(GraphError, match="has no tensor 'logit'"):
+    with pytest.raises(GraphError, match="has no output 'logit'; it has logits, r0, flat"):
         injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logit")
 
 
