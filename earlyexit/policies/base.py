@@ -133,12 +133,9 @@ class ExitPolicy(ABC):
     def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns scores in the unit of the policy's thresholds, (B,), and answers, at an active or inactive ramp.
 
-        Raises PlanError for policies that do not compare one score per ramp with a threshold.
+        Only for ramps that `can_look` accepts. By default, the exit's own scores and answers.
         """
-        raise PlanError(
-            f"exit policy {self.name!r} cannot be probed, because a ramp alone has no score; policies that can be "
-            "probed are entropy, confidence, share, foreseen, similar and recorded"
-        )
+        return output.score_B, output.value_B
 
     def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns answers and scores of inputs that ran the whole model, given their state."""

@@ -91,7 +91,3 @@ class TabiPolicy(ExitPolicy):
         probability_B = reroute_probability(output.score_B.numpy(), self.c, self.k)
         leave_B = np.array([coin(sample_id, ramp) for sample_id in sample_ids]) >= probability_B
         return output.decision(torch.from_numpy(leave_B), state_BS)
-
-    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns the calibrated confidence and the answers."""
-        return output.score_B, output.value_B

@@ -66,9 +66,6 @@ class EnsemblePolicy(ExitPolicy):
     def can_look(self, ramp: int) -> bool:
         return self._judge.can_look(ramp)
 
-    def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
-        return self._judge.warm_up_ids(num_inputs)
-
     def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
         mixture = mixed(output, state_BS)
         decision = self._judge.decide(ramp, mixture, state_BS[:, :0], sample_ids)
@@ -86,10 +83,6 @@ class EnsemblePolicy(ExitPolicy):
 
     def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self._judge.conclude(mixed(output, state_BS), state_BS[:, :0], sample_ids)
-
-    def full_answers(self, output: ExitOutput, sample_ids: Sequence[str]) -> Tensor:
-        """Returns the answers of the last network alone."""
-        return self._judge.full_answers(output, sample_ids)
 
 
 def weighted_state(outputs_BC: Tensor, weight: float) -> Tensor:

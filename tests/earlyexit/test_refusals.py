@@ -39,7 +39,6 @@ from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_mo
 from earlyexit.network.model import Cut, EarlyExitModel
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitOutput
-from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
 from earlyexit.policies.reroute import reroute_probability
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, SharePolicy, SimilarPolicy
@@ -180,9 +179,6 @@ CASES: dict[str, Case] = {
     "policy: ramps without a threshold": lambda: ConfidencePolicy({1: 0.5, 0: 0.5}).check_ramps([0, 2, 3]),
     "policy: patience of nothing": lambda: make_policy("patience", patience=0),
     "policy: no votes": lambda: make_policy("voting", votes=0),
-    "policy: not probed": lambda: PatiencePolicy(1).look(
-        0, ExitOutput(LABELS, torch.zeros(1, 2)), torch.zeros(1, 2), "a"
-    ),
     "policy: ramps not recorded": lambda: RecordedPolicy(RECORDS, EntropyPolicy(0.5)).check_ramps([2, 3]),
     "policy: id not recorded": lambda: RecordedPolicy(RECORDS, EntropyPolicy(0.5)).full_answers(
         ExitOutput(LABELS, torch.zeros(1, 2)), ["y#1"]
