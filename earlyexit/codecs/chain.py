@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,14 +171,10 @@ class ChainCodec(Codec[Any]):
             return []
         try:
             return self.encoded([rows[k] for k in positions], network, truncate=truncate)
-        except UnprocessableInputError:
-            for k in positions:  # find the row that failed
-                try:
-                    self.encoded([rows[k]], network, truncate=truncate)
-                except UnprocessableInputError as error:
-                    reason, model = str(error).replace("input 0", f"input {k}", 1), Path(self._models[network]).name
-                    raise UnprocessableInputError(f"{reason}; {model} is a later network of the chain") from error
-            raise
+        except UnprocessableInputError as error:
+            reason = re.sub(r"^input (\d+)", lambda found: f"input {positions[int(found[1])]}", str(error))
+            model = Path(self._models[network]).name
+            raise UnprocessableInputError(f"{reason}; {model} is a later network of the chain") from error
 
 
 def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:

@@ -87,8 +87,8 @@ class Operator:
     outputs: tuple[str, ...]
 
 
-SIZE_OPERATORS = ("Shape", "Size")
-"""ONNX operators that read only the size of a tensor. A part without the tensor can be fed with their results."""
+SHAPE = "Shape"
+"""The ONNX operator that reads the shape of a tensor. A part without the tensor can be fed with its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Part:
     inputs: tuple[str, ...]
     """The tensors and weights that it reads."""
     sizes: tuple[str, ...]
-    """Results of `SIZE_OPERATORS` that it must be fed, because it does not have the tensors themselves."""
+    """Results of `SHAPE` that it must be fed, because it does not have the tensors themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class Dataflow:
         """
         known, reached = self.known({*given, *free}), set(given)
         for each in self.operators:
-            if each.op not in SIZE_OPERATORS and not reached.isdisjoint(each.inputs):
+            if each.op != SHAPE and not reached.isdisjoint(each.inputs):
                 reached.update(each.outputs)
         makers = {name: k for k, each in enumerate(self.operators) for name in each.outputs}
         operators: set[int] = set()
@@ -181,7 +181,7 @@ class Dataflow:
             if name not in makers or (name not in known and name not in reached):
                 raise KeyError(name)
             maker = self.operators[makers[name]]
-            if maker.op in SIZE_OPERATORS and maker.inputs[0] not in known:
+            if maker.op == SHAPE and maker.inputs[0] not in known:
                 sizes[name] = None
             elif makers[name] not in operators:
                 operators.add(makers[name])

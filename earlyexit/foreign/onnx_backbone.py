@@ -149,8 +149,8 @@ class GraphConfig(Entry):
     cuts: tuple[tuple[Crossing, ...], ...]
     """The tensors that cross after every block; after the last block, the graph's answer alone."""
     outputs: Outputs
-    sizes: dict[str, tuple[Size, ...] | Size] = {}
-    """The shapes, or results of ONNX's `Size`, that are fed to blocks which lack the tensors themselves."""
+    sizes: dict[str, tuple[Size, ...]] = {}
+    """The shapes that are fed to blocks which lack the tensors themselves."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> GraphConfig:
@@ -252,7 +252,9 @@ class OnnxBackbone(Backbone):
         feeds = {name: to_graph_array(*before[name], layout) for name in part.inputs if name in before}
         layout_inputs = self.config.layout_inputs
         feeds |= {name: layout_array(layout_inputs[name], layout) for name in part.inputs if name in layout_inputs}
-        feeds |= {name: _size_array(self.config.sizes[name], layout) for name in part.sizes}
+        for name in part.sizes:
+            shape = [size.of(layout.num_inputs, layout.longest) for size in self.config.sizes[name]]
+            feeds[name] = np.array(shape, dtype=np.int64)
         names = [each.name for each in self.config.cuts[end - 1] if each.name not in before]
         results = dict(zip(names, session.run(names, feeds), strict=True))
         after = [
@@ -305,7 +307,7 @@ class OnnxBackbone(Backbone):
         part = self._flow.part(before, layout_inputs, [each.name for each in after])
         given = before | layout_inputs
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
-        inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
+        inputs += [_shape_info(name, len(self.config.sizes[name])) for name in part.sizes]
         model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
         return part, open_session(model, self._folder, device_type=device_type)
 
@@ -365,13 +367,6 @@ def layout_array(graph_input: GraphInput, layout: Layout) -> Array:
     return np.ascontiguousarray(rows_BT.T if graph_input.axes == "TB" else rows_BT, dtype=graph_input.dtype)
 
 
-def _size_array(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
-    """Returns the result of ONNX's `Size` or `Shape` for a layout."""
-    if isinstance(sizes, Size):
-        return np.array(sizes.of(layout.num_inputs, layout.longest), dtype=np.int64)
-    return np.array([size.of(layout.num_inputs, layout.longest) for size in sizes], dtype=np.int64)
-
-
 def _value_info(crossing: Crossing) -> Any:
     from onnx import helper
 
@@ -381,7 +376,7 @@ def _value_info(crossing: Crossing) -> Any:
     return helper.make_tensor_value_info(crossing.name, dtype, [*first, *inside])
 
 
-def _size_info(name: str, sizes: Size | tuple[Size, ...]) -> Any:
+def _shape_info(name: str, rank: int) -> Any:
     from onnx import TensorProto, helper
 
-    return helper.make_tensor_value_info(name, TensorProto.INT64, [] if isinstance(sizes, Size) else [len(sizes)])
+    return helper.make_tensor_value_info(name, TensorProto.INT64, [rank])

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +23,7 @@ from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.base import Backbone
 from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
-from earlyexit.foreign.dataflow import SIZE_OPERATORS, layout_role
+from earlyexit.foreign.dataflow import SHAPE, layout_role
 from earlyexit.foreign.model import SURE, Divisible
 from earlyexit.foreign.onnx_backbone import (
     FILE,
@@ -60,6 +61,8 @@ TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
 """The allowed difference between an input alone and in a batch. A graph that mixes inputs exceeds it by far."""
 KEPT = 2**16
 """The most numbers of a tensor whose values in the trials are kept."""
+CONSTANTS = {"value_int": "int64", "value_ints": "int64", "value_float": "float32", "value_floats": "float32"}
+"""The types of constants by the name of their attribute, except for tensors."""
 WHOLE = ("int64", "int32", "uint8")
 """Types of images whose values stay integers from 0 to 255, because scaled values would be truncated."""
 
@@ -202,7 +205,7 @@ def open_onnx(file: OnnxModel, codec: NamedSpec, folder: Path) -> DivisibleGraph
 
     def opened() -> DivisibleGraph:
         flow = dataflow_of(model.graph)
-        sizes = [name for each in flow.operators if each.op in SIZE_OPERATORS for name in each.outputs]
+        sizes = [name for each in flow.operators if each.op == SHAPE for name in each.outputs]
         tensors = dict.fromkeys((*flow.outputs, *flow.tensors, *sizes))
         session = open_session(returning(model, tensors), folder)
         flow = replace(file.flow, operators=flow.operators, weights=flow.weights)
@@ -335,72 +338,58 @@ def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> t
     return shape[len(first) :] if shape[: len(first)] == first else None
 
 
-def sizes_of(name: str, trials: Sequence[Array]) -> Size | tuple[Size, ...]:
-    """Infers the result of ONNX's `Shape` or `Size` from its trial values. Raises GraphError if it cannot."""
-    if trials[0].ndim == 0:
-        return _size(name, [int(trial) for trial in trials])
+def sizes_of(name: str, trials: Sequence[Array]) -> tuple[Size, ...]:
+    """Infers a shape that the graph reads from its trial values. Raises GraphError if it cannot."""
     return tuple(_size(name, [int(number) for number in numbers]) for numbers in zip(*trials, strict=True))
 
 
 def _size(name: str, numbers: Sequence[int]) -> Size:
-    shapes = [(inputs, tokens if len(numbers) == len(SHAPES) else 1) for inputs, tokens in SHAPES[: len(numbers)]]
-    for inputs in range(3):
-        for tokens in range(3 if len(numbers) == len(SHAPES) else 1):
-            factor, rest = divmod(numbers[0], shapes[0][0] ** inputs * shapes[0][1] ** tokens)
-            size = Size(factor=factor, inputs=inputs, tokens=tokens)
-            if not rest and all(size.of(*shape) == number for shape, number in zip(shapes, numbers, strict=True)):
-                return size
+    shapes = SHAPES if len(numbers) == len(SHAPES) else [(inputs, 1) for inputs, _ in SHAPES[: len(numbers)]]
+    for inputs, tokens in product(range(3), repeat=2):
+        factor = numbers[0] // (shapes[0][0] ** inputs * shapes[0][1] ** tokens)
+        size = Size(factor=factor, inputs=inputs, tokens=tokens)
+        if all(size.of(*shape) == number for shape, number in zip(shapes, numbers, strict=True)):
+            return size
     raise GraphError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
 
 
 def _weights_from_constants(graph: Any) -> None:
-    """Moves large constants to the weights, and packs weights stored as lists, so that they can be in another file."""
-    from onnx import numpy_helper
+    """Makes constants weights, and packs weights stored as lists, so that they can be in another file."""
+    from onnx import helper, numpy_helper
 
+    kept = []
+    for node in graph.node:
+        attribute = node.attribute[0].name if node.op_type == "Constant" and node.attribute else ""
+        if attribute == "value":
+            weight = graph.initializer.add()
+            weight.CopyFrom(node.attribute[0].t)
+            weight.name = node.output[0]
+        elif attribute in CONSTANTS:
+            values = np.array(helper.get_attribute_value(node.attribute[0]), CONSTANTS[attribute])
+            graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
     for tensor in graph.initializer:
         if not tensor.HasField("raw_data") and tensor.data_type != tensor.STRING:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
-    kept = []
-    for node in graph.node:
-        value = next((each.t for each in node.attribute if each.name == "value"), None)
-        if node.op_type == "Constant" and value is not None and len(value.raw_data) >= INLINE_BYTES:
-            weight = graph.initializer.add()
-            weight.CopyFrom(value)
-            weight.name = node.output[0]
-        else:
-            kept.append(node)
-    if len(kept) < len(graph.node):
-        del graph.node[:]
-        graph.node.extend(kept)
 
 
 def _reshape_any_batch(graph: Any, entry: Entry, fixed_batch: int) -> bool:
     """Makes every `Reshape` that names the fixed batch size take any size. Returns whether there was one."""
     from onnx import numpy_helper
 
-    free = dataflow_of(graph).known(entry.layout_inputs)
+    free, weights = dataflow_of(graph).known(entry.layout_inputs), {each.name: each for each in graph.initializer}
     changed = False
     for index, node in enumerate(graph.node):
-        if node.op_type != "Reshape" or node.input[0] in free:
+        if node.op_type != "Reshape" or node.input[0] in free or node.input[1] not in weights:
             continue
-        shape = _constant(graph, node.input[1])
-        if shape is None or shape.ndim != 1 or not len(shape) or shape[0] != fixed_batch:
+        shape = numpy_helper.to_array(weights[node.input[1]])
+        if shape.ndim != 1 or not len(shape) or shape[0] != fixed_batch:
             continue
-        any_batch = graph.initializer.add()
-        any_batch.CopyFrom(numpy_helper.from_array(np.array([0, *shape[1:]], dtype=np.int64), f"any_batch_{index}"))
-        node.input[1] = any_batch.name
+        any_batch = np.array([0, *shape[1:]], dtype=np.int64)
+        graph.initializer.append(numpy_helper.from_array(any_batch, f"any_batch_{index}"))
+        node.input[1] = f"any_batch_{index}"
         changed = True
     return changed
-
-
-def _constant(graph: Any, name: str) -> Array | None:
-    from onnx import numpy_helper
-
-    node = next((each for each in graph.node if name in each.output), None)
-    tensor = next((each for each in graph.initializer if each.name == name), None)
-    if node is not None and node.op_type == "Constant":
-        [value] = node.attribute
-        if value.name == "value_ints":
-            return np.array(value.ints)
-        tensor = value.t if value.name == "value" else None
-    return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
