@@ -298,8 +298,8 @@ class BatchEngine(Generic[P]):
         arrives soon after its batch. Two probed sequences would always occupy the device, so others run next."""
         self._hosted: dict[int, Queue[P]] = {}
         """The queues of the hosted splits, by first block."""
-        self._passing: dict[Split, Queue[P]] = {}
-        """The queues of splits that are not hosted. They are removed once they are empty."""
+        self._passing: dict[tuple[Split, bool], Queue[P]] = {}
+        """The queues of probes, and of splits that are not hosted. They are removed once they are empty."""
         self.follow(splits, "work-conserving")
 
     @property
@@ -346,12 +346,8 @@ class BatchEngine(Generic[P]):
         self._passing = {}
         for queue in before:
             successor = self._hosted.get(queue.split.first)
-            if successor is None:
-                self._passing[queue.split] = queue
-            elif successor is not queue:
-                queue.move_to(successor)
-                if queue.probes is not None:
-                    queue.probes.move_to(self._probes_of(successor))
+            if queue is not successor:
+                queue.move_to(self._queue_of(queue.split if successor is None else successor.split, probe=queue.probe))
         self._remove_drained()
 
     def submit(
@@ -362,13 +358,13 @@ class BatchEngine(Generic[P]):
         If a hosted split contains the block but does not start with it, the rest of that split runs as a split of its
         own. If no hosted split contains it, a split of `fallback` is used. Raises PlanError if none contains it.
         """
-        queue = self._hosted.get(next_block) or self._passing_queue(next_block, fallback)
+        queue = self._hosted.get(next_block) or self._queue_of(rest_of(next_block, self.splits, fallback))
         self._serial = serial = self._serial + 1
         plain = queue.members
         for member in members:
             member.since_s = now_s
             member.queued_serial = serial
-            waiting = self._probes_of(queue).members if member.probe else plain
+            waiting = self._queue_of(queue.split, probe=True).members if member.probe else plain
             if waiting and member.deadline_s < waiting[-1].deadline_s:
                 insort_right(waiting, member, key=deadline_of)
             else:
@@ -518,27 +514,27 @@ class BatchEngine(Generic[P]):
         running = self._running
         return running[0] if running[0].batch.lane == batch.lane else running[1]
 
-    def _passing_queue(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
-        split = rest_of(block, self.splits, fallback)
-        if split not in self._passing:
-            self._passing[split] = Queue(split)
-            self._sort()
-        return self._passing[split]
+    def _queue_of(self, split: Split, *, probe: bool = False) -> Queue[P]:
+        """Returns the queue of a split's probes or other members. Creates it if there is none.
 
-    def _probes_of(self, queue: Queue[P]) -> Queue[P]:
-        if queue.probes is None:
-            queue.probes = Queue(queue.split, probe=True)
-            queue.probes.counts = queue.counts
+        A split that begins with the first block of a hosted split must be that split.
+        """
+        hosted = self._hosted.get(split.first)
+        if hosted is not None and not probe:
+            return hosted
+        if (split, probe) not in self._passing:
+            queue = self._passing[split, probe] = Queue(split, probe=probe)
+            if hosted is not None:
+                queue.counts = hosted.counts
             self._sort()
-        return queue.probes
+        return self._passing[split, probe]
 
     def _remove_drained(self) -> None:
-        self._passing = {split: queue for split, queue in self._passing.items() if not queue.is_drained}
+        self._passing = {key: queue for key, queue in self._passing.items() if queue.members}
         self._sort()
 
     def _sort(self) -> None:
-        plain = [*self._hosted.values(), *self._passing.values()]
-        queues = plain + [queue.probes for queue in plain if queue.probes is not None]
+        queues = [*self._hosted.values(), *self._passing.values()]
         self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
 
     def _choose_among(self, waiting: Sequence[Queue[P]], now_s: float) -> Queue[P] | float:

@@ -378,8 +378,6 @@ class Queue(Generic[P]):
     counts: SplitCounts = field(init=False)
     members: list[Member[P]] = field(default_factory=list)
     """Sorted by deadline, then by arrival. Most arrive in this order, so a sorted list is faster than a heap."""
-    probes: Queue[P] | None = None
-    """The queue of the same split's probes; None before the first probe, and in a queue of probes."""
 
     def __post_init__(self) -> None:
         self.counts = SplitCounts(self.split.budget)
@@ -392,11 +390,6 @@ class Queue(Generic[P]):
         if len(members) >= (1 if self.probe else budget.inputs):
             return True
         return budget.tokens is not None and _sum_of(members) >= budget.tokens
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether it has no members and no probes."""
-        return not self.members and (self.probes is None or not self.probes.members)
 
     def tokens_when_full(self, mean_tokens: float) -> float:
         """Returns the expected tokens of its next batch if that is full; future members have `mean_tokens` each."""
