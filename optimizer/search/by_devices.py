@@ -77,6 +77,7 @@ def fastest_options(columns: Sequence[Column], demand: Demand, cluster: Cluster)
         rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, seconds_S, strict=True) if s > 0]))
         replicas_RS = np.maximum(np.ceil(np.outer(rate_R, seconds_S) * (1 - TOLERANCE)), 1.0)
         used_RC = replicas_RS @ (device_S[:, None] == np.arange(len(cluster.count_C)))
+        # Above 0, so that without any room only columns that never wait are possible.
         room_s = max((demand.limit_s - column.latency_s) * (1 - MARGIN), 1e-300)
         least_R = (column.fill + replicas_RS @ wait_S) / room_s
         highest_R = rate_R if demand.rate_per_s is None else np.minimum(rate_R, demand.rate_per_s)

@@ -1,9 +1,10 @@
 """Plans of several parallel chains, by column generation: a label search finds chains, a master problem combines them.
 
 The label search (`optimizer.search.label_search`) uses the dual prices of the relaxation
-(`optimizer.search.relaxation`). The master problem (`optimizer.search.master`) combines the chains that it finds, and
-further rounds add chains near the incumbent. If the search was complete and the master problem was solved to
-optimality, the plan is proven optimal. Otherwise its gap is the distance to the relaxation's bound.
+(`optimizer.search.relaxation`). The master problem (`optimizer.search.by_devices` on a small cluster, otherwise
+`optimizer.search.master`) combines the chains that it finds, and further rounds add chains near the incumbent. If the
+search was complete and the master problem was solved to optimality, the plan is proven optimal. Otherwise its gap is
+the distance to the relaxation's bound.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MAX_LABELS = 32_768
 MAX_COLUMNS = 200
 """Columns of a master problem that HiGHS solves."""
 MAX_COLUMNS_BY_DEVICES = 2000
+"""Columns of a master problem on a small cluster."""
 LABELS_PER_GROUP = 8
 """Labels with equal node and types that are kept if the search is truncated."""
 LABELS_PER_GROUP_AT_RATE = 16
