@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.routing import Router
 
 from deployments.api.access import build_gate
-from deployments.api.endpoint import RequestBodies
+from deployments.api.exchange import RequestBodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
-from deployments.api.http import build_api
+from deployments.api.http import ApiRouter, build_api
 from deployments.api.operations import OPERATION_BY_RPC
 from deployments.api.parsing import InferRequest, Signature
-from deployments.api.server import HttpServer, below_prefix, build_standalone_server, start_in_serve
+from deployments.api.server import HttpServer, below_prefix, start_in_serve, with_access_log
 from deployments.api.service import InferService
 from deployments.api.state import LivePage, StateRoutes
 from deployments.controller.intake import latency_s
@@ -158,23 +157,8 @@ class VersionMetrics:
                 self.metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
 
 
-class RpcMethods:
-    """Base class of the ingress, with a method for each RPC. The first RPC imports gRPC."""
-
-
-def _rpc_method(name: str) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
-    async def call(ingress: Any, request: bytes, grpc_context: Any) -> Any:
-        return await ingress.rpcs.call(name, request, grpc_context)
-
-    return call
-
-
-for _name in OPERATION_BY_RPC:
-    setattr(RpcMethods, _name, _rpc_method(_name))
-
-
 @serve.ingress()
-class Ingress(RpcMethods, BackgroundTasks):
+class Ingress(BackgroundTasks):
     """Holds every input until it is answered. It does not import torch, and needs the controller only to get a plan."""
 
     def __init__(self, settings: dict[str, Any], *deployments: DeploymentHandle[Any]) -> None:
@@ -228,7 +212,7 @@ class Ingress(RpcMethods, BackgroundTasks):
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink, VersionMetrics().export)
 
-    def __serve_build_asgi_app__(self) -> Router:
+    def __serve_build_asgi_app__(self) -> ApiRouter:
         settings = self._settings
         self.start("start", self._start())
         if self._gate is not None:
@@ -237,7 +221,7 @@ class Ingress(RpcMethods, BackgroundTasks):
         self.start("follow versions", self.versions.run())
         api = build_api(
             self,
-            VersionRoutes(self, self.versions, settings.repository.folder),
+            VersionRoutes(self.versions, settings.repository.folder),
             self._state,
             self._page,
             gate=self._gate,
@@ -245,20 +229,31 @@ class Ingress(RpcMethods, BackgroundTasks):
             tracer=self._tracer,
             prefix=settings.route_prefix,
         )
+        site = below_prefix(api, settings.route_prefix, settings.app)
         if settings.listener is None:
-            lane = {} if settings.access_log else api.fast_paths  # only Serve's layers write the access log
-            replace_http_server(partial(start_in_serve, lane))
+            fast_paths = () if settings.access_log else api.fast_paths  # only Serve's layers write the access log
+            replace_http_server(partial(start_in_serve, site, fast_paths))
         else:
-            site = below_prefix(api.router, settings.route_prefix, settings.app)
-            self._http_server = build_standalone_server(site, api.fast_paths, access_log=settings.access_log)
+            self._http_server = HttpServer(with_access_log(site) if settings.access_log else site)
             self.start("listen", self._http_server.serve([take_listener(settings.listener)]))
-        return api.router
+        return api
 
     @cached_property
-    def rpcs(self) -> Rpcs:
-        from deployments.api.grpc.server import Rpcs
+    def _rpcs(self) -> Rpcs:
+        from deployments.api.grpc.server import Rpcs  # the first RPC imports gRPC
 
         return Rpcs(self, self._gate, self._tracer)
+
+    def __getattr__(self, name: str) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """Returns the method of an RPC, which Serve calls by its name."""
+        if name not in OPERATION_BY_RPC:
+            raise AttributeError(name)
+
+        async def call(request: bytes, grpc_context: Any) -> Any:
+            return await self._rpcs.call(name, request, grpc_context)
+
+        call.__name__ = name
+        return call
 
     async def _start(self) -> None:
         """Gets the present plan, then waits until every stage of it has a replica."""

@@ -1,47 +1,41 @@
-"""The HTTP interface of an ingress: route handlers, and the ASGI application that serves them."""
+"""The HTTP interface of an ingress: handlers of inference, metadata and health, and the router of all operations."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from pydantic_core import to_json
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
-    ANYTHING,
     GENERATION_TASK,
-    MAX_DIGITS,
     SERVER_METADATA,
     Backend,
     Endpoint,
     ModelVersion,
-    find_header,
     infer_version,
-    json_response,
     model_metadata,
-    predict_response,
-    preferred_type,
-    request_id,
-    run_writer,
-    v2_response,
 )
+from deployments.api.exchange import ANYTHING, MAX_DIGITS, HttpRequest, json_response, preferred_type
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
-from deployments.api.operations import BYTES, FREQUENT, JSON, handlers_of
-from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
-from deployments.api.server import FastPaths
+from deployments.api.operations import BYTES, FREQUENT, JSON, OPERATIONS
+from deployments.api.parsing import EXIT, InferRequest, parse_content, parse_predict
+from deployments.api.v2 import parse_v2, v2_response
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError
-from earlyexit.network.boundary import Answer
+from earlyexit.network.boundary import Answer, PackedArray
+from earlyexit.tasks.base import Task
 
 if TYPE_CHECKING:
     from deployments.ops.tracing import Tracer
@@ -58,20 +52,19 @@ class Routes:
         self._backend = backend
         self._has_keys = gate is not None and gate.keys is not None
 
-    async def predict(self, request: Request) -> Response:
+    async def predict(self, request: HttpRequest) -> Response:
         """Answers one input or a list of inputs in JSON, or one input that is the whole body, such as an image."""
-        body = await self._backend.bodies.read(request)
-        infer_request, many = self._parse_predict(request, body)
+        infer_request, many = self._parse_predict(request, await request.body())
         content_type = self._answer_type(request, many=many)
         served, answers = await self._answer(request, infer_request)
         if content_type == JSON:
-            write = partial(predict_response, answers, served.task, request_id(request), many=many)
-            return Response(await run_writer(write, answers), media_type=JSON)
-        [answer] = answers
-        content = await run_writer(partial(served.task.to_content, content_type, answer.value), answers)
-        return Response(content, media_type=content_type)
+            write = partial(predict_response, answers, served.task, request.id, many=many)
+        else:
+            [answer] = answers
+            write = partial(served.task.to_content, content_type, answer.value)
+        return Response(await run_writer(write, answers), media_type=content_type)
 
-    def _answer_type(self, request: Request, *, many: bool) -> str:
+    def _answer_type(self, request: HttpRequest, *, many: bool) -> str:
         """Returns the content type of the answer; raises NotAcceptableError if the caller accepts none."""
         lines = [value for name, value in request.scope["headers"] if name == b"accept"]
         accept = b", ".join(lines).decode("latin-1") or ANYTHING  # several lines of a header form one list
@@ -84,9 +77,9 @@ class Routes:
             raise NotAcceptableError(f"accept {accept[:80]!r}; this model answers {JSON}{others}")
         return content_type
 
-    def _parse_predict(self, request: Request, body: bytes) -> tuple[InferRequest, bool]:
+    def _parse_predict(self, request: HttpRequest, body: bytes) -> tuple[InferRequest, bool]:
         codec = self._backend.signature.codec
-        content_type = (find_header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
+        content_type = (request.find(b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             return parse_content(content_type, body, codec), False
         is_file = codec.content_types and content_type != JSON and body[:1] not in b" \n\r\t[{"
@@ -95,44 +88,72 @@ class Routes:
             raise InputError(f"content-type {content_type[:80]!r}; this model takes {accepted}")
         return parse_predict(body, codec)
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, request: HttpRequest) -> Response:
         """Answers the Open Inference Protocol v2, with tensors in JSON or in the binary extension."""
-        body = await self._backend.bodies.read(request)
+        body = await request.body()
         infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
         served, answers = await self._answer(request, infer_request)
-        card = served.card
-        write = partial(v2_response, answers, served.task, reply, card.name, served.version)
+        write = partial(v2_response, answers, served.task, reply, served.card.name, served.version)
         content, json_length = await run_writer(write, answers)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
 
-    def _answer(self, request: Request, infer_request: InferRequest) -> Awaitable[tuple[ModelVersion, list[Answer]]]:
-        infer_request = replace(infer_request, request_id=request_id(request))
+    def _answer(
+        self, request: HttpRequest, infer_request: InferRequest
+    ) -> Awaitable[tuple[ModelVersion, list[Answer]]]:
+        infer_request = replace(infer_request, request_id=request.id)
         return infer_version(self._backend, infer_request, names_version="version" in request.path_params)
 
-    async def model_metadata(self, request: Request) -> Response:
-        return json_response(await model_metadata(self._backend))
+    async def model_metadata(self, request: HttpRequest) -> Mapping[str, Any]:
+        return await model_metadata(self._backend)
 
-    async def server_metadata(self, request: Request) -> Response:
-        return json_response({**SERVER_METADATA, "models": [self._backend.card.name]})
+    async def server_metadata(self, request: HttpRequest) -> Mapping[str, Any]:
+        return {**SERVER_METADATA, "models": [self._backend.card.name]}
 
-    async def live(self, request: Request) -> Response:
-        return json_response({"live": True})
+    async def live(self, request: HttpRequest) -> Mapping[str, Any]:
+        return {"live": True}
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, request: HttpRequest) -> Response:
         is_ready = self._backend.is_ready
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     model_ready = ready
 
-    async def openapi(self, request: Request) -> Response:
+    async def openapi(self, request: HttpRequest) -> Mapping[str, Any]:
         backend = self._backend
         names = {"model": backend.card.name, "version": backend.version}
-        return json_response(openapi_document(backend.signature, keys=self._has_keys, **names))
+        return openapi_document(backend.signature, keys=self._has_keys, **names)
 
-    async def docs(self, request: Request) -> Response:
+    async def docs(self, request: HttpRequest) -> Response:
         return HTMLResponse(SWAGGER_PAGE)
+
+
+def _json_length(request: HttpRequest) -> int | None:
+    length = request.headers.get(HEADER_LENGTH)
+    if length is None:
+        return None
+    if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
+        raise InputError(f"Inference-Header-Content-Length must be a number of bytes (got {length[:20]!r})")
+    return int(length)
+
+
+T = TypeVar("T")
+LARGE_ANSWERS_BYTES = 200_000
+"""Larger answers are written in a thread (measured: five class maps of 180 x 240 as JSON take 2 to 4 ms)."""
+
+
+async def run_writer(write: Callable[[], T], answers: Sequence[Answer]) -> T:
+    """Returns the result of `write`, which runs in a thread if the answers are large."""
+    size = sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, PackedArray))
+    return write() if size < LARGE_ANSWERS_BYTES else await asyncio.to_thread(write)
+
+
+def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, many: bool) -> bytes:
+    """Returns the JSON body of a `/predict` answer."""
+    outputs = [{**task.to_json(answer.value, answer.score), EXIT.name: answer.exit} for answer in answers]
+    answer = {"outputs": outputs} if many else outputs[0]
+    return to_json({**answer, "request_id": request_id})
 
 
 SENT_HEADERS = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
@@ -140,14 +161,44 @@ READ_HEADERS = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length"
 PREFLIGHT_CACHE_S = 600
 
 
-@dataclass(frozen=True, slots=True)
-class HttpApi:
-    """The HTTP interface of an ingress."""
+class ApiRouter(Router):
+    """Routes requests to endpoints. The most frequent ones are found by their path, and the others by its pattern."""
 
-    router: Router
-    """The ASGI application with all routes."""
-    fast_paths: FastPaths
-    """The most frequent paths, whose requests go to the same endpoints without routing."""
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        unknown: Endpoint,
+        names: Mapping[str, str],
+        prefix: str,
+        **options: Any,
+    ) -> None:
+        """`unknown`: answers all other paths. `names`: the values of path parameters. `prefix`: of the service."""
+        routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
+        super().__init__(routes, redirect_slashes=False, default=self._route_with_prefix, **options)
+        self._unknown = unknown
+        self.frequent: dict[str, tuple[Endpoint, dict[str, str]]] = {}
+        """Frequent paths with prefix, and the endpoint and the path parameters of each."""
+        for path in FREQUENT & endpoints.keys():
+            params = {name: value for name, value in names.items() if f"{{{name}}}" in path}
+            self.frequent[prefix.rstrip("/") + path.format(**params)] = endpoints[path], params
+
+    @property
+    def fast_paths(self) -> frozenset[bytes]:
+        """The most frequent paths, as they are sent. Their POST requests need none of Serve's layers."""
+        return frozenset(quote(path).encode() for path in self.frequent)
+
+    def app(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        found = self.frequent.get(scope.get("path", ""))
+        if found is None:
+            return super().app(scope, receive, send)
+        endpoint, scope["path_params"] = found
+        return endpoint(scope, receive, send)
+
+    async def _route_with_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Routes an unknown path with its prefix, which may belong to the path: `/v2/models/{model}/versions/..`."""
+        if scope.get("root_path"):
+            return await super().app({**scope, "root_path": ""}, receive, send)
+        return await self._unknown(scope, receive, send)
 
 
 def build_api(
@@ -158,7 +209,7 @@ def build_api(
     tracer: Tracer | None = None,
     prefix: str = "/",
     wall: Clock | None = None,
-) -> HttpApi:
+) -> ApiRouter:
     """Builds the HTTP interface of a backend.
 
     `more`: further objects whose methods handle operations. `prefix`: the prefix of the service's paths. `wall`: a
@@ -167,11 +218,12 @@ def build_api(
     handlers: list[object] = [Routes(backend, gate), *more]
     if backend.signature.task.name == GENERATION_TASK:
         handlers.append(GenerateRoutes(backend, wall or WallClock()))
-    endpoints = {
-        path: Endpoint(backend, path, methods, gate, tracer)
-        for each in handlers
-        for path, methods in handlers_of(each).items()
-    }
+    endpoints: dict[str, Endpoint] = {}
+    for operation in OPERATIONS:
+        for handler in (getattr(each, operation.name) for each in handlers if hasattr(each, operation.name)):
+            for path in operation.paths:
+                endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
+                endpoint.handlers[operation.method] = handler
     # This middleware precedes the endpoints, because preflight requests carry no key. Credentials are not allowed: a
     # page of another site must send a key itself, and must not use a password that the browser stores.
     cross_origin = Middleware(
@@ -182,51 +234,6 @@ def build_api(
         expose_headers=list(READ_HEADERS),
         max_age=PREFLIGHT_CACHE_S,
     )
-    middlewares = [cross_origin] if cors_origins else []
-    router = Router(
-        routes=[Route(path, endpoint) for path, endpoint in endpoints.items()],
-        redirect_slashes=False,
-        default=Endpoint(backend, "unknown", {}, gate),
-        middleware=middlewares,
-    )
-    with_prefix = Router(router.routes, redirect_slashes=False, default=router.default)
-
-    async def route_again(scope: Scope, receive: Receive, send: Send) -> None:
-        """Routes an unknown path with its prefix, which may belong to the path: `/v2/models/{model}/versions/..`."""
-        await with_prefix({**scope, "root_path": ""}, receive, send)
-
-    router.default = route_again
-    frequent = {path: endpoint for path, endpoint in endpoints.items() if path in FREQUENT}
-    return HttpApi(router, _fast_paths(frequent, backend, middlewares, prefix.rstrip("/")))
-
-
-def _fast_paths(
-    endpoints: Mapping[str, Endpoint], backend: Backend, middlewares: Sequence[Middleware], root: str
-) -> FastPaths:
-    named = {"model": backend.card.name, "version": backend.version}
-    fast_paths: dict[bytes, ASGIApp] = {}
-    for path, endpoint in endpoints.items():
-        params = {name: value for name, value in named.items() if f"{{{name}}}" in path}
-        app: ASGIApp = endpoint
-        for each in reversed(middlewares):
-            app = each.cls(app, *each.args, **each.kwargs)
-        full_path = root + path.format(**params)
-        entries = {"path": full_path, "root_path": root, "path_params": params}
-        fast_paths[quote(full_path).encode()] = partial(_with_entries, app, entries)
-    return fast_paths
-
-
-def _with_entries(
-    app: ASGIApp, entries: Mapping[str, Any], scope: Scope, receive: Receive, send: Send
-) -> Awaitable[None]:
-    """Calls an application with the entries of the scope that routing would add."""
-    return app({**scope, **entries}, receive, send)
-
-
-def _json_length(request: Request) -> int | None:
-    length = request.headers.get(HEADER_LENGTH)
-    if length is None:
-        return None
-    if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
-        raise InputError(f"Inference-Header-Content-Length must be a number of bytes (got {length[:20]!r})")
-    return int(length)
+    names = {"model": backend.card.name, "version": backend.version}
+    unknown = Endpoint(backend, "unknown", gate)
+    return ApiRouter(endpoints, unknown, names, prefix, middleware=[cross_origin] if cors_origins else [])

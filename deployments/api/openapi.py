@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -39,12 +39,17 @@ ERRORS = {
 }
 ALWAYS = ("405", "500")
 EVERYWHERE = ("401", *ALWAYS, "429")
-RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {"headers": {name: {"description": description, "schema": schema}}}
+
+
 HEADERS = {
-    "401": {"WWW-Authenticate": {"description": "The authentication scheme.", "schema": {"type": "string"}}},
-    "405": {"Allow": {"description": "The allowed methods.", "schema": {"type": "string"}}},
-    "429": RETRY_AFTER,
-    "503": RETRY_AFTER,
+    "401": _header("WWW-Authenticate", "The authentication scheme.", type="string"),
+    "405": _header("Allow", "The allowed methods.", type="string"),
+    "429": _header("Retry-After", "Seconds to wait.", type="integer", minimum=1),
+    "503": _header("Retry-After", "Seconds to wait.", type="integer", minimum=1),
 }
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 REQUEST_ID = {
@@ -66,66 +71,29 @@ def openapi_document(
     signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1"
 ) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document. `keys`: whether API keys are needed; `model`: None for any model."""
+    generates = signature.task.name == GENERATION_TASK
     schemas = _schemas(each for each in OPERATIONS if each.models != "generates")
     _add_model_schemas(schemas, signature)
-    if signature.task.name == GENERATION_TASK:
+    if generates:
         schemas |= _schemas(each for each in OPERATIONS if each.models == "generates")
     allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
+    paths: dict[str, Any] = {}
+    for each in OPERATIONS:
+        for path in () if each.models == ("answers" if generates else "generates") else each.paths:
+            known: Mapping[str, Any] = {} if path.startswith(REPOSITORY) else allowed
+            parameters = [
+                {"name": name, "in": "path", "required": True, "schema": {**TEXT, **known.get(name, {})}}
+                for name in PARAMETERS.findall(path)
+            ]
+            operations = paths.setdefault(path, {"parameters": parameters} if parameters else {})
+            operations[each.method.lower()] = _operation(each, signature)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
-        "paths": _paths(signature, allowed),
+        "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
     }
-
-
-def _paths(signature: Signature, allowed: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:
-    """Returns the paths of a model with this signature; `allowed` has the schemas of path parameters."""
-    excluded = "answers" if signature.task.name == GENERATION_TASK else "generates"
-    paths: dict[str, Any] = {}
-    for each in OPERATIONS:
-        for path in () if each.models == excluded else each.paths:
-            names = PARAMETERS.findall(path)
-            known = {} if path.startswith(REPOSITORY) else allowed
-            in_path = {"in": "path", "required": True}
-            parameters = [{"name": name, **in_path, "schema": {**TEXT, **known.get(name, {})}} for name in names]
-            operations = paths.setdefault(path, {"parameters": parameters} if parameters else {})
-            operations[each.method.lower()] = _operation(each, signature)
-    return paths
-
-
-def _add_model_schemas(schemas: dict[str, Any], signature: Signature) -> None:
-    """Adds the schemas of the model's inputs and answers."""
-    schemas["PredictBody"]["properties"]["inputs"] = dict(signature.codec.json_schema)
-    schemas |= answer_schemas(signature)
-    forms = "; ".join(f"{column.name}: {' or '.join(column.datatypes)} {_shape(column)}" for column in signature.inputs)
-    schemas["V2Input"]["description"] = f"An input tensor: {forms}."
-    tensor = schemas["V2AnswerTensor"]["properties"]
-    tensor["name"]["enum"] = list(signature.output_names)
-    tensor["datatype"]["enum"] = sorted({column.datatype for column in signature.outputs})
-    outputs = "; ".join(f"{column.name}: {column.datatype} {_shape(column)}" for column in signature.outputs)
-    schemas["V2AnswerTensor"]["description"] = f"An output tensor: {outputs}."
-
-
-def answer_schemas(signature: Signature) -> dict[str, Any]:
-    """Returns the schemas of the answers of `POST /predict`."""
-    block = {
-        "type": "integer",
-        "description": "The block after which the input left; the last block if it left at no ramp.",
-    }
-    properties = {**signature.task.json_schema, EXIT.name: block}
-    answer = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    request_id = {"request_id": {"type": "string"}}
-    one = answer | {"properties": properties | request_id, "required": [*properties, *request_id]}
-    outputs = {"outputs": {"type": "array", "items": answer, "description": "In the order of the inputs."}}
-    many = {
-        "type": "object",
-        "properties": outputs | request_id,
-        "required": [*outputs, *request_id],
-        "additionalProperties": False,
-    }
-    return {PREDICT_ONE: one, PREDICT_MANY: many}
 
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -138,40 +106,63 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     return by_name
 
 
-def _shape(column: Column) -> str:
-    return f"[{', '.join(['rows', *map(str, column.shape)])}]"
+def _add_model_schemas(schemas: dict[str, Any], signature: Signature) -> None:
+    """Adds the schemas of the model's inputs and answers."""
+    schemas["PredictBody"]["properties"]["inputs"] = dict(signature.codec.json_schema)
+    block = {
+        "type": "integer",
+        "description": "The block after which the input left; the last block if it left at no ramp.",
+    }
+    answer, request_id = {**signature.task.json_schema, EXIT.name: block}, {"request_id": {"type": "string"}}
+    outputs = {"type": "array", "items": _object(answer), "description": "In the order of the inputs."}
+    schemas[PREDICT_ONE] = _object(answer | request_id)
+    schemas[PREDICT_MANY] = _object({"outputs": outputs} | request_id)
+    schemas["V2Input"]["description"] = f"An input tensor: {_forms(signature.inputs)}."
+    schemas["V2AnswerTensor"]["description"] = f"An output tensor: {_forms(signature.outputs)}."
+    tensor = schemas["V2AnswerTensor"]["properties"]
+    tensor["name"]["enum"] = list(signature.output_names)
+    tensor["datatype"]["enum"] = sorted({column.datatype for column in signature.outputs})
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {"properties": properties, "required": [*properties]}
+    return {"type": "object", **fields, "additionalProperties": False}
+
+
+def _forms(columns: Sequence[Column]) -> str:
+    """Describes columns by their names, datatypes and shapes."""
+    shapes = (", ".join(["rows", *map(str, column.shape)]) for column in columns)
+    forms = zip(columns, shapes, strict=True)
+    return "; ".join(f"{column.name}: {' or '.join(column.datatypes)} [{shape}]" for column, shape in forms)
 
 
 def _operation(row: Operation, signature: Signature) -> dict[str, Any]:
-    """Returns the OpenAPI operation of a row of the table."""
-    responses = {"200": _answer(row, signature), **_errors(row)}
-    for status, (description, body) in (row.other_responses or {}).items():
-        responses[status] = {"description": description} if body is None else _response(description, _schema(body))
+    """Returns the OpenAPI operation of a row of the table. An operation with a body may be answered by any error."""
+    is_predict, has_body = row.body is PredictBody, row.body is not None
     operation: dict[str, Any] = {"summary": row.summary}
     if row.is_open:
         operation["security"] = []
-    parameters = [*row.parameters] if row.body is None else [REQUEST_ID, *row.parameters]
-    if parameters:
+    if parameters := [*([REQUEST_ID] if has_body else []), *row.parameters]:
         operation["parameters"] = parameters
-    if row.body is not None:
-        content_types = (*row.request_types, *(signature.codec.content_types if row.body is PredictBody else ()))
-        content = {JSON: {"schema": _schema(row.body)}, **{content_type: {} for content_type in content_types}}
+    if has_body:
+        other_types = (*row.request_types, *(signature.codec.content_types if is_predict else ()))
+        content = {JSON: {"schema": _schema(row.body)}} | {content_type: {} for content_type in other_types}
         operation["requestBody"] = {"required": True, "content": content}
-    return {**operation, "responses": responses}
+    answer = {"anyOf": [_schema(PREDICT_ONE), _schema(PREDICT_MANY)]} if is_predict else _schema(row.answer)
+    contents: dict[str, Any] = {BYTES: {}, EVENTS: {"schema": TEXT}}
+    content = {each: contents.get(each, {"schema": answer}) for each in row.response_types}
+    content |= {content_type: {} for content_type in signature.task.content_types if is_predict}
+    responses: dict[str, Any] = {"200": {"description": "Answers" if has_body else row.summary, "content": content}}
+    statuses = ERRORS if has_body else (*(ALWAYS if row.is_open else EVERYWHERE), *row.errors)
+    for status in sorted(statuses):
+        responses[status] = _response(ERRORS[status], row.error) | HEADERS.get(status, {})
+    for status, (description, body) in (row.other_responses or {}).items():
+        responses[status] = {"description": description} if body is None else _response(description, body)
+    return operation | {"responses": responses}
 
 
-def _answer(row: Operation, signature: Signature) -> dict[str, Any]:
-    """Returns the response of status 200."""
-    if row.body is None:
-        content = {each: {"schema": _schema(row.answer)} for each in row.response_types}
-        return {"description": row.summary, "content": content}
-    is_predict, other_types = row.body is PredictBody, signature.task.content_types
-    schema = {"anyOf": [_schema(PREDICT_ONE), _schema(PREDICT_MANY)]} if is_predict else _schema(row.answer)
-    contents: dict[str, Any] = {JSON: {"schema": schema}, EVENTS: {"schema": TEXT}, BYTES: {}}
-    content = {each: contents[each] for each in row.response_types}
-    if is_predict:
-        content |= {content_type: {} for content_type in other_types}
-    return {"description": "Answers", "content": content}
+def _response(description: str, body: type[BaseModel]) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": _schema(body)}}}
 
 
 def _schema(body: type[BaseModel] | Mapping[str, Any] | str | None) -> dict[str, Any]:
@@ -179,17 +170,3 @@ def _schema(body: type[BaseModel] | Mapping[str, Any] | str | None) -> dict[str,
     if isinstance(body, type):
         body = body.__name__
     return {"$ref": f"#/components/schemas/{body}"} if isinstance(body, str) else dict(OBJECT if body is None else body)
-
-
-def _errors(row: Operation) -> dict[str, Any]:
-    """Returns the error responses. An operation with a body may be answered by any error."""
-    statuses = ERRORS if row.body is not None else (*(ALWAYS if row.is_open else EVERYWHERE), *row.errors)
-    return {
-        status: _response(ERRORS[status], _schema(row.error))
-        | ({"headers": HEADERS[status]} if status in HEADERS else {})
-        for status in sorted(statuses)
-    }
-
-
-def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {JSON: {"schema": schema}}}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
@@ -26,11 +26,6 @@ from deployments.api.parsing import (
 )
 from earlyexit.named import import_attribute
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
 PAGE, TEXT = "text/html", {"type": "string"}
 MODEL = "/v2/models/{model}"
@@ -117,17 +112,6 @@ def error_type_of(path: str) -> type[BaseModel]:
     if path.startswith("/v2"):
         return V2Error
     return OpenAiError if path.startswith("/v1/") else ErrorBody
-
-
-def handlers_of(handlers: object) -> dict[str, dict[str, Handler]]:
-    """Returns an object's methods that handle operations, by path and HTTP method, in the table's order."""
-    by_path: dict[str, dict[str, Handler]] = {}
-    for each in OPERATIONS:
-        handler: Handler | None = getattr(handlers, each.name, None)
-        if handler is not None:
-            for path in each.paths:
-                by_path.setdefault(path, {})[each.method] = handler
-    return by_path
 
 
 def _get(name: str, path: str, summary: str, *errors: str, **fields: Any) -> Operation:

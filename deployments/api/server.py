@@ -1,7 +1,6 @@
-"""The HTTP server of an ingress: uvicorn with our own connection class, and fast paths to the most frequent endpoints.
+"""The HTTP server of an ingress: uvicorn with our own connection class, and a fast path past Serve's layers.
 
-Our connection extends uvicorn's with limits on everything that a caller may send, and with refusals in JSON. Its
-`EventStream` is a response of server-sent events.
+Our connection extends uvicorn's with limits on everything that a caller may send, and with refusals in JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import logging
 import random
 import socket
 import time
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 import uvicorn
@@ -25,6 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from deployments.local_ray.private import with_middlewares
 from deployments.process_setup import HideExceptionMessages
@@ -74,16 +74,12 @@ def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> 
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(b"%b: %b\r\n" % each for each in kept))
 
 
-def error_response(status: int, kind: str, message: str) -> Response:
+def refusal(status: int, kind: str, message: str) -> Response:
     """Returns an error as JSON, after which the connection is closed."""
     headers = {"connection": "close"} | ({"retry-after": "1"} if status == 503 else {})
     body = to_json({"error": {"kind": kind, "message": message}})
     return Response(body, status, headers, media_type="application/json")
 
-
-FastPaths = Mapping[bytes, ASGIApp]
-"""The applications of POST requests that need neither routing nor Serve's layers, by the path as it is sent."""
-NO_PATHS: FastPaths = {}
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
@@ -126,7 +122,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._discards_input = True
-        self._unset_keepalive_if_required()
         cycle, self._current_cycle = self._current_cycle, None
         if cycle is not None:
             self._give_up(cycle)
@@ -135,7 +130,6 @@ class Connection(HttpToolsProtocol):
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment] # they refer to the connection
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         if self._discards_input:
             return
         phase, num_begun, self._read_bytes = self._phase, self._num_begun, len(data)
@@ -171,18 +165,21 @@ class Connection(HttpToolsProtocol):
                 request_id = request_id or value
             elif name == SERVE_TIMEOUT_HEADER:
                 has_serve_timeout = True
-        may_be_fast = self.parser.get_method() == b"POST" and (server.standalone or not has_serve_timeout)
-        fast_path = server.fast_paths.get(self.url.partition(b"?")[0]) if may_be_fast else None
-        self.app = fast_path or server.app
+        is_ours = server.serve_app is None or (
+            self.parser.get_method() == b"POST"
+            and self.url.partition(b"?")[0] in server.fast_paths
+            and not has_serve_timeout
+        )
+        self.app = (None if is_ours else server.serve_app) or server.app
         if self._is_surplus:
             message = f"more than {self._limits.connections} connections; try again later"
-            self.app = error_response(503, "overloaded", message)
+            self.app = refusal(503, "overloaded", message)
         elif self._head_bytes + self._read_bytes > most and self._head_size() > most:
-            self.app = error_response(431, "input", self._too_large())
+            self.app = refusal(431, "input", self._too_large())
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
-        if fast_path is not None or server.standalone:
+        if is_ours:
             request_id = request_id or b"%032x" % _ids.getrandbits(128)
             self.headers.insert(0, (REQUEST_ID, request_id))  # the first one counts, but a caller's may be empty
             cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, request_id)]
@@ -238,12 +235,18 @@ class Connection(HttpToolsProtocol):
         if cycle.response_started and not cycle.response_complete:
             self.transport.abort()
         elif not (cycle.response_started or cycle.disconnected):
-            await error_response(500, "internal", "the request failed; the service's log says why")(*call)
+            await refusal(500, "internal", "the request failed; the service's log says why")(*call)
         cycle.on_response = lambda: None  # the bound method would keep its object alive
 
     def on_response_complete(self) -> None:
+        """Starts the next request. It sets no timer as uvicorn does, because `sweep` closes idle connections."""
         self._current_cycle = None
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                cycle, app = self.pipeline.pop()
+                self._start_asgi_task(cycle, cast("Any", app))  # uvicorn's types are narrower
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
@@ -279,7 +282,7 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.abort()
                 return
-        response = error_response(status, kind, message)
+        response = refusal(status, kind, message)
         headers = b"".join(b"%b: %b\r\n" % each for each in (*response.raw_headers, *self.server_state.default_headers))
         self.transport.write(STATUS_LINE[status] + headers + b"\r\n" + bytes(response.body))
         self.close()
@@ -322,82 +325,82 @@ class Connection(HttpToolsProtocol):
 
 BACKLOG = 2048
 """Most connections that wait to be accepted; uvicorn's default."""
+TICK_S = 0.1
+"""Interval at which a server looks whether it should end."""
 HEALTH, ROUTES = "/-/healthz", "/-/routes"
 """Serve's own paths, which its proxies answer otherwise."""
 
 
-class HttpServer(uvicorn.Server):
+class HttpServer:
     """An HTTP/1.1 and 1.0 server on bound sockets, on one event loop."""
 
     def __init__(
-        self, app: ASGIApp, *, fast_paths: FastPaths = NO_PATHS, limits: Limits | None = None, standalone: bool = False
+        self,
+        app: ASGIApp,
+        *,
+        serve_app: ASGIApp | None = None,
+        fast_paths: Collection[bytes] = (),
+        limits: Limits | None = None,
     ) -> None:
-        """`app` handles all paths outside `fast_paths`.
+        """`app`: Offramp's application. It handles all requests, or only POST requests to `fast_paths`.
 
-        `standalone`: whether `app` is Offramp's. Otherwise it is Serve's, which assigns request ids, and which is
-        notified instead of cancelled when a caller disconnects.
+        `serve_app`: Serve's application, which then handles all other requests. It assigns request ids by itself, and
+        is notified instead of cancelled when a caller disconnects. None: there is none.
         """
         self.app = app
+        self.serve_app = serve_app
         self.fast_paths = fast_paths
         self.limits = limits or Limits()
-        self.standalone = standalone
-        http: Any = partial(Connection, self)
-        asgi_app: Any = app  # uvicorn's types are narrower
-        config = uvicorn.Config(
-            asgi_app,
-            http=http,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=self.limits.idle_s,  # type: ignore[arg-type] # its timer accepts any number
-        )
-        super().__init__(config)
-        self.servers: list[Any] = []
+        self.server_state = ServerState()
+        """The open connections, the running tasks, and the headers of all responses."""
+        self.should_exit = False
+        """Whether to end after the answers to all accepted requests."""
+        self._next_sweep_s = 0.0
         self._ended = asyncio.Event()
 
-    async def serve(self, sockets: Sequence[socket.socket] | None = None) -> None:
+    async def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Serves until `should_exit` is set and the last answer is sent; stops at once if it is cancelled."""
-        sweeping = asyncio.get_running_loop().create_task(self._keep_sweeping())
+        state, app = self.server_state, cast("Any", self.app)  # uvicorn's types are narrower
+        config = uvicorn.Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None, proxy_headers=False)
+        new_connection = partial(Connection, self, config=config, server_state=state, app_state={})
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(new_connection, sock=each, backlog=BACKLOG) for each in sockets]
         try:
-            await super().serve(None if sockets is None else list(sockets))
+            while not self.should_exit:
+                await self._tick()
+            for each in sockets:  # other holders of the sockets (`hold_listener`) would let callers wait
+                each.shutdown(socket.SHUT_RDWR)
+            for server in servers:
+                server.close()
+            for connection in list(state.connections):
+                connection.shutdown()
+            while state.connections or state.tasks:
+                await self._tick()
         finally:
-            sweeping.cancel()
-            for listener in self.servers:
-                listener.close()
-            for connection in list(self.server_state.connections):
+            for server in servers:
+                server.close()
+            for connection in list(state.connections):
                 connection.transport.abort()
             self._ended.set()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the server. Other holders of the sockets (`hold_listener`) would let callers wait."""
-        for listener in sockets or ():
-            listener.shutdown(socket.SHUT_RDWR)
-        await super().shutdown(sockets)
 
     async def close(self) -> None:
         """Stops accepting connections, and waits for the answers to all accepted requests."""
         self.should_exit = True
         await self._ended.wait()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Overrides uvicorn's signal handlers, because the process has its own."""
-        yield
-
     def sweep(self, now_s: float) -> None:
         """Closes connections that have waited for too long; `now_s` is the event loop's time."""
         for connection in list(self.server_state.connections):
             connection.sweep(now_s)  # type: ignore[union-attr]
 
-    async def _keep_sweeping(self) -> None:
-        while True:
-            await asyncio.sleep(self.limits.sweep_s)
-            self.sweep(asyncio.get_running_loop().time())
+    async def _tick(self) -> None:
+        """Waits a moment; renews the date and sweeps the connections every `sweep_s` seconds."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + self.limits.sweep_s
+            self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            self.sweep(now_s)
+        await asyncio.sleep(min(TICK_S, self.limits.sweep_s))
 
 
 def below_prefix(router: ASGIApp, prefix: str, name: str) -> ASGIApp:
@@ -407,27 +410,19 @@ def below_prefix(router: ASGIApp, prefix: str, name: str) -> ASGIApp:
     """
     root = prefix.rstrip("/")
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    def answer(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         path: str = scope["path"]
         if path == HEALTH:
             app: ASGIApp = PlainTextResponse("success")
         elif path == ROUTES:
             app = Response(json.dumps({prefix: name}), media_type="application/json")
         elif path == root or path.startswith(root + "/"):
-            app, scope = router, {**scope, "root_path": root}
+            app, scope["root_path"] = router, root
         else:
             app = PlainTextResponse(f"Path '{path}' not found. Ping http://.../-/routes for available routes.", 404)
-        await app(scope, receive, send)
+        return app(scope, receive, send)
 
     return answer
-
-
-def build_standalone_server(app: ASGIApp, fast_paths: FastPaths, *, access_log: bool) -> HttpServer:
-    """Returns a server that passes requests to the application without any of Serve's layers."""
-    if not access_log:
-        return HttpServer(app, fast_paths=fast_paths, standalone=True)
-    fast_paths = {path: with_access_log(each) for path, each in fast_paths.items()}
-    return HttpServer(with_access_log(app), fast_paths=fast_paths, standalone=True)
 
 
 def with_access_log(app: ASGIApp) -> ASGIApp:
@@ -454,7 +449,8 @@ def with_access_log(app: ASGIApp) -> ASGIApp:
 
 
 async def start_in_serve(
-    fast_paths: FastPaths,
+    own_app: ASGIApp,
+    fast_paths: Collection[bytes],
     start_serve_server: Any,
     app: Any,
     http_options: HTTPOptions,
@@ -467,8 +463,9 @@ async def start_in_serve(
     It replaces the function by which Serve starts the server of an ingress replica, because Serve 2.60 has no setting
     for that. Serve passes the port, watches the server and stops it.
 
-    Paths outside `fast_paths` pass through Serve's layers, and so do all paths if requests have a timeout. With TLS or
-    a root path, Serve's own server is started. Raises RuntimeError, caused by an OSError, if the port is taken.
+    Only `own_app`, which handles POST requests to `fast_paths`, is called without Serve's layers. If requests have a
+    timeout, all of them pass through the layers. With TLS or a root path, Serve's own server is started. Raises
+    RuntimeError, caused by an OSError, if the port is taken.
     """
     if http_options.ssl_certfile or http_options.root_path:
         options = {"event_loop": event_loop, "enable_so_reuseport": enable_so_reuseport}
@@ -476,10 +473,11 @@ async def start_in_serve(
         return started
     listener = _bind(http_options.host or "127.0.0.1", http_options.port, reuse_port=enable_so_reuseport)
     # Like Serve's server, trust the headers of a proxy on this machine.
-    asgi_app: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
+    serve_app: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
     server = HttpServer(
-        asgi_app,
-        fast_paths={} if http_options.request_timeout_s or http_options.middlewares else fast_paths,
+        own_app,
+        serve_app=serve_app,
+        fast_paths=() if http_options.request_timeout_s or http_options.middlewares else fast_paths,
         limits=Limits(idle_s=http_options.keep_alive_timeout_s),
     )
     return event_loop.create_task(server.serve([listener])), server
@@ -492,53 +490,3 @@ def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
     except OSError as error:
         raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error
-
-
-EVENT_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
-"""Headers that forbid proxies to buffer, compress or cache events."""
-
-
-class DisconnectWatch:
-    """Calls `on_disconnect` when the caller disconnects, even while nothing is sent."""
-
-    def __init__(self, receive: Receive, on_disconnect: Callable[[], None]) -> None:
-        """Starts the watch. The request's body must have been read."""
-        self._on_disconnect = on_disconnect
-        self._task = asyncio.get_running_loop().create_task(self._watch(receive))
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._on_disconnect()
-
-    def close(self) -> None:
-        """Ends the watch, and calls `on_disconnect`."""
-        self._task.cancel()
-        self._on_disconnect()
-
-
-class EventStream(Response):
-    """A response that sends each event at once, and waits for slow readers.
-
-    Starlette's streaming response does not notice on newer servers that the caller disconnects while nothing is sent.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterable[bytes], watch: DisconnectWatch) -> None:
-        """`watch` is closed at the end."""
-        super().__init__(headers=EVENT_HEADERS)
-        del self.headers["content-length"]
-        self._events = events
-        self._watch = watch
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError:
-            pass  # the caller is gone, so no error can be sent
-        finally:
-            self._watch.close()

@@ -14,12 +14,10 @@ from importlib.resources import files
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.endpoint import MAX_DIGITS, json_response
+from deployments.api.exchange import EVENT_HEADERS, MAX_DIGITS, DisconnectWatch, EventStream, HttpRequest
 from deployments.api.operations import LIMIT
-from deployments.api.server import EVENT_HEADERS, DisconnectWatch, EventStream
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import SHARES_S, ServiceFacts, Snapshot, page_state, within
 from deployments.ops.prometheus import CONTENT_TYPE, metrics_text
@@ -66,18 +64,18 @@ class LivePage:
     """When the newest event was requested."""
     _closed: bool = field(default=False, init=False)
 
-    async def page(self, request: Request) -> Response:
+    async def page(self, request: HttpRequest) -> Response:
         """Answers with the page."""
         return _respond(request, PAGE)
 
-    async def asset(self, request: Request) -> Response:
+    async def asset(self, request: HttpRequest) -> Response:
         """Answers with a file that the page loads; raises UnknownPathError."""
         name = request.path_params["asset"]
         if name == PAGE or name not in assets():
             raise UnknownPathError(f"GET {request.url.path}: there is no such path; see /openapi.json")
         return _respond(request, name)
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: HttpRequest) -> Response:
         """Answers with the event stream; raises OverloadedError for too many viewers, or while the ingress stops."""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
@@ -144,7 +142,7 @@ def assets() -> Mapping[str, bytes]:
     return {entry.name: entry.read_bytes() for entry in (files(__package__) / "assets").iterdir()}
 
 
-def _respond(request: Request, name: str) -> Response:
+def _respond(request: HttpRequest, name: str) -> Response:
     content = assets()[name]
     etag = f'"{sha256(content).hexdigest()[:16]}"'
     headers = PAGE_HEADERS | {"etag": etag}
@@ -163,7 +161,7 @@ a draining replica."""
 RETRY = b"retry: 2000\n"
 
 
-def _limit(request: Request) -> int:
+def _limit(request: HttpRequest) -> int:
     schema = LIMIT["schema"]
     text = request.query_params.get("limit", str(schema["default"]))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else 0
@@ -198,10 +196,10 @@ class StateRoutes:
     _missed: int = field(default=0, init=False)
     _serial: int = field(default=0, init=False)
 
-    async def stats(self, request: Request) -> Response:
-        """Answers with the counts of the plan's replicas since they started, and the counts of this ingress."""
+    async def stats(self, request: HttpRequest) -> object:
+        """Returns the counts of the plan's replicas since they started, and the counts of this ingress."""
         placed, (_, replicas) = self.ingress.placed, await self._ask_service()
-        stats = {
+        return {
             "model": self.facts.card.name,
             "ingress_pid": os.getpid(),
             "epoch": placed.epoch,
@@ -210,21 +208,19 @@ class StateRoutes:
             "probe_agreement": self.ingress.agreement,
             "stages": [[_stats(each) for each in replicas if each.slot == slot] for slot in placed.slots],
         }
-        return json_response(stats)
 
-    async def plan(self, request: Request) -> Response:
-        """Answers with the controller's description of the plan in force, or our own if there is no controller."""
+    async def plan(self, request: HttpRequest) -> object:
+        """Returns the controller's description of the plan in force, or our own if there is no controller."""
         if self.controller is not None:
-            return json_response(await self.controller.ask("describe"))
-        hops = {"dtype": self.facts.settings.hop_dtype}
-        return json_response({**placed_document(self.ingress.placed), "hops": hops})
+            return await self.controller.ask("describe")
+        return {**placed_document(self.ingress.placed), "hops": {"dtype": self.facts.settings.hop_dtype}}
 
-    async def plan_history(self, request: Request) -> Response:
-        """Answers with the controller's last plans, none without a controller."""
+    async def plan_history(self, request: HttpRequest) -> object:
+        """Returns the controller's last plans, none without a controller."""
         limit = _limit(request)
-        return json_response([] if self.controller is None else await self.controller.ask("history", limit))
+        return [] if self.controller is None else await self.controller.ask("history", limit)
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: HttpRequest) -> Response:
         """Answers with the counts of all ingresses and replicas, for Prometheus; raises StageUnavailableError."""
         ingresses, replicas = await self._ask_service()
         if ingresses is None:

@@ -11,11 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from cluster.render import application_config
-from deployments.api.endpoint import Backend, json_response
+from deployments.api.exchange import HttpRequest
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, parse_body
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.settings import ServeSettings, max_accelerators
@@ -32,15 +29,14 @@ class VersionRoutes:
     Only one version is loaded or unloaded at a time, because each change replaces the whole set of applications.
     """
 
-    def __init__(self, backend: Backend, versions: Versions, folder: str | None) -> None:
-        self._bodies = backend.bodies
+    def __init__(self, versions: Versions, folder: str | None) -> None:
         self._versions = versions
         self._folder = None if folder is None else Path(folder)
         self._lock = asyncio.Lock()
 
-    async def index(self, request: Request) -> Response:
+    async def index(self, request: HttpRequest) -> list[dict[str, str]]:
         """Answers with all versions on the cluster, followed by those that are only in the repository's folder."""
-        body = parse_body(IndexBody, await self._bodies.read(request) or b"{}")
+        body = await request.parsed(IndexBody, empty=b"{}")
         rows = await self._versions.index(ready_only=body.ready)
         loaded = {(row["name"], row["version"]) for row in rows}
         files = {} if body.ready else await asyncio.to_thread(settings_files, self._folder)
@@ -50,39 +46,41 @@ class VersionRoutes:
             for version in versions
             if (model, version) not in loaded
         ]
-        return json_response(rows)
+        return rows
 
-    async def load(self, request: Request) -> Response:
+    async def load(self, request: HttpRequest) -> Mapping[str, Any]:
         """Starts to load a version; the index reports when it is ready."""
         return await self._change(request, self._load)
 
-    async def unload(self, request: Request) -> Response:
+    async def unload(self, request: HttpRequest) -> Mapping[str, Any]:
         """Starts to unload a version; the index reports when it is gone."""
         return await self._change(request, self._unload)
 
-    async def canary(self, request: Request) -> Response:
-        return json_response(await self._versions.canary_report())
+    async def canary(self, request: HttpRequest) -> Mapping[str, Any]:
+        return await self._versions.canary_report()
 
-    async def set_canary(self, request: Request) -> Response:
-        await self._versions.set_canary(parse_body(Canary, await self._bodies.read(request)))
+    async def set_canary(self, request: HttpRequest) -> Mapping[str, Any]:
+        await self._versions.set_canary(await request.parsed(Canary))
         return await self.canary(request)
 
-    async def end_canary(self, request: Request) -> Response:
+    async def end_canary(self, request: HttpRequest) -> Mapping[str, Any]:
         await self._versions.end_canary()
         return await self.canary(request)
 
-    async def set_default(self, request: Request) -> Response:
-        body = parse_body(DefaultVersion, await self._bodies.read(request))
+    async def set_default(self, request: HttpRequest) -> Mapping[str, Any]:
+        body = await request.parsed(DefaultVersion)
         await self._versions.set_default(body.version)
         return await self.canary(request)
 
-    async def _change(self, request: Request, change: Callable[[str, LoadParameters], Awaitable[None]]) -> Response:
+    async def _change(
+        self, request: HttpRequest, change: Callable[[str, LoadParameters], Awaitable[None]]
+    ) -> Mapping[str, Any]:
         """Parses a request and calls `change`; raises ControlRefusedError unless the settings allow changes."""
-        body = parse_body(LoadBody, await self._bodies.read(request) or b"{}")
+        body = await request.parsed(LoadBody, empty=b"{}")
         self._versions.check_control()
         async with self._lock:
             await change(request.path_params["model"], body.parameters)
-        return json_response({})
+        return {}
 
     async def _load(self, model: str, parameters: LoadParameters) -> None:
         """Starts a version; raises InputError, UnknownModelError, and ModelFolderError for a folder without a model."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.api.operations import path_of
-from deployments.api.parsing import pack_elements, unpack_elements
+from deployments.api.v2 import pack_elements, unpack_elements
 from earlyexit.errors import (
     DataError,
     DeadlineError,

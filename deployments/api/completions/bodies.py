@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.api.generation import GenerateRequest
 from deployments.api.parsing import TimeoutSeconds
@@ -56,11 +56,6 @@ class _Described(BaseModel):
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Values of fields that a request omits or sets to null. Other fields are then off, or random."""
     example: ClassVar[Mapping[str, Any] | None] = None
-
-    def value(self, name: str) -> Any:
-        """Returns a field, or its default if it is None."""
-        value = getattr(self, name)
-        return self.defaults.get(name) if value is None else value
 
 
 class _ExtensibleBody(BaseModel):
@@ -117,35 +112,22 @@ class SamplingBody(_Described, _ExtensibleBody):
     exits: bool | None = None
     """Report the block after which each token left the model."""
 
-    @property
-    def requested_tokens(self) -> int | None:
-        """The limit of the request; None if it has none."""
-        return self.max_tokens
+    def value(self, name: str) -> Any:
+        """Returns a field, or its default if it is None."""
+        value = getattr(self, name)
+        return self.defaults.get(name) if value is None else value
 
 
-class _OpenAiBody(SamplingBody):
+class _PromptBody(SamplingBody):
+    """The body of a request for one sequence."""
+
     source: ClassVar[str]
     """The field that holds the prompt."""
-    model: str
-    """The model's name, optionally with a version: `name:2`."""
-    stream: bool | None = None
-    """Answer as server-sent events, one for each part of the text."""
-    stream_options: StreamOptions | None = None
-    """Options of a stream."""
 
     @property
-    @abstractmethod
-    def num_top_logprobs(self) -> int | None:
-        """Number of alternatives to report per token; None if no log-probabilities are reported."""
-
-    @property
-    def echoed(self) -> str:
-        """The text that precedes the answer."""
-        return ""
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def sampling(self) -> SamplingBody:
+        """The sampling parameters of the request; raises InputError."""
+        return self
 
     @abstractmethod
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
@@ -154,13 +136,49 @@ class _OpenAiBody(SamplingBody):
     def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
         """Returns the sequence to generate; raises InputError."""
         self.check_supported()
-        request = request_of(self, self.prompt_tokens(codec, vocab_size), codec, self.source, request_id)
+        tokens, sampling = self.prompt_tokens(codec, vocab_size), self.sampling
+        if not tokens:
+            raise InputError("the prompt is empty; at least one token is needed", param=self.source)
+        max_tokens = sampling.max_tokens or min(self.defaults["max_tokens"], codec.max_length - 1)
+        if max_tokens >= codec.max_length:
+            raise ContextLengthError(
+                f"max_tokens is {max_tokens}; this model has at most {codec.max_length} tokens, including the prompt",
+                param="max_tokens",
+            )
+        return GenerateRequest(
+            prompt=tuple(tokens),
+            max_tokens=max_tokens,
+            stops=(sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ()),
+            sampling=Sampling(
+                temperature=sampling.value("temperature"),
+                top_p=sampling.value("top_p"),
+                top_k=sampling.top_k,
+                seed=random.getrandbits(63) if sampling.seed is None else sampling.seed & LARGEST_SEED,
+            ),
+            ignores_ends=bool(sampling.ignore_eos),
+            timeout_s=sampling.timeout_s,
+            request_id=request_id,
+        )
+
+
+class OpenAiBody(_PromptBody):
+    """The body of a request in OpenAI's format."""
+
+    model: str
+    """The model's name, optionally with a version: `name:2`."""
+    stream: bool | None = None
+    """Answer as server-sent events, one for each part of the text."""
+    stream_options: StreamOptions | None = None
+    """Options of a stream."""
+
+    def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
+        request = super().request(codec, vocab_size, request_id)
         if self.stream_options is not None and not self.stream:
             raise InputError("stream_options: only with stream", param="stream_options")
         return request
 
 
-class CompletionBody(_OpenAiBody):
+class CompletionBody(OpenAiBody):
     """`POST /v1/completions`."""
 
     source = "prompt"
@@ -176,11 +194,8 @@ class CompletionBody(_OpenAiBody):
     """Put the prompt before the answer."""
 
     @property
-    def num_top_logprobs(self) -> int | None:
-        return self.logprobs
-
-    @property
     def echoed(self) -> str:
+        """The text that precedes the answer."""
         prompt = self._one_prompt()
         return prompt if self.echo and isinstance(prompt, str) else ""
 
@@ -239,7 +254,7 @@ class ChatMessage(_ExtensibleBody):
         return {"role": self.role, "content": "".join(part.text or "" for part in parts), **named}
 
 
-class ChatBody(_OpenAiBody):
+class ChatBody(OpenAiBody):
     """`POST /v1/chat/completions`."""
 
     source = "messages"
@@ -263,20 +278,18 @@ class ChatBody(_OpenAiBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
     """With `logprobs`, also report the log-probabilities of this many of the most probable tokens."""
 
-    @property
-    def requested_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    @model_validator(mode="after")
+    def _merge_max_tokens(self) -> ChatBody:
+        """Sets `max_tokens` to the value of its newer name; raises InputError if both have different values."""
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            message = "max_tokens and max_completion_tokens are the same parameter, but have different values"
+            raise InputError(message, param="max_completion_tokens")
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        return self
 
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs: only with logprobs", param="top_logprobs")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            message = "max_tokens and max_completion_tokens are the same parameter, but have different values"
-            raise InputError(message, param="max_completion_tokens")
         return codec.chat([message.as_text() for message in self.messages])
 
 
@@ -286,10 +299,10 @@ class GenerateParameters(SamplingBody):
     defaults = {**SamplingBody.defaults, "temperature": 0.0, "max_tokens": 16}
 
 
-class GenerateBody(SamplingBody):
+class GenerateBody(_PromptBody):
     """`POST /v2/models/{model}/generate`, and `/generate_stream`."""
 
-    source: ClassVar[str] = "text_input"
+    source = "text_input"
     defaults = GenerateParameters.defaults
     example = {"text_input": "The sky is blue because", "parameters": {"max_tokens": 20}}
 
@@ -300,49 +313,18 @@ class GenerateBody(SamplingBody):
     parameters: GenerateParameters = Field(default_factory=GenerateParameters)
     """The parameters of the answer. They may also be next to `text_input`."""
 
-    def merged_parameters(self) -> GenerateParameters:
-        """Returns all parameters; raises InputError for parameters that are not supported or occur twice."""
-        self.check_supported()
+    @property
+    def sampling(self) -> SamplingBody:
+        """All parameters; raises InputError for parameters that are not supported or occur twice."""
         self.parameters.check_supported()
-        names = set(SamplingBody.model_fields)
-        outer = self.model_fields_set & names
+        outer = self.model_fields_set & SamplingBody.model_fields.keys()
         twice = sorted(outer & self.parameters.model_fields_set)
         if twice:
             raise InputError(f"{', '.join(twice)}: set both inside and outside `parameters`", param=twice[0])
         return self.parameters.model_copy(update={name: getattr(self, name) for name in outer})
 
-    def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
-        """Returns the sequence to generate; raises InputError."""
-        tokens = text_tokens(self.text_input, codec)
-        return request_of(self.merged_parameters(), tokens, codec, self.source, request_id)
-
-
-def request_of(
-    body: SamplingBody, tokens: Sequence[int], codec: PromptCodec, source: str, request_id: str
-) -> GenerateRequest:
-    """Returns the sequence to generate; `source` is the field of the tokens. Raises InputError."""
-    if not tokens:
-        raise InputError("the prompt is empty; at least one token is needed", param=source)
-    max_tokens = body.requested_tokens or min(body.defaults["max_tokens"], codec.max_length - 1)
-    if max_tokens >= codec.max_length:
-        raise ContextLengthError(
-            f"max_tokens is {max_tokens}; this model has at most {codec.max_length} tokens, including the prompt",
-            param="max_tokens",
-        )
-    return GenerateRequest(
-        prompt=tuple(tokens),
-        max_tokens=max_tokens,
-        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        sampling=Sampling(
-            temperature=body.value("temperature"),
-            top_p=body.value("top_p"),
-            top_k=body.top_k,
-            seed=random.getrandbits(63) if body.seed is None else body.seed & LARGEST_SEED,
-        ),
-        ignores_ends=bool(body.ignore_eos),
-        timeout_s=body.timeout_s,
-        request_id=request_id,
-    )
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
+        return text_tokens(self.text_input, codec)
 
 
 def text_tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:

@@ -14,15 +14,14 @@ from itertools import accumulate
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
-from deployments.api.endpoint import Backend, check_model, failure_of, json_response, openai_error, request_id
+from deployments.api.endpoint import Backend, check_model, failure_of
+from deployments.api.exchange import DisconnectWatch, EventStream, HttpRequest, openai_error
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import parse_body
-from deployments.api.server import DisconnectWatch, EventStream
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError
@@ -50,6 +49,34 @@ class TextDelta:
 
     text: str
     results: tuple[StepResult, ...]
+    ended: Ended | None = None
+    """Why the answer has ended. Only the last delta has a reason; it has no text."""
+    cut_short: str | None = None
+    """The message about the time limit that ended the answer; None if there was none."""
+
+
+async def text_deltas(stream: Stream, first: StepResult) -> AsyncIterator[TextDelta]:
+    """Yields the parts of the text, and last the tokens without text, such as the end-of-text token.
+
+    Raises the stream's errors, except that a time limit ends the answer.
+    """
+    result, held = first, list[StepResult]()
+    while True:
+        held.append(result)
+        if result.text:
+            yield TextDelta(text=result.text, results=tuple(held))
+            held.clear()
+        if result.ended is not None:
+            yield TextDelta(text="", results=tuple(held), ended=result.ended)
+            return
+        try:
+            result = await anext(stream)
+        except CutShortError as error:
+            if error.text:
+                yield TextDelta(text=error.text, results=tuple(held))
+                held.clear()
+            yield TextDelta(text="", results=tuple(held), ended="length", cut_short=str(error))
+            return
 
 
 DONE = b"data: [DONE]\n\n"
@@ -73,54 +100,18 @@ class ResponseWriter:
         self._reports_exits = reports_exits
         self._exits: Counter[int] = Counter()
         """Tokens by the block after which they left."""
-        self.ended: Ended | None = None
-        self._cut_short: str | None = None
-        """The message about the time limit that ended the sequence; None if there was none."""
-        self._unwritten: list[StepResult] = []
-        """Tokens whose text was held back."""
-
-    def add(self, result: StepResult) -> TextDelta | None:
-        """Adds a token; returns None if it adds no text."""
-        self._exits[result.exit] += 1
-        self.ended = result.ended
-        self._unwritten.append(result)
-        return self._flush(result.text) if result.text else None
-
-    def cut(self, error: CutShortError) -> TextDelta | None:
-        """Ends the answer because of a time limit; returns None if no text was held back."""
-        self.ended, self._cut_short = "length", str(error)
-        return self._flush(error.text) if error.text else None
-
-    def _flush(self, text: str) -> TextDelta:
-        delta = TextDelta(text=text, results=tuple(self._unwritten))
-        self._unwritten.clear()
-        return delta
-
-    def _rest(self) -> TextDelta:
-        """Returns the last tokens without text, such as the end-of-text token."""
-        return self._flush("")
-
-    def _summary(self) -> dict[str, Any]:
-        """Returns the number of tokens by exit block, and the reason why the answer was cut short."""
-        cut_short = {} if self._cut_short is None else {"cut_short": self._cut_short}
-        return {"exits": {str(block): self._exits[block] for block in sorted(self._exits)}, **cut_short}
-
-    def _token_exits(self, *parts: TextDelta) -> dict[str, Any]:
-        if not self._reports_exits:
-            return {}
-        return {"token_exits": [each.exit for part in parts for each in part.results]}
 
     def begin(self) -> bytes:
-        """Returns the events that are sent together with the first part, and before it."""
+        """Returns the event before the first part; empty if there is none."""
         return b""
 
     def part(self, part: TextDelta) -> bytes:
         """Returns the event of a part of the text."""
-        return event({**self._head, "text_output": part.text, **self._token_exits(part)})
+        return event({**self._head, "text_output": part.text, **self._count(part)})
 
-    def end(self) -> bytes:
-        """Returns the events after the last part."""
-        return event(self._last(""))
+    def end(self, last: TextDelta) -> bytes:
+        """Returns the events after the last part of the text."""
+        return event(self.whole([last]))
 
     def error(self, error: OfframpError) -> bytes:
         """Returns the events that end a stream with an error."""
@@ -128,13 +119,21 @@ class ResponseWriter:
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         """Returns the whole answer, for requests without a stream."""
-        return self._last("".join(part.text for part in parts), *parts)
-
-    def _last(self, text: str, *parts: TextDelta) -> dict[str, Any]:
-        """Returns the object of the whole answer or of its end. `parts`: their tokens are reported with the rest."""
+        token_exits, text = self._count(*parts), "".join(part.text for part in parts)
         counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._exits.total()}
-        reasons = {"finish_reason": self.ended, **counts, **self._summary()}
-        return {**self._head, "text_output": text, **reasons, **self._token_exits(*parts, self._rest())}
+        reasons = {"finish_reason": parts[-1].ended, **counts, **self._summary(parts[-1])}
+        return {**self._head, "text_output": text, **reasons, **token_exits}
+
+    def _count(self, *parts: TextDelta) -> dict[str, Any]:
+        """Counts the tokens of parts by their exits; returns the exit of each token, if it is to be reported."""
+        exits = [each.exit for part in parts for each in part.results]
+        self._exits.update(exits)
+        return {"token_exits": exits} if self._reports_exits else {}
+
+    def _summary(self, last: TextDelta) -> dict[str, Any]:
+        """Returns the number of tokens by exit block, and the reason why the answer was cut short."""
+        cut_short = {} if last.cut_short is None else {"cut_short": last.cut_short}
+        return {"exits": {str(block): self._exits[block] for block in sorted(self._exits)}, **cut_short}
 
 
 class OpenAiWriter(ResponseWriter):
@@ -150,47 +149,54 @@ class OpenAiWriter(ResponseWriter):
     ) -> None:
         """`created_s`: seconds since 1970."""
         super().__init__(num_prompt, {}, reports_exits=bool(body.exits))
-        self._body = body
-        self._is_chat = isinstance(body, ChatBody)
-        self._object = "chat.completion" if self._is_chat else "text_completion"
-        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}"
+        self._model = body.model
         self._created_s = created_s
-        self._reports_usage = body.include_usage
-        self._num_top = body.num_top_logprobs
+        self._reports_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._tokenizer = tokenizer
+        self._num_top: int | None
+        """Number of alternatives to report per token; None if no log-probabilities are reported."""
+        self._is_chat = isinstance(body, ChatBody)
+        if isinstance(body, ChatBody):
+            self._object, self._id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", ""
+            self._num_top = (body.top_logprobs or 0) if body.logprobs else None
+        else:
+            self._object, self._id, self._echoed = "text_completion", f"cmpl-{request_id}", body.echoed
+            self._num_top = body.logprobs
         self._offset = 0
         """Number of characters of the text whose log-probabilities were reported."""
 
     def begin(self) -> bytes:
         if self._is_chat:
             return event(self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None}))
-        return event(self._chunk({"text": self._body.echoed, "logprobs": None})) if self._body.echoed else b""
+        return event(self._chunk({"text": self._echoed, "logprobs": None})) if self._echoed else b""
 
     def part(self, part: TextDelta) -> bytes:
-        more = {"offramp": self._token_exits(part)} if self._reports_exits else {}
+        token_exits = self._count(part)
         choice = {"delta": {"content": part.text}} if self._is_chat else {"text": part.text}
+        more = {"offramp": token_exits} if token_exits else {}
         return event(self._chunk(choice | self._logprobs(part.results), more=more))
 
-    def end(self) -> bytes:
+    def end(self, last: TextDelta) -> bytes:
+        token_exits = self._count(last)
         choice: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-        more = {"offramp": self._summary() | self._token_exits(self._rest())}
-        last = event(self._chunk({**choice, "logprobs": None}, self.ended, more))
+        more = {"offramp": self._summary(last) | token_exits}
+        chunk = event(self._chunk({**choice, "logprobs": None}, last.ended, more))
         usage = event(self._about(is_chunk=True) | {"choices": [], "usage": self._usage})
-        return b"".join((last, usage if self._reports_usage else b"", DONE))
+        return b"".join((chunk, usage if self._reports_usage else b"", DONE))
 
     def error(self, error: OfframpError) -> bytes:
         return event(openai_error(error)) + DONE
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
-        text = self._body.echoed + "".join(part.text for part in parts)
+        token_exits, text = self._count(*parts), self._echoed + "".join(part.text for part in parts)
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"message": message} if self._is_chat else {"text": text}
-        choice |= self._logprobs([each for part in parts for each in part.results])
+        choice |= self._logprobs([each for part in parts[:-1] for each in part.results])
         return {
             **self._about(is_chunk=False),
-            "choices": [{"index": 0, **choice, "finish_reason": self.ended}],
+            "choices": [{"index": 0, **choice, "finish_reason": parts[-1].ended}],
             "usage": self._usage,
-            "offramp": self._summary() | self._token_exits(*parts, self._rest()),
+            "offramp": self._summary(parts[-1]) | token_exits,
         }
 
     @property
@@ -200,7 +206,7 @@ class OpenAiWriter(ResponseWriter):
 
     def _about(self, *, is_chunk: bool) -> dict[str, Any]:
         kind = f"{self._object}.chunk" if is_chunk and self._is_chat else self._object
-        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._body.model}
+        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._model}
 
     def _chunk(
         self, choice: Mapping[str, Any], ended: Ended | None = None, more: Mapping[str, Any] = EMPTY
@@ -275,63 +281,65 @@ class GenerateRoutes:
         self._created_s = int(self._clock.now_s())
         """The start time of this service, because a model folder does not have its creation time."""
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: HttpRequest) -> object:
         return await self._answer(request, CompletionBody)
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: HttpRequest) -> object:
         return await self._answer(request, ChatBody)
 
-    async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._described()]})
-
-    async def model(self, request: Request) -> Response:
-        self._check_model(request.path_params["model"])
-        return json_response(self._described())
-
-    async def generate(self, request: Request) -> Response:
+    async def generate(self, request: HttpRequest) -> object:
         return await self._answer(request, GenerateBody)
 
-    async def generate_stream(self, request: Request) -> Response:
+    async def generate_stream(self, request: HttpRequest) -> object:
         return await self._answer(request, GenerateBody, streams=True)
 
-    async def _answer(self, request: Request, kind: type[AnyBody], *, streams: bool = False) -> Response:
+    async def models(self, request: HttpRequest) -> object:
+        return {"object": "list", "data": [self._described()]}
+
+    async def model(self, request: HttpRequest) -> object:
+        self._check_model(request.path_params["model"])
+        return self._described()
+
+    async def _answer(self, request: HttpRequest, kind: type[AnyBody], *, streams: bool = False) -> object:
         """Returns the response once the first token is there, so that earlier errors can have an HTTP status.
 
         Raises the stream's errors, and ClientDisconnect.
         """
-        id_, backend = request_id(request), self._backend
 
         def parse(content: bytes) -> tuple[AnyBody, GenerateRequest]:
             body = parse_body(kind, content)
             if not isinstance(body, GenerateBody):
                 self._check_model(body.model)
-            return body, body.request(self._codec, self._task.vocab_size, id_)
+            return body, body.request(self._codec, self._task.vocab_size, request.id)
 
-        content = await backend.bodies.read(request)
+        content = await request.body()
         is_long = len(content) >= LONG_BODY_BYTES
         body, sequence = await asyncio.to_thread(parse, content) if is_long else parse(content)
         try:
-            stream = await backend.generate(sequence)
+            stream = await self._backend.generate(sequence)
         except ContextLengthError as error:
             error.param = body.source
             raise
-        writer, watch = self._writer(body, stream.num_prompt, id_), DisconnectWatch(request.receive, stream.abort)
+        writer, watch = (
+            self._writer(body, stream.num_prompt, request.id),
+            DisconnectWatch(request.receive, stream.abort),
+        )
         try:
             first = await anext(stream)
             if streams or (not isinstance(body, GenerateBody) and body.stream):
-                return EventStream(_events(stream, first, writer, id_), watch)
-            parts = [part async for part in _parts(stream, first, writer) if part is not None]
+                return EventStream(_events(text_deltas(stream, first), writer, request.id), watch)
+            parts = [part async for part in text_deltas(stream, first)]
         except BaseException:
             watch.close()
             raise
         watch.close()
-        return json_response(writer.whole(parts))
+        return writer.whole(parts)
 
     def _writer(self, body: AnyBody, num_prompt: int, request_id: str) -> ResponseWriter:
         if isinstance(body, GenerateBody):
             head = {"model_name": self._backend.card.name, "model_version": self._backend.version}
             head |= {"id": body.id} if body.id else {}
-            return ResponseWriter(num_prompt, head, reports_exits=bool(body.merged_parameters().exits))
+            return ResponseWriter(num_prompt, head, reports_exits=bool(body.sampling.exits))
         return OpenAiWriter(num_prompt, body, request_id, int(self._clock.now_s()), self._codec.tokenizer)
 
     def _check_model(self, model: str) -> None:
@@ -352,28 +360,14 @@ class GenerateRoutes:
         }
 
 
-async def _events(stream: Stream, first: StepResult, writer: ResponseWriter, request_id: str) -> AsyncIterator[bytes]:
-    """Yields an event for each part of the text. An error within the stream is an event, too."""
-    start = writer.begin()
+async def _events(parts: AsyncIterator[TextDelta], writer: ResponseWriter, request_id: str) -> AsyncIterator[bytes]:
+    """Yields an event for each part of an answer. An error within the stream is an event, too."""
     try:
-        async for part in _parts(stream, first, writer):
-            if part is not None or start:
-                yield start + (b"" if part is None else writer.part(part))
-                start = b""
-        yield writer.end()
+        if begin := writer.begin():
+            yield begin
+        async for part in parts:
+            yield writer.part(part) if part.ended is None else writer.end(part)
     except ClientDisconnect:
         return
     except Exception as error:
         yield writer.error(failure_of(error, request_id, "the stream failed"))
-
-
-async def _parts(stream: Stream, first: StepResult, writer: ResponseWriter) -> AsyncIterator[TextDelta | None]:
-    """Yields the text of each token until the answer ends, None for no text; raises the stream's errors."""
-    yield writer.add(first)
-    while writer.ended is None:
-        try:
-            result = await anext(stream)
-        except CutShortError as error:
-            yield writer.cut(error)
-        else:
-            yield writer.add(result)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +25,14 @@ from deployments.api.endpoint import (
     Backend,
     check_model,
     failure_of,
-    id_or_new,
     infer_version,
     model_metadata,
-    retry_after_header,
     trace_failure,
-    v2_columns,
 )
+from deployments.api.exchange import id_or_new, retry_after_header
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
-from deployments.api.parsing import InferRequest, RequestTensor, Signature, V2Reply, build_v2_request, pack_elements
+from deployments.api.parsing import InferRequest, Signature
+from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
     from deployments.ops.tracing import RequestRecord, Tracer
 
 REMAINING_KEY = "offramp-remaining-s"
-"""Metadata key of the seconds until the call's deadline, which Serve does not pass on."""
-Unary = Callable[[bytes, Any], Awaitable[bytes]]
+"""Metadata key of the seconds until the call's deadline."""
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
@@ -56,27 +54,18 @@ def add_inference_service(servicer: Any, server: Any) -> None:
 
 
 class InferenceHandlers:
-    """The RPC handlers of the service."""
+    """The RPC handlers of the service. They get the deadline of a call as metadata, because Serve does not pass it."""
 
     def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         self._method_handlers = handlers  # Serve replaces them through this attribute
-        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        method = handler_call_details.method
-        if method not in self._wrapped and method in self._method_handlers:
-            handler = self._method_handlers[method]
-            self._wrapped[method] = handler._replace(unary_unary=with_deadline(handler.unary_unary))
-        return self._wrapped.get(method)
+        handler = self._method_handlers.get(handler_call_details.method)
+        return handler and handler._replace(unary_unary=partial(_with_deadline, handler.unary_unary))
 
 
-def with_deadline(handler: Unary) -> Unary:
-    """Adds the deadline of a call to its metadata."""
-
-    async def call(request: bytes, context: Any) -> bytes:
-        return await handler(request, _ContextWithDeadline(context, context.time_remaining()))
-
-    return call
+async def _with_deadline(handler: Callable[[bytes, Any], Awaitable[bytes]], request: bytes, context: Any) -> bytes:
+    return await handler(request, _ContextWithDeadline(context, context.time_remaining()))
 
 
 class _ContextWithDeadline:
@@ -148,22 +137,9 @@ def read_message(name: str, data: bytes) -> Any:
 
 def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Reply]:
     """Returns the request of a ModelInferRequest, and the requested format of its answer; raises InputError."""
-    parameters = _values(message.parameters)
     outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
-    return build_v2_request(_request_tensors(message), outputs or None, parameters, message.id or None, signature)
-
-
-def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> dict[str, Any]:
-    """Returns the fields of a ModelInferResponse. Its tensors are raw bytes, as Triton sends them."""
-    all_columns = v2_columns(answers, task)
-    columns = {name: all_columns[name] for name in reply.outputs}
-    return {
-        **{"model_name": model, "model_version": version, "id": reply.id or ""},
-        "outputs": [
-            {"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape, _) in columns.items()
-        ],
-        "raw_output_contents": [pack_elements(datatype, column) for datatype, _, column in columns.values()],
-    }
+    parameters, contents = _values(message.parameters), _contents(message)
+    return build_v2_request(message.inputs, contents, outputs or None, parameters, message.id or None, signature)
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,26 +148,39 @@ def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(parameters[name], field) for name, field in fields.items() if field is not None}
 
 
-def _request_tensors(message: Any) -> list[RequestTensor]:
+def _contents(message: Any) -> Sequence[Content]:
+    """Returns the content of each input: raw bytes of all inputs, or typed values."""
     tensors, raw = message.inputs, message.raw_input_contents
-    if raw and len(raw) != len(tensors):
+    if not raw:
+        return [_typed_content(tensor, f"inputs.{k}.contents") for k, tensor in enumerate(tensors)]
+    if len(raw) != len(tensors):
         raise InputError(f"raw_input_contents: {len(raw)} of them for {len(tensors)} inputs")
-    request_tensors = []
     for k, tensor in enumerate(tensors):
-        if raw and tensor.HasField("contents"):
+        if tensor.HasField("contents"):
             raise InputError(f"inputs.{k}.contents: must be absent if raw_input_contents is set")
-        content = raw[k] if raw else _contents(tensor, f"inputs.{k}")
-        request_tensors.append(RequestTensor(tensor.name, tensor.datatype, tensor.shape, content))
-    return request_tensors
+    contents: Sequence[bytes] = raw
+    return contents
 
 
-def _contents(tensor: Any, where: str) -> list[Any]:
+def _typed_content(tensor: Any, where: str) -> list[Any]:
     expected = CONTENT_FIELDS.get(tensor.datatype)
     for field, _ in tensor.contents.ListFields():
         if field.name != expected:
             place = expected or "raw_input_contents"
-            raise InputError(f"{where}.contents: values of {tensor.datatype} must be in {place} (got {field.name})")
+            raise InputError(f"{where}: values of {tensor.datatype} must be in {place} (got {field.name})")
     return [] if expected is None else list(getattr(tensor.contents, expected))
+
+
+def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> dict[str, Any]:
+    """Returns the fields of a ModelInferResponse. Its tensors are raw bytes, as Triton sends them."""
+    columns = v2_columns(answers, task, reply.outputs)
+    return {
+        **{"model_name": model, "model_version": version, "id": reply.id or ""},
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape, _) in columns.items()
+        ],
+        "raw_output_contents": [pack_elements(datatype, column) for datatype, _, column in columns.values()],
+    }
 
 
 REQUEST_ID = "x-request-id"
@@ -220,13 +209,14 @@ class Rpcs:
             attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
             record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, metadata)
         trailing = [(REQUEST_ID, request_id), *({} if record is None else record.headers).items()]
-        status, code = 200, grpc.StatusCode.OK
+        bodies, held_bytes, status, code = self._backend.bodies, 0, 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
                 self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", metadata.get("authorization"))
-            with self._backend.bodies.holding(len(request)):
-                handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
-                fields = await handler(read_message(f"{name}Request", request), request_id, remaining_s)
+            bodies.check(len(request), "message")
+            held_bytes = bodies.hold(len(request))
+            handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
+            fields = await handler(read_message(f"{name}Request", request), request_id, remaining_s)
             return message_class(f"{name}Response")(**fields)
         except asyncio.CancelledError:
             status, code = CLIENT_CLOSED_REQUEST, grpc.StatusCode.CANCELLED
@@ -236,6 +226,7 @@ class Rpcs:
             status, code = failure.http_status, grpc.StatusCode[failure.grpc_status]
             _fail(context, failure, trailing)
         finally:
+            bodies.held_bytes -= held_bytes
             context.set_trailing_metadata(trailing)
             self._backend.count_request(f"/{RPC_SERVICE}/{name}", status)
             if record is not None and self._tracer is not None:

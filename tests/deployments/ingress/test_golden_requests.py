@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from deployments.api.endpoint import RequestBodies
+from deployments.api.exchange import RequestBodies
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH
 from deployments.api.parsing import Signature

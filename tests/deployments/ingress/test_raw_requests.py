@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.endpoint import RequestBodies
+from deployments.api.exchange import RequestBodies
 from deployments.api.http import build_api
 from deployments.api.server import HttpServer, Limits, below_prefix
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
@@ -162,10 +162,10 @@ async def serving(
 ) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
     """Runs a server with a fake backend; yields a function that opens a connection and sends bytes."""
     api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
-    site = below_prefix(api.router, "/", "offramp")
+    api.frequent = api.frequent if fast else {}
+    site = below_prefix(api, "/", "offramp")
     callers: list[Caller] = []
-    fast_paths = api.fast_paths if fast else {}
-    async with running(HttpServer(site, fast_paths=fast_paths, limits=LIMITS, standalone=standalone)) as (port, _):
+    async with running(HttpServer(site, serve_app=None if standalone else site, limits=LIMITS)) as (port, _):
 
         async def call(data: bytes) -> Caller:
             callers.append(Caller(*await asyncio.open_connection("127.0.0.1", port)))

@@ -80,9 +80,7 @@ async def test_a_known_key_is_admitted_and_anything_else_is_a_401_without_quotes
 # Pages
 
 
-async def test_browsers_may_send_the_key_as_a_password_but_not_to_post(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_browsers_may_send_the_key_as_a_password_but_not_to_post(client: httpx.AsyncClient) -> None:
     password = basic(KEY, user="")
     assert (await client.get("/openapi.json", headers={"authorization": password})).status_code == 200
     assert (await predicted(client, password)).status_code == 401
@@ -177,7 +175,7 @@ async def test_a_web_socket_is_refused(backend: FakeBackend, behind: bool) -> No
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/predict", "headers": [], "query_string": b"", "root_path": ""}
-    await build_api(backend, gate=gate() if behind else None).router(scope, receive, send)
+    await build_api(backend, gate=gate() if behind else None)(scope, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 

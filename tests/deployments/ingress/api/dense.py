@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from deployments.api.endpoint import RequestBodies
+from deployments.api.exchange import RequestBodies
 from deployments.api.parsing import InferRequest, Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.network.boundary import Answer, values_of

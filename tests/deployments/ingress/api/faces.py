@@ -15,7 +15,8 @@ import grpc
 import httpx
 
 from deployments.api.access import Gate
-from deployments.api.endpoint import ModelVersion, RequestBodies
+from deployments.api.endpoint import ModelVersion
+from deployments.api.exchange import RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
@@ -163,11 +164,11 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
     facts = ServiceFacts(card=backend.card, settings=settings)
     state = StateRoutes(facts, core, backend.ask_all, FakeController("offramp"), ManualClock())
     routes = (
-        FakeRoutes(backend, backend.versions, None),
+        FakeRoutes(backend.versions, None),
         state,
         LivePage(state.event, ManualClock(), max_connected_s=0.0),
     )
-    app = build_api(backend, *routes, gate=gate, **options).router
+    app = build_api(backend, *routes, gate=gate, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deployments.api.endpoint import preferred_type
+from deployments.api.exchange import preferred_type
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import build_api
 from deployments.api.openapi import openapi_document
@@ -112,7 +112,7 @@ def of_words(said: dict[str, Any]) -> tuple[npt.NDArray[Any], float, int]:
 
 
 def client(backend: DenseBackend, **options: Any) -> AsyncClient:
-    return AsyncClient("http://test", transport=httpx.ASGITransport(build_api(backend).router), **options)
+    return AsyncClient("http://test", transport=httpx.ASGITransport(build_api(backend)), **options)
 
 
 async def by_client(backend: DenseBackend, **options: Any) -> Answers:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.api.endpoint import tensors_of
 from deployments.api.grpc.server import CONTENT_FIELDS, message_class, parse_infer
-from deployments.api.parsing import InferRequest, Signature, pack_elements, parse_v2
+from deployments.api.parsing import InferRequest, Signature
+from deployments.api.v2 import pack_elements, parse_v2, tensors_of
 from earlyexit.network.boundary import DATATYPES
 from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, tensor, tensors

@@ -124,17 +124,15 @@ def spelt(codec: PromptCodec, text: bytes) -> list[int]:
 
 def client_of(teller: Teller, gate: Gate | None = None, **options: Any) -> httpx.AsyncClient:
     """Returns an HTTP client of the whole application, in this process."""
-    app = build_api(teller, gate=gate, wall=ManualClock(NOW_S), **options).router
+    app = build_api(teller, gate=gate, wall=ManualClock(NOW_S), **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 @asynccontextmanager
 async def listening(teller: Teller, gate: Gate | None = None, *, fast: bool = True) -> AsyncIterator[int]:
-    """Starts our HTTP server, and yields its port; `fast`: with fast paths, as in ingresses."""
+    """Starts our HTTP server, and yields its port; `fast`: without Serve's application."""
     api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
-    app: Any = api.router
-    limits = Limits(sweep_s=0.02)
-    server = HttpServer(app, fast_paths=api.fast_paths if fast else {}, standalone=fast, limits=limits)
+    server = HttpServer(api, serve_app=None if fast else api, limits=Limits(sweep_s=0.02))
     async with running(server) as (port, _):
         yield port
 

@@ -101,11 +101,9 @@ async def test_a_disconnect_ends_the_sequence(teller: Teller, fast: bool, stream
         assert teller.computed == num_said
 
 
-async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(
-    teller: Teller,
-) -> None:
+async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(teller: Teller) -> None:
     teller.may_say, teller.goes_on, teller.answer = None, True, b"x"
-    app = build_api(teller).router
+    app = build_api(teller)
     body = [{"type": "http.request", "body": json.dumps(TEXT | {"stream": True}).encode()}]
     room, sent = asyncio.Semaphore(0), []
 

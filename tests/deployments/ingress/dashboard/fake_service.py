@@ -213,7 +213,7 @@ class _Server(uvicorn.Server):
 def served(service: FakeBackend, port: int) -> Iterator[str]:
     """Serves on a port of this machine, in a thread."""
     routes = (service.state, service.page) if isinstance(service, FakeService) else ()
-    app = build_api(service, *routes).router
+    app = build_api(service, *routes)
     config = uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = _Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(),))

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
 
 from deployments.api import state
+from deployments.api.exchange import HttpRequest, RequestBodies
 from deployments.api.http import build_api
 from deployments.api.state import FAILURE_EVENT, PERIOD_S, LivePage, assets
 from earlyexit.errors import OverloadedError
@@ -29,7 +29,7 @@ def service() -> FakeService:
 
 @pytest.fixture
 async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_api(service, service.state, service.page).router)
+    transport = httpx.ASGITransport(build_api(service, service.state, service.page))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -88,7 +88,7 @@ class Viewer:
 
     async def join(self, feed: LivePage) -> None:
         scope = {"type": "http", "method": "GET", "headers": []}
-        stream = await feed.events(Request(scope, self._receive))
+        stream: Any = await feed.events(HttpRequest(scope, self._receive, RequestBodies(0, 0)))
         self.streaming = asyncio.create_task(stream(scope, self._receive, self._sent.put))
         assert (await self._sent.get())["type"] == "http.response.start"
         await turns()

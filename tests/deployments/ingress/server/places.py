@@ -151,8 +151,8 @@ async def running(server: HttpServer) -> AsyncIterator[tuple[int, asyncio.Task[N
 @asynccontextmanager
 async def serving(limits: Limits = LIMITS, *, fast: bool = False, standalone: bool = True) -> AsyncIterator[Place]:
     app = App()
-    paths = {b"/echo": app} if fast else {}
-    server = HttpServer(app, fast_paths=paths, limits=limits, standalone=standalone)
+    serve_app = app if fast or not standalone else None
+    server = HttpServer(app, serve_app=serve_app, fast_paths=[b"/echo"] if fast else [], limits=limits)
     async with running(server) as (port, task):
         place = Place(app, server, port, task)
         try:

@@ -15,7 +15,7 @@ import pytest
 
 from deployments.api.access import Gate
 from deployments.api.http import build_api
-from deployments.api.server import Connection, HttpServer, Limits, below_prefix, build_standalone_server, start_in_serve
+from deployments.api.server import Connection, HttpServer, Limits, below_prefix, start_in_serve, with_access_log
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
 from tests.deployments.ingress.server.places import GET, Caller, Place, post, running, serving
@@ -214,8 +214,9 @@ async def serving_app(
 ) -> AsyncIterator[tuple[HttpServer, int]]:
     origins = (ORIGIN,)
     api = build_api(backend, gate=guard, cors_origins=origins, prefix=prefix)
-    site = below_prefix(api.router, prefix, "offramp")
-    server = build_standalone_server(site, api.fast_paths if fast else {}, access_log=access_log)
+    api.frequent = api.frequent if fast else {}
+    site = below_prefix(api, prefix, "offramp")
+    server = HttpServer(with_access_log(site) if access_log else site)
     async with running(server) as (port, _):
         yield server, port
         await asyncio.wait_for(server.close(), 5)
@@ -293,7 +294,7 @@ async def test_serve_starts_and_stops_our_server_like_its_own() -> None:
         port = probe.getsockname()[1]
     options = HTTPOptions(host="127.0.0.1", port=port)
     api, loop = build_api(backend), asyncio.get_running_loop()
-    task, server = await start_in_serve(api.fast_paths, None, api.router, options, event_loop=loop)
+    task, server = await start_in_serve(api, api.fast_paths, None, api, options, event_loop=loop)
     for path in ("/predict", V2_INFER):
         body = b'{"inputs": "pay"}' if path == "/predict" else V2
         status, headers, _ = await asked(port, post(body, "X-Request-ID: r-1", path=path))
@@ -301,7 +302,7 @@ async def test_serve_starts_and_stops_our_server_like_its_own() -> None:
     status, headers, _ = await asked(port, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
     assert (status, len(headers["x-request-id"])) == (200, 36)
     with pytest.raises(RuntimeError, match="bind") as raised:
-        await start_in_serve(api.fast_paths, None, api.router, options, event_loop=loop)
+        await start_in_serve(api, api.fast_paths, None, api, options, event_loop=loop)
     assert isinstance(raised.value.__cause__, OSError)
     server.should_exit = True
     await asyncio.wait_for(task, 5)

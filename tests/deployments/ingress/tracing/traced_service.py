@@ -107,7 +107,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         trace = None if tracer is None else tracer.record_inputs
         service = InferService(codec, running.dispatcher, settings, clock, trace=trace)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
-        transport = httpx.ASGITransport(build_api(backend, tracer=tracer).router)
+        transport = httpx.ASGITransport(build_api(backend, tracer=tracer))
         async with httpx.AsyncClient(transport=transport, base_url="http://traced", timeout=20.0) as http:
             yield Traced(
                 http=http,

@@ -197,8 +197,8 @@ class World:
         link_to = self.links.__getitem__
         self.versions = Versions(self.own, self.clock, settings, self.cluster, link_to, self.shown.append)
         self.own.versions = self.versions
-        routes = VersionRoutes(self.own, self.versions, str(self.folder))
-        app = build_api(self.own, routes).router
+        routes = VersionRoutes(self.versions, str(self.folder))
+        app = build_api(self.own, routes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         for app_name, version in (("one", "1"), ("two", "2"), ("three", "3")):
             self.cluster.add(app_name, version)

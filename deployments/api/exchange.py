@@ -1,0 +1,315 @@
+"""Requests and responses over HTTP: bodies within limits, errors of each protocol, negotiation, compression, events."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import math
+import uuid
+import zlib
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.api.operations import EVENTS, JSON, error_type_of
+from deployments.api.parsing import BodyT, OpenAiError, V2Error, parse_body
+from earlyexit.errors import (
+    InputError,
+    MethodNotAllowedError,
+    OfframpError,
+    OverloadedError,
+    PayloadTooLargeError,
+    UnauthorizedError,
+)
+
+MAX_DIGITS = 12
+"""Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
+RETRY_AFTER_S = 1.0
+GZIP_ENCODINGS = (b"gzip", b"x-gzip")
+GZIP_WINDOW = 31
+"""zlib's `wbits` for the gzip format."""
+LARGE_GZIP_BYTES = 1000
+"""Larger bodies are decompressed in a thread, because that may take more than a millisecond."""
+
+
+class RequestBodies:
+    """Limits the size of a body, and the memory of the bodies whose requests are not answered yet."""
+
+    def __init__(self, max_bytes: int, max_held_bytes: int) -> None:
+        """`max_bytes` limits one body, `max_held_bytes` all bodies; one body of the largest size is always accepted."""
+        self.max_bytes = max_bytes
+        self._max_held_bytes = max(max_held_bytes, max_bytes)
+        self.held_bytes = 0
+
+    def check(self, num_bytes: int, what: str = "body") -> None:
+        """Raises PayloadTooLargeError for a body of too many bytes."""
+        if num_bytes > self.max_bytes:
+            raise PayloadTooLargeError(f"the {what} is larger than {self.max_bytes} bytes")
+
+    def hold(self, num_bytes: int) -> int:
+        """Counts bytes as held, until the caller subtracts them; returns them. Raises OverloadedError."""
+        if self.held_bytes + num_bytes > self._max_held_bytes:
+            message = f"requests in progress hold {self.held_bytes} bytes; the limit is {self._max_held_bytes}"
+            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S)
+        self.held_bytes += num_bytes
+        return num_bytes
+
+
+def id_or_new(request_id: object) -> str:
+    """Returns the caller's id of a request, or a new one if the caller sent none."""
+    return str(request_id or uuid.uuid4().hex)
+
+
+class HttpRequest(Request):
+    """A request over HTTP."""
+
+    def __init__(self, scope: Scope, receive: Receive, bodies: RequestBodies) -> None:
+        super().__init__(scope, receive)
+        self._bodies = bodies
+        self._held_bytes = 0
+        """Bytes of the body that are held in memory."""
+        self._id = ""
+
+    @property
+    def id(self) -> str:
+        """The request's id: the caller's, or a new one. The HTTP server adds it to the response."""
+        self._id = self._id or id_or_new(self.find(b"x-request-id"))
+        return self._id
+
+    @property
+    def path(self) -> str:
+        """The path below the service's prefix."""
+        path: str = self.scope["path"]
+        return path.removeprefix(self.scope.get("root_path", ""))
+
+    def find(self, name: bytes) -> str | None:
+        """Returns the first header of a name, which is in lower case; None if there is none."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value, "latin-1")
+        return None
+
+    async def parsed(self, kind: type[BodyT], empty: bytes = b"") -> BodyT:
+        """Returns the validated body; raises InputError. `empty` replaces an empty body."""
+        return parse_body(kind, await self.body() or empty)
+
+    async def body(self) -> bytes:
+        """Returns the decompressed body, which counts as held until `release`.
+
+        Raises PayloadTooLargeError, InputError for encodings other than gzip, and OverloadedError if too much is held.
+        """
+        is_gzip = False
+        for name, value in self.scope["headers"]:  # checked before the body is read
+            if name == b"content-length":
+                self._bodies.check(int(value[:MAX_DIGITS]))
+            if name == b"content-encoding" and value.lower() != b"identity":
+                if value.lower() not in GZIP_ENCODINGS or is_gzip:
+                    encoding = value[:80].decode("latin-1")
+                    raise InputError(f"content-encoding must be gzip or identity (got {encoding!r})")
+                is_gzip = True
+        body = await self._read()
+        if not is_gzip:
+            return body
+        is_large = len(body) >= LARGE_GZIP_BYTES
+        content = await asyncio.to_thread(self._decompress, body) if is_large else self._decompress(body)
+        self._held_bytes += self._bodies.hold(len(content) - len(body))
+        return content
+
+    def release(self) -> None:
+        """Ends the holding of the body, because the request is answered."""
+        self._bodies.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    async def _read(self) -> bytes:
+        parts = bytearray()
+        while True:  # Starlette's `stream` is a generator around this, which takes twice the time
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part: bytes = message.get("body", b"")
+            self._held_bytes += self._bodies.hold(len(part))
+            self._bodies.check(len(parts) + len(part))
+            is_last = not message.get("more_body", False)
+            if is_last and not parts:
+                return part
+            parts += part
+            if is_last:
+                return bytes(parts)
+
+    def _decompress(self, body: bytes) -> bytes:
+        decompressor = zlib.decompressobj(GZIP_WINDOW)
+        try:
+            content = decompressor.decompress(body, self._bodies.max_bytes + 1)
+        except zlib.error as error:
+            raise InputError(f"the body is not gzip: {error}") from error
+        self._bodies.check(len(content))
+        if not decompressor.eof:
+            raise InputError("the gzip body is cut off")
+        if decompressor.unused_data:
+            raise InputError("bytes follow the end of the gzip body")
+        return content
+
+
+# Responses
+
+Handler = Callable[[HttpRequest], Awaitable[object]]
+"""Returns a response, or the content of a JSON response."""
+SERVER_ERROR = 500
+OPENAI_CODES = {
+    "unauthorized": "invalid_api_key",
+    "unknown_model": "model_not_found",
+    "rate_limit": "rate_limit_exceeded",
+    "context_length": "context_length_exceeded",
+}
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """Returns a JSON response. JSON has no infinite numbers, which become null."""
+    return Response(to_json(content, inf_nan_mode="null"), status_code=status, media_type=JSON)
+
+
+# Errors
+
+
+def error_response(request: HttpRequest, error: OfframpError) -> Response:
+    """Returns an error in the format of the path's protocol."""
+    error_type = error_type_of(request.path)
+    if error_type is V2Error:
+        body: dict[str, object] = {"error": str(error)}
+    elif error_type is OpenAiError:
+        body = openai_error(error)
+    else:
+        body = {"error": {"kind": error.kind, "message": str(error)}, "request_id": request.id}
+    response = json_response(body, status=error.http_status)
+    if isinstance(error, MethodNotAllowedError):
+        response.headers["allow"] = ", ".join(error.allowed)
+    if isinstance(error, UnauthorizedError):
+        response.headers["www-authenticate"] = error.scheme
+    retry_after = retry_after_header(error)
+    if retry_after is not None:
+        response.headers["retry-after"] = retry_after
+    return response
+
+
+def openai_error(error: OfframpError) -> dict[str, object]:
+    """Returns an error in OpenAI's format; its code is our `kind` if OpenAI has no code for it."""
+    type_ = "server_error" if error.http_status >= SERVER_ERROR else "invalid_request_error"
+    param = error.param if isinstance(error, InputError) else None
+    code = OPENAI_CODES.get(error.kind, error.kind)
+    return {"error": {"message": str(error), "type": type_, "param": param, "code": code}}
+
+
+def retry_after_header(error: OfframpError) -> str | None:
+    """Returns the value of Retry-After in whole seconds; None if a retry would not help."""
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return None if retry_after_s is None else str(max(1, math.ceil(retry_after_s)))
+
+
+# Content negotiation (RFC 9110, section 12.5)
+
+ANYTHING = "*/*"
+GZIP = "gzip"
+MIN_COMPRESSED_BYTES = 1_500
+"""Smaller answers are not compressed, because they fit into one packet."""
+LARGE_BODY_BYTES = 500_000
+"""Larger bodies are compressed in a thread (measured: 1 to 3 ms)."""
+GZIP_LEVEL = 1
+"""zlib's level (measured: level 6 takes four times as long as level 1 for a class map in JSON)."""
+
+
+def preferred_type(accept: str, offered: Sequence[str]) -> str | None:
+    """Returns the offered content type that the caller prefers; None if it accepts none.
+
+    A type has the weight of the most specific range that includes it. The first of equal types is returned.
+    """
+    if not accept.strip():
+        return offered[0]
+    weights = [_weight(accept, each, f"{each.partition('/')[0]}/*", ANYTHING) for each in offered]
+    best = max(weights)
+    return offered[weights.index(best)] if best > 0 else None
+
+
+def _weight(header: str, *names: str) -> float:
+    """Returns the weight that a header gives to the first of the names that it lists; 0 if it lists none."""
+    weights: dict[str, float] = {}
+    for part in header.split(","):
+        name, *parameters = (each.strip().lower() for each in part.split(";"))
+        with suppress(ValueError):
+            weight = float(next((each.removeprefix("q=") for each in parameters if each.startswith("q=")), "1"))
+            if name and 0 <= weight <= 1:
+                weights[name] = weight
+    return next((weights[name] for name in names if name in weights), 0.0)
+
+
+async def compress(request: HttpRequest, response: Response) -> None:
+    """Compresses a large response if the caller accepts gzip.
+
+    Images, which are compressed already, and responses with an ETag stay unchanged.
+    """
+    body, headers = bytes(response.body), response.headers
+    if "etag" in headers or headers.get("content-type", "").startswith("image/"):
+        return
+    headers.add_vary_header("Accept-Encoding")
+    if not _weight(", ".join(request.headers.getlist("accept-encoding")), GZIP, "*"):
+        return
+    write = partial(gzip.compress, body, GZIP_LEVEL, mtime=0)
+    response.body = write() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(write)
+    headers["content-encoding"] = GZIP
+    headers["content-length"] = str(len(response.body))
+
+
+# Server-sent events
+
+EVENT_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+"""Headers that forbid proxies to buffer, compress or cache events."""
+
+
+class DisconnectWatch:
+    """Calls `on_disconnect` when the caller disconnects, even while nothing is sent, and when it is closed."""
+
+    def __init__(self, receive: Receive, on_disconnect: Callable[[], None]) -> None:
+        """Starts the watch. The request's body must have been read."""
+        self._on_disconnect = on_disconnect
+        self._task = asyncio.get_running_loop().create_task(self._watch(receive))
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._on_disconnect()
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._task.cancel()
+        self._on_disconnect()
+
+
+class EventStream(Response):
+    """A response that sends each event at once, and waits for slow readers.
+
+    Starlette's streaming response does not notice on newer servers that the caller disconnects while nothing is sent.
+    """
+
+    media_type = EVENTS
+
+    def __init__(self, events: AsyncIterable[bytes], watch: DisconnectWatch) -> None:
+        """`watch` is closed at the end."""
+        super().__init__(headers=EVENT_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            pass  # the caller is gone, so no error can be sent
+        finally:
+            self._watch.close()

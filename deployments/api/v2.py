@@ -1,0 +1,318 @@
+"""The Open Inference Protocol v2 for REST and gRPC: metadata, the tensors of requests, and the tensors of answers."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from pydantic_core import from_json, to_json
+
+from deployments.api.parsing import EXIT, InferRequest, Signature, V2Body, parse_body
+from earlyexit.codecs.base import Columns
+from earlyexit.errors import InputError
+from earlyexit.network.boundary import DATATYPES, Answer, Column, parse_numbers
+from earlyexit.tasks.base import Task, ValueArray
+
+
+def tensors_of(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Returns the tensors for the model's metadata, each in its preferred form."""
+    preferred: dict[str, Column] = {}
+    for each in columns:
+        preferred.setdefault(each.name, each)
+    return [{"name": name, "datatype": each.datatype, "shape": [-1, *each.shape]} for name, each in preferred.items()]
+
+
+# Elements as bytes
+
+Elements: TypeAlias = npt.NDArray[Any] | list[Any]
+"""The elements of a tensor, row by row; a list for BYTES."""
+LITTLE_ENDIAN = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if name != "BYTES"}
+
+
+def pack_elements(datatype: str, column: Iterable[Any]) -> bytes:
+    """Returns the elements of a column as bytes, row by row."""
+    if datatype == "BYTES":
+        encoded = [each if isinstance(each, bytes) else str(each).encode("utf-8") for each in column]
+        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+    return np.asarray(column, dtype=LITTLE_ENDIAN[datatype]).tobytes()
+
+
+def unpack_elements(datatype: str, data: bytes | memoryview, where: str) -> Elements:
+    """Returns the elements of a tensor; raises InputError, whose message begins with `where`."""
+    if datatype == "BYTES":
+        return _strings(data, where)
+    dtype = LITTLE_ENDIAN[datatype]
+    if len(data) % dtype.itemsize:
+        raise InputError(f"{where}: {len(data)} bytes are not a multiple of {dtype.itemsize}, the size of {datatype}")
+    if datatype == "BOOL" and any(byte > 1 for byte in set(bytes(data))):
+        raise InputError(f"{where}: bytes of BOOL must be 0 or 1")
+    return np.frombuffer(data, dtype=dtype).astype(DATATYPES[datatype], copy=False)
+
+
+def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
+    """Returns the elements of a BYTES tensor: the length of each precedes it, as 4 bytes."""
+    elements: list[bytes] = []
+    start = 0
+    while start < len(data):
+        length = struct.unpack_from("<I", data, start)[0] if start + 4 <= len(data) else len(data)
+        end = start + 4 + length
+        if end > len(data):
+            raise InputError(f"{where}: element {len(elements)} ends beyond the bytes that were sent")
+        elements.append(bytes(data[start + 4 : end]))
+        start = end
+    return elements
+
+
+# Requests
+
+T = TypeVar("T")
+BINARY_SIZE = "binary_data_size"
+Content: TypeAlias = list[Any] | bytes | memoryview
+"""The content of an input tensor: values, either flat or nested like its shape, or bytes in Triton's format."""
+
+
+class InputTensor(Protocol):
+    """The head of an input tensor, in JSON or in a gRPC message."""
+
+    name: str
+    datatype: str
+    shape: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V2Reply:
+    """The requested format of a v2 answer."""
+
+    id: str | None
+    outputs: tuple[str, ...]
+    binary: frozenset[str]
+    """Outputs to send as bytes after the JSON (Triton's binary tensor extension)."""
+
+
+def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tuple[InferRequest, V2Reply]:
+    """Parses a v2 request. Binary tensors follow the first `json_length` bytes, if that is set. Raises InputError."""
+    if json_length is not None and not 0 <= json_length <= len(body):
+        raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
+    parsed = parse_body(V2Body, body if json_length is None else body[:json_length])
+    tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
+    outputs = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
+    contents = _json_contents(parsed, tail)
+    return build_v2_request(parsed.inputs, contents, outputs, parsed.parameters, parsed.id, signature)
+
+
+def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
+    """Returns each input's content: from the JSON, or from the bytes after it in the order of the inputs."""
+    contents: list[Content] = []
+    start = 0
+    for k, each in enumerate(body.inputs):
+        content: Content | None = each.data
+        if BINARY_SIZE in each.parameters:
+            size, left = each.parameters[BINARY_SIZE], len(tail) - start
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= left:
+                raise InputError(f"inputs.{k}.parameters.{BINARY_SIZE} is {size!r}, {left} bytes follow the JSON")
+            content, start = tail[start : start + size], start + size
+        if content is None:
+            raise InputError(f"inputs.{k}.data: missing")
+        contents.append(content)
+    if start < len(tail):
+        raise InputError(f"{len(tail) - start} bytes after the JSON belong to no input's {BINARY_SIZE}")
+    return contents
+
+
+def build_v2_request(
+    inputs: Sequence[InputTensor],
+    contents: Sequence[Content],
+    outputs: Sequence[tuple[str, Mapping[str, Any]]] | None,
+    parameters: Mapping[str, Any],
+    echoed_id: str | None,
+    signature: Signature,
+) -> tuple[InferRequest, V2Reply]:
+    """Returns a v2 request, and the requested format of its answer, for REST and gRPC.
+
+    `outputs` are the requested outputs with their parameters; None for all. Raises InputError.
+    """
+    rows = signature.codec.from_columns(_columns(inputs, contents, signature.inputs))
+    request = InferRequest(
+        rows=tuple(rows),
+        ids=_ids(parameters, len(rows)),
+        truncate=_parameter(parameters, "truncate", bool, default=False),
+        timeout_s=_timeout_s(parameters),
+    )
+    if outputs is None:
+        outputs = [(name, {}) for name in signature.output_names]
+    names = tuple(name for name, _ in outputs)
+    unknown = [name for name in names if name not in signature.output_names]
+    if unknown or not names:
+        raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
+    all_binary = _parameter(parameters, "binary_data_output", bool, default=False)
+    binary = frozenset(name for name, each in outputs if _parameter(each, "binary_data", bool, default=all_binary))
+    return request, V2Reply(id=echoed_id, outputs=names, binary=binary)
+
+
+def _columns(inputs: Sequence[InputTensor], contents: Sequence[Content], known: Sequence[Column]) -> Columns:
+    """Returns the columns by name, which have equally many rows, at least one; raises InputError."""
+    columns: dict[str, Elements] = {}
+    for k, (tensor, content) in enumerate(zip(inputs, contents, strict=True)):
+        where = f"inputs.{k}"
+        column = _column(tensor, known, where)
+        if tensor.name in columns:
+            raise InputError(f"{where}.name: {tensor.name!r} occurs twice")
+        columns[tensor.name] = _rows(tensor, content, column, where)
+    missing = [column.name for column in known if column.name not in columns]
+    if missing:
+        raise InputError(f"inputs: {', '.join(map(repr, missing))} missing; the model takes {_names(known)}")
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"inputs: all inputs must have equally many rows (got {sizes})")
+    return columns
+
+
+def _column(tensor: InputTensor, known: Sequence[Column], where: str) -> Column:
+    """Returns the form of an input that has the tensor's datatype."""
+    forms = [column for column in known if column.name == tensor.name]
+    if not forms:
+        raise InputError(f"{where}.name: unknown input {tensor.name!r}; the model takes {_names(known)}")
+    for column in forms:
+        if tensor.datatype in column.datatypes:
+            return column
+    accepted = ", ".join(datatype for column in forms for datatype in column.datatypes)
+    raise InputError(f"{where}.datatype: {tensor.datatype!r}; {tensor.name!r} is {accepted}")
+
+
+def _names(known: Sequence[Column]) -> str:
+    return ", ".join(dict.fromkeys(repr(column.name) for column in known))
+
+
+def _rows(tensor: InputTensor, content: Content, column: Column, where: str) -> Elements:
+    """Returns the elements of a tensor in the shape of its column; a list for a column of single elements."""
+    shape = list(tensor.shape)
+    elements = _elements(content, tensor.datatype, shape, where)
+    count = len(elements)
+    if not count:
+        raise InputError(f"{where}: no elements; at least one row is needed")
+    if not column.shape and shape not in ([count], [count, 1], [1, count]):
+        raise InputError(f"{where}.shape: {shape} does not fit {count} elements; [{count}] or [{count}, 1] would")
+    if column.shape and not _is_row_shape(shape, column.shape):
+        needed = ", ".join(["rows", *map(str, column.shape)])
+        raise InputError(f"{where}.shape: {shape}; {tensor.name!r} is [{needed}] in {tensor.datatype}")
+    if math.prod(shape) != count:
+        raise InputError(f"{where}.shape: {shape} holds {math.prod(shape)} elements, {count} were sent")
+    if not column.shape:
+        return elements
+    array = np.array(elements, dtype=object) if isinstance(elements, list) else elements
+    return array.reshape(shape)
+
+
+def _is_row_shape(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Returns whether a shape is a number of rows of the wanted shape, in which -1 stands for any size."""
+    if len(shape) != len(wanted) + 1 or min(shape) < 0:
+        return False
+    return all(each in (size, -1) for size, each in zip(shape[1:], wanted, strict=True))
+
+
+def _elements(content: Content, datatype: str, shape: list[int], where: str) -> Elements:
+    if not isinstance(content, list):
+        return unpack_elements(datatype, content, where)
+    is_text = datatype == "BYTES"
+    try:
+        array = np.array(content, dtype=object) if is_text else parse_numbers(content, datatype)
+    except ValueError as error:
+        raise InputError(f"{where}.data: {error}") from error
+    flat = array.reshape(-1)
+    is_ragged = is_text and any(isinstance(each, list) for each in flat)
+    if is_ragged or (array.ndim > 1 and list(array.shape) != shape):
+        raise InputError(f"{where}.data: its nesting does not fit the shape {shape}")
+    if not is_text:
+        return flat
+    for index, item in enumerate(flat):
+        if not isinstance(item, str | bytes):
+            raise InputError(f"{where}.data.{index}: a string is needed, not {type(item).__name__}")
+    return flat.tolist()
+
+
+def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    ids = parameters.get("ids")
+    if ids is None:
+        return ("",) * count
+    if isinstance(ids, str):  # a gRPC parameter cannot be a list
+        with suppress(ValueError):
+            ids = from_json(ids)
+    if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
+        raise InputError(f"parameters.ids: a list of {count} strings is needed")
+    return tuple(ids)
+
+
+def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
+    # Triton's parameter is in microseconds, and 0 stands for no timeout.
+    microseconds = _parameter(parameters, "timeout", int, default=0)
+    if microseconds < 0:
+        raise InputError(f"parameters.timeout: {microseconds} microseconds must not be negative")
+    try:
+        return microseconds / 1e6 if microseconds else None
+    except OverflowError:  # JSON's integers are unbounded; a service refuses an infinite timeout
+        return math.inf
+
+
+def _parameter(parameters: Mapping[str, Any], name: str, kind: type[T], *, default: T) -> T:
+    value = parameters.get(name, default)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"parameters.{name}: {kind.__name__} is needed, not {type(value).__name__}")
+    return value
+
+
+# Answers
+
+OutputTensor: TypeAlias = tuple[str, list[int], list[Any] | ValueArray]
+"""Datatype, shape and elements of an output."""
+
+
+def v2_columns(answers: Sequence[Answer], task: Task, names: Sequence[str]) -> dict[str, OutputTensor]:
+    """Returns some of the model's outputs, by name."""
+    values = task.to_columns([answer.value for answer in answers], [answer.score for answer in answers])
+    values = {**values, EXIT.name: [answer.exit for answer in answers]}
+    datatypes = {column.name: column.datatype for column in (*task.columns, EXIT)}
+    shapes = {
+        name: list(column.shape) if isinstance(column, np.ndarray) else [len(answers)]
+        for name, column in values.items()
+    }
+    return {name: (datatypes[name], shapes[name], values[name]) for name in names}
+
+
+def v2_response(
+    answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str
+) -> tuple[bytes, int | None]:
+    """Returns the body of a v2 answer, and the length of its JSON part if binary tensors follow it, else None."""
+    columns = v2_columns(answers, task, reply.outputs)
+    outputs: list[bytes] = []
+    binary: list[bytes] = []
+    for name in reply.outputs:
+        datatype, shape, column = columns[name]
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        if name in reply.binary:
+            data = pack_elements(datatype, column)
+            outputs.append(to_json(output | {"parameters": {BINARY_SIZE: len(data)}}))
+            binary.append(data)
+        else:
+            outputs.append(_with_member(to_json(output), b"data", _json_elements(column)))
+    head = {"model_name": model, "model_version": version} | ({"id": reply.id} if reply.id else {})
+    header = _with_member(to_json(head), b"outputs", b"[%b]" % b",".join(outputs))
+    return (b"".join((header, *binary)), len(header)) if binary else (header, None)
+
+
+def _with_member(json_object: bytes, name: bytes, value: bytes) -> bytes:
+    """Appends a member to a non-empty JSON object."""
+    return b'%b,"%b":%b}' % (json_object[:-1], name, value)
+
+
+def _json_elements(column: list[Any] | ValueArray) -> bytes:
+    """Returns a column as JSON. Rows of arrays are encoded one by one, so that other threads can run in between."""
+    if not isinstance(column, np.ndarray):
+        return to_json(column)
+    return b"[%b]" % b",".join(msgspec.json.encode(row.ravel().tolist())[1:-1] for row in column)
