@@ -17,7 +17,7 @@ from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
 from experiments.studies.sides import SEED, SIDES, Workload, decide, equal_cluster, facing, scenario, serve, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios
-from offramp.load.arrivals import CountReplay, read_counts
+from offramp.load.arrivals import CountReplay, read_trace
 from optimizer.problems.problem import PlanProblem
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Planned
@@ -62,13 +62,16 @@ class Case:
 
 def twitter(every: int) -> CountReplay:
     """Returns the bursty hour, as one of every `every` seconds."""
-    counts_B = read_counts(require_data(TWITTER)).counts_B[BURSTY_HOUR_S : BURSTY_HOUR_S + HOUR_S : every]
+    trace = read_trace(require_data(TWITTER), "counts")
+    assert isinstance(trace, CountReplay)
+    counts_B = trace.counts_B[BURSTY_HOUR_S : BURSTY_HOUR_S + HOUR_S : every]
     return CountReplay(counts_B=counts_B, bin_s=1.0, rate_per_s=RATE_PER_S)
 
 
 def azure(every: int) -> CountReplay:
     """Returns the first hour, with shortened minutes; the trace has no seconds."""
-    trace = read_counts(require_data(AZURE))
+    trace = read_trace(require_data(AZURE), "counts")
+    assert isinstance(trace, CountReplay)
     return CountReplay(counts_B=trace.counts_B, bin_s=trace.bin_s / every, rate_per_s=RATE_PER_S)
 
 

@@ -11,10 +11,10 @@ import json
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import wraps
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial, wraps
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
@@ -42,7 +42,8 @@ from offramp.client.protocol import (
     predict_body,
     read_predictions,
     read_reply,
-    retry_wait_s,
+    resolve,
+    send_with_retries,
     tensor_body,
 )
 
@@ -128,7 +129,7 @@ def read_generation(payload: Any, request_id: str) -> Generation:
         raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
 
 
-class PieceStream:
+class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextManager["PieceStream"]):
     """An iterator over the pieces of a generated text, from either client, and a context manager that closes it."""
 
     def __init__(self, response: httpx.Response, request_id: str) -> None:
@@ -139,14 +140,8 @@ class PieceStream:
         self._unfinished = ""
         self._pieces, self._async_pieces = self._read(), self._read_async()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *raised: object) -> None:
         await self.aclose()
@@ -239,6 +234,8 @@ __all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 READY_POLL_S = 0.2
 """Interval between readiness checks: short compared with loading a model."""
+ABSENT = "not there"
+"""The state of a version that the index does not have."""
 POLL_S = 0.5
 """Interval between checks of a version's state: short compared with its start."""
 
@@ -247,20 +244,17 @@ P = ParamSpec("P")
 Row: TypeAlias = dict[str, str]
 
 
-async def _resolve(result: Awaitable[T] | T) -> T:
-    """Returns a result of httpx or of `sleep`, after awaiting it if the client is asynchronous."""
-    return await result if isinstance(result, Awaitable) else result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, which may be sent several times."""
+    """A request for an operation of the API, which may be sent several times."""
 
-    method: str
-    path: str
-    request_id: str
+    operation: str
     body: dict[str, object] | TensorBody | None = None
-    sends_timeout: bool = True
+    _: KW_ONLY
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The parameters of the operation's path."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    sends_timeout: bool = False
     """Whether the body contains the timeout."""
     streams: bool = False
     """Whether the body of an answer with status 200 is streamed. The reply's payload is then the open response."""
@@ -268,9 +262,10 @@ class _Request:
     def arguments(self, timeout_s: float) -> dict[str, Any]:
         """Returns the arguments of `httpx.Client.build_request`."""
         body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
-        arguments = {"method": self.method, "url": self.path, "headers": headers, "timeout": timeout_s}
+        method, path = OPERATION_BY_NAME[self.operation].method, path_of(self.operation, **self.named)
+        arguments = {"method": method, "url": path, "headers": headers, "timeout": timeout_s}
         if isinstance(body, TensorBody):
-            content, more = body.content(timeout_s if self.sends_timeout else None)
+            content, more = body.content(timeout_s)
             return arguments | {"content": content, "headers": headers | more}
         if body is not None and self.sends_timeout:
             body = body | {"timeout_s": timeout_s}
@@ -303,11 +298,11 @@ class AsyncClient:
     ) -> None:
         headers = {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
         self._http = http(base_url=url, transport=cast(Any, transport), headers=headers)
-        self._sleep = sleep
-        self._timeout_s = timeout_s
-        self._max_attempts = max_attempts
+        self._sleep, self._timeout_s = sleep, timeout_s
         self._clock = clock or MonotonicClock()
-        self._rng = rng or random.Random()
+        self._retry = partial(
+            send_with_retries, max_attempts=max_attempts, clock=self._clock, rng=rng or random.Random(), sleep=sleep
+        )
         self._metadata: dict[str, Any] = {}
         """The model's metadata, after the first request for it."""
         self._model_name: str | None = None
@@ -343,11 +338,11 @@ class AsyncClient:
 
     async def live(self) -> bool:
         """Returns whether the server is running and reachable."""
-        return _is_ok(await self._attempt(_request("live"), self._timeout_s))
+        return await self._is_ok("live", self._timeout_s)
 
     async def ready(self) -> bool:
         """Returns whether the server is ready to predict."""
-        return _is_ok(await self._attempt(_request("ready"), self._timeout_s))
+        return await self._is_ok("ready", self._timeout_s)
 
     async def metadata(self, name: str | None = None) -> dict[str, Any]:
         """Returns the metadata of the model `name`, or of the served model."""
@@ -355,12 +350,7 @@ class AsyncClient:
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Waits until the server is ready; raises DeadlineError after `timeout_s`."""
-        until_s = self._clock.now_s() + timeout_s
-
-        async def is_ready() -> bool:
-            return _is_ok(await self._attempt(_request("ready"), until_s - self._clock.now_s()))
-
-        if not await self._poll(is_ready, until_s, READY_POLL_S):
+        if not await self._poll(partial(self._is_ok, "ready"), timeout_s, READY_POLL_S):
             raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     async def generates(self) -> dict[str, Any]:
@@ -401,46 +391,43 @@ class AsyncClient:
         parameters = {"version": version} if settings is None else {"version": version, "config": settings}
         await self._call("load", {"parameters": parameters}, model=model)
 
-        def runs(row: Row | None) -> bool:
-            if row is not None and row["state"] == "UNAVAILABLE":
-                raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
-            return row is not None and row["state"] == "READY"
+        until_s = self._clock.now_s() + timeout_s
+        row = await self._await_state(model, version, ("READY", "UNAVAILABLE"), timeout_s)
+        if row["state"] == "UNAVAILABLE":
+            raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
 
-        async def is_served() -> bool:
+        async def is_served(left_s: float) -> bool:
             """Serve may report an application as running a little earlier; another route prefix answers 404."""
-            request = _request("model_ready", model=model, version=version)
-            outcome = await self._attempt(request, until_s - self._clock.now_s())
+            outcome = await self._attempt(_Request("model_ready", named={"model": model, "version": version}), left_s)
             return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
 
-        until_s = self._clock.now_s() + timeout_s
-        await self._await_version(model, version, runs, timeout_s)
-        if not await self._poll(is_served, until_s, POLL_S):
+        if not await self._poll(is_served, until_s - self._clock.now_s(), POLL_S):
             raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
 
     async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
         """Stops a version, and waits until it is gone."""
         await self._call("unload", {"parameters": {"version": version}}, model=model)
-        await self._await_version(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
+        await self._await_state(model, version, (ABSENT, "UNAVAILABLE"), timeout_s)
 
-    async def _await_version(
-        self, model: str, version: str, condition: Callable[[Row | None], bool], timeout_s: float
-    ) -> None:
-        """Waits until the version's row in the index fulfils the condition; raises DeadlineError."""
-        row: Row | None = None
+    async def _await_state(self, model: str, version: str, states: Collection[str], timeout_s: float) -> Row:
+        """Waits until the version has one of the states, and returns its row in the index; raises DeadlineError."""
+        row = {"state": ABSENT}
 
-        async def is_fulfilled() -> bool:
+        async def is_reached(_: float) -> bool:
             nonlocal row
             rows = await self.versions()
-            row = next((each for each in rows if (each["name"], each["version"]) == (model, version)), None)
-            return condition(row)
+            named = (each for each in rows if (each["name"], each["version"]) == (model, version))
+            row = next(named, {"state": ABSENT})
+            return row["state"] in states
 
-        if not await self._poll(is_fulfilled, self._clock.now_s() + timeout_s, POLL_S):
-            state = "not there" if row is None else row["state"]
-            raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
+        if not await self._poll(is_reached, timeout_s, POLL_S):
+            raise DeadlineError(f"version {version!r} of {model!r} is {row['state']} after {timeout_s:g} s")
+        return row
 
     async def _predict(self, rows: Sequence[Input], as_json: object, options: PredictOptions) -> list[Prediction]:
         """Sends one request with all inputs; `as_json`: the inputs as JSON data, if they are texts."""
         truncate, timeout_s = options.get("truncate", False), options.get("timeout_s")
+        operation, named, request_id = "predict", dict[str, str](), options.get("request_id") or uuid.uuid4().hex
         body: dict[str, object] | TensorBody
         if are_texts(rows):
             body = predict_body(as_json, truncate=truncate)
@@ -452,10 +439,8 @@ class AsyncClient:
                 body = predict_body(files, truncate=truncate)
             else:
                 body = tensor_body(rows, self._metadata, {"truncate": True} if truncate else {})
-        path = body.path if isinstance(body, TensorBody) else path_of("predict")
-        request = _Request(
-            method="POST", path=path, request_id=options.get("request_id") or uuid.uuid4().hex, body=body
-        )
+                operation, named = "infer", {"model": body.model}
+        request = _Request(operation, body, named=named, request_id=request_id, sends_timeout=True)
         payload = await self._send_with_retries(request, self._timeout_s if timeout_s is None else timeout_s)
         return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
 
@@ -469,10 +454,9 @@ class AsyncClient:
         sampling = {name: value for name, value in options.items() if name not in ("timeout_s", "request_id")}
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
         request = _Request(
-            method="POST",
-            path=path_of("completions" if isinstance(prompt, str) else "chat"),
+            "completions" if isinstance(prompt, str) else "chat",
+            {"model": self._model_name, "temperature": 0.0, "exits": True, **content, **sampling, **streaming},
             request_id=options.get("request_id") or uuid.uuid4().hex,
-            body={"model": self._model_name, "temperature": 0.0, "exits": True, **content, **sampling, **streaming},
             streams=streams,
             # The default timeout of a stream limits each wait for a piece, which the server need not know.
             sends_timeout=not streams or "timeout_s" in options,
@@ -492,43 +476,37 @@ class AsyncClient:
 
     async def _call(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
         """Returns the server's answer to an operation; `named` are the parameters of its path."""
-        return await self._send_with_retries(_request(operation, body, **named), self._timeout_s)
+        return await self._send_with_retries(_Request(operation, body, named=named), self._timeout_s)
 
     async def _send_with_retries(self, request: _Request, timeout_s: float) -> Any:
         """Sends a request, with retries under the same id; returns the payload, or raises the answer's error."""
-        until_s, left_s, attempt = self._clock.now_s() + timeout_s, timeout_s, 0
-        while True:
-            attempt += 1
-            outcome = await self._attempt(request, left_s)
-            left_s = until_s - self._clock.now_s()
-            wait_s = retry_wait_s(
-                outcome, attempt=attempt, max_attempts=self._max_attempts, left_s=left_s, jitter=self._rng.random()
-            )
-            if wait_s is None:
-                break
-            left_s -= wait_s
-            await _resolve(self._sleep(wait_s))
+        outcome, _ = await self._retry(partial(self._attempt, request), timeout_s)
         if isinstance(outcome, Reply) and error_kind(outcome) is None:
             return outcome.payload
         error = error_of(outcome)
         error.add_note(f"request id {request.request_id}")
         raise error
 
-    async def _poll(self, is_done: Callable[[], Awaitable[bool]], until_s: float, poll_s: float) -> bool:
-        """Repeats a check until it is fulfilled; returns False after the time limit."""
-        while not await is_done():
+    async def _is_ok(self, operation: str, timeout_s: float) -> bool:
+        outcome = await self._attempt(_Request(operation), timeout_s)
+        return isinstance(outcome, Reply) and outcome.status == HTTPStatus.OK
+
+    async def _poll(self, is_done: Callable[[float], Awaitable[bool]], timeout_s: float, poll_s: float) -> bool:
+        """Repeats a check, which gets the seconds that are left, until it holds; returns False after the timeout."""
+        until_s = self._clock.now_s() + timeout_s
+        while not await is_done(until_s - self._clock.now_s()):
             if self._clock.now_s() + poll_s >= until_s:
                 return False
-            await _resolve(self._sleep(poll_s))
+            await resolve(self._sleep(poll_s))
         return True
 
     async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
         http = self._http
         try:
             built = http.build_request(**request.arguments(timeout_s))
-            response: httpx.Response = await _resolve(http.send(built, stream=request.streams))
+            response: httpx.Response = await resolve(http.send(built, stream=request.streams))
             if request.streams and response.status_code != HTTPStatus.OK:
-                await _resolve(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
+                await resolve(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
         except UnicodeEncodeError as error:  # a command-line argument that was not UTF-8
             raise InputError(f"the text is not Unicode: {error.reason}") from error
         except httpx.TimeoutException:
@@ -597,12 +575,3 @@ class Client:
     load = _blocking(AsyncClient.load)
     unload = _blocking(AsyncClient.unload)
     wait_until_ready = _blocking(AsyncClient.wait_until_ready)
-
-
-def _request(operation: str, body: dict[str, object] | None = None, **named: str) -> _Request:
-    method, path = OPERATION_BY_NAME[operation].method, path_of(operation, **named)
-    return _Request(method=method, path=path, request_id=uuid.uuid4().hex, body=body, sends_timeout=False)
-
-
-def _is_ok(outcome: Outcome) -> bool:
-    return isinstance(outcome, Reply) and outcome.status == HTTPStatus.OK

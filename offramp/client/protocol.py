@@ -5,17 +5,19 @@ from __future__ import annotations
 import binascii
 import json
 import os
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deployments.api.operations import path_of
 from deployments.api.v2 import pack_elements, unpack_elements
+from earlyexit.clock import Clock
 from earlyexit.errors import (
     DataError,
     DeadlineError,
@@ -34,6 +36,7 @@ from earlyexit.errors import (
 )
 from earlyexit.network.boundary import DATATYPES, cast_column
 
+T = TypeVar("T")
 REQUEST_ID_HEADER = "X-Request-ID"
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 
@@ -101,6 +104,9 @@ class NoReply:
 
 
 Outcome: TypeAlias = Reply | NoReply
+Send: TypeAlias = Callable[[float], Awaitable[Outcome]]
+Sleep: TypeAlias = Callable[[float], object]
+"""A function that waits for some seconds, or returns an awaitable that does."""
 
 
 def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] | None = None) -> dict[str, object]:
@@ -144,17 +150,32 @@ def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[
     return predictions
 
 
-def retry_wait_s(outcome: Outcome, *, attempt: int, max_attempts: int, left_s: float, jitter: float) -> float | None:
-    """Returns the seconds to wait before a retry; None to give up.
+async def send_with_retries(
+    send: Send, timeout_s: float, max_attempts: int, *, clock: Clock, rng: random.Random, sleep: Sleep
+) -> tuple[Outcome, int]:
+    """Calls `send` with the seconds that are left until a retry cannot help; returns the outcome and the attempts.
 
-    The wait is `Retry-After` plus a random share (`jitter`, 0 to 1) of a backoff that doubles with each attempt
-    (`attempt`, from 1), so that clients do not retry at the same time. Gives up if the wait would exceed `left_s`.
+    The wait before a retry is `Retry-After` plus a random share of a backoff that doubles with each attempt, so that
+    clients do not retry at the same time. It never exceeds the time that is left.
     """
-    if attempt >= max_attempts or not _is_transient(outcome):
-        return None
-    retry_after_s = (outcome.retry_after_s or 0.0) if isinstance(outcome, Reply) else 0.0
-    wait_s = retry_after_s + jitter * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
-    return wait_s if wait_s < left_s else None
+    until_s, left_s, attempt = clock.now_s() + timeout_s, timeout_s, 0
+    while True:
+        attempt += 1
+        outcome: Outcome = NoReply(kind="timeout", message="the timeout had passed before the client could send")
+        if left_s > 0:
+            outcome = await send(left_s)
+        wait_s = rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
+        if isinstance(outcome, Reply):
+            wait_s += outcome.retry_after_s or 0.0
+        if attempt >= max_attempts or not _is_transient(outcome) or wait_s >= until_s - clock.now_s():
+            return outcome, attempt
+        await resolve(sleep(wait_s))
+        left_s = until_s - clock.now_s()
+
+
+async def resolve(result: Awaitable[T] | T) -> T:
+    """Returns a result of httpx or of `sleep`, after awaiting it if the client is asynchronous."""
+    return await result if isinstance(result, Awaitable) else result
 
 
 def error_kind(outcome: Outcome) -> str | None:
@@ -254,16 +275,12 @@ class TensorBody:
     def path(self) -> str:
         return path_of("infer", model=self.model)
 
-    def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:
+    def content(self, timeout_s: float) -> tuple[bytes, dict[str, str]]:
         """Returns the bytes and the headers, with the timeout in microseconds, as in Triton."""
-        timeout = {} if timeout_s is None else {"timeout": max(1, int(timeout_s * 1e6))}
+        parameters = {**self.parameters, "timeout": max(1, int(timeout_s * 1e6))}
         outputs = {} if self.outputs is None else {"outputs": self.outputs}
-        head = json.dumps({"inputs": self.inputs, "parameters": {**self.parameters, **timeout}, **outputs}).encode()
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": str(len(head)),
-        }
-        return head + self.tail, headers
+        head = json.dumps({"inputs": self.inputs, "parameters": parameters, **outputs}).encode()
+        return head + self.tail, {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
 
 
 def are_texts(rows: Sequence[Input]) -> bool:

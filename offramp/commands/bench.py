@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from earlyexit.data.text_tables import read_texts
+from earlyexit.data.rows import has_labels
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.protocol import Input, inputs_of
 from offramp.commands.options import BenchJob
@@ -36,7 +36,7 @@ def run(job: BenchJob) -> None:
     """Sends the load and prints the report; raises OfframpError if no request was answered."""
     if not job.is_timed and job.arrivals not in ARRIVALS:
         raise InputError(f"--arrivals {job.arrivals!r}; allowed: {', '.join(ARRIVALS)}")
-    times_s = _send_times_s(job.arrivals, job.seconds, job.seed) if job.is_timed else None
+    times_s = _timed(job) if job.is_timed else None
     inputs, labels = _inputs(job)
     same = job.model_dump(include={"url", "inputs_per_request", "timeout_s", "seed", "retries"})
     load = partial(LoadConfig, inputs=inputs, **same)
@@ -48,7 +48,7 @@ def run(job: BenchJob) -> None:
         offered_rps = len(times_s) * job.inputs_per_request / times_s[-1]
     elif job.rate is not None:
         offered_rps = job.rate * job.inputs_per_request
-        times_s = _first_s(job, job.rate, num_requests)
+        times_s = _at_rate(job, job.rate, num_requests)
     concurrency = job.concurrency or 8 if times_s is None else None
     config = load(send_times_s=times_s, concurrency=concurrency, num_requests=num_requests)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -64,34 +64,35 @@ def run(job: BenchJob) -> None:
 
 
 def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
-    """Returns the inputs, and their labels if the data has any (None for joints and class maps)."""
-    if job.data.suffix == ".txt":
-        return read_texts(job.data), None
-    rows = job.read(job.data)
-    return inputs_of(rows.columns), None if rows.part_names else rows.labels
+    """Returns the inputs, and their labels if the data has any that are texts."""
+    named = "label_column" in job.model_fields_set and job.data.suffix != ".txt"
+    labelled = named or has_labels(job.data, label_column=job.label_column, part=job.part)
+    rows = job.read(job.data, **({} if labelled else {"label_column": None}))
+    return inputs_of(rows.columns), rows.labels if labelled and not rows.part_names else None
 
 
-def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float]:
+def _timed(job: BenchJob) -> list[float]:
     """Returns the send times that `--arrivals` and `--seconds` define; raises InputError if one of them is missing."""
-    if seconds is None or ":" not in arrivals:
+    if job.seconds is None or ":" not in job.arrivals:
         raise InputError(
             "--seconds goes with --arrivals that include a rate, such as poisson:100: give both or neither"
         )
-    parsed = parse_arrivals(arrivals)
+    parsed = parse_arrivals(job.arrivals)
     for note in parsed.notes:
         print(note, file=sys.stderr)
-    times_s: list[float] = parsed.process.draw(seconds, np.random.default_rng(seed)).tolist()
+    times_s: list[float] = parsed.process.draw(job.seconds, np.random.default_rng(job.seed)).tolist()
     if not times_s:
-        raise InputError(f"--arrivals {arrivals}: no request arrives in {seconds:g} s")
+        raise InputError(f"--arrivals {job.arrivals}: no request arrives in {job.seconds:g} s")
     if not times_s[-1]:
         raise InputError(f"{len(times_s)} send times are needed, one per request, the last above 0")
     return times_s
 
 
-def _first_s(job: BenchJob, rate_per_s: float, num_requests: int) -> list[float]:
+def _at_rate(job: BenchJob, rate_per_s: float, num_requests: int) -> list[float]:
     """Returns the send times of the first requests at a rate."""
+    enough = num_requests + 8 * math.sqrt(num_requests) + 16  # fewer of them arrive with a probability below 1e-9
     process = ARRIVALS[job.arrivals](rate_per_s=rate_per_s)
-    times_s: list[float] = process.first(num_requests, np.random.default_rng(job.seed)).tolist()
+    times_s: list[float] = process.draw(enough / rate_per_s, np.random.default_rng(job.seed))[:num_requests].tolist()
     return times_s
 
 
@@ -101,7 +102,7 @@ def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
     low_per_s = min(start_per_s, max(start_per_s / MAX_RATE_RATIO, 1 / seconds))  # at least one request per probe
     search = Search(start_per_s=start_per_s, low_per_s=low_per_s, high_per_s=start_per_s * MAX_RATE_RATIO)
     while (rate_per_s := search.next_rate()) is not None:
-        probe = load(send_times_s=_first_s(job, rate_per_s, max(1, round(rate_per_s * seconds))))
+        probe = load(send_times_s=_at_rate(job, rate_per_s, max(1, round(rate_per_s * seconds))))
         result = ProbeResult.of(asyncio.run(run_load(probe, api_key=job.api_key)))
         verdict = result.verdict(slo_s)
         p99 = "-" if result.p99_s is None else f"{1000 * result.p99_s:.0f}"
@@ -126,13 +127,15 @@ def summarize(
     `labels`: the correct label of each input, if known. Values that are unknown without answers are None.
     """
     answered = [record for record in records if record.error is None]
-    answers = [prediction for record in answered for prediction in record.predictions]
+    answers = [answer for record in answered for answer in record.predictions]
     exits, slo_s = sorted(Counter(answer.exit for answer in answers).items()), job.slo_ms / 1000
-    latencies_s, latency = [record.latency_s for record in answered], None
+    latencies_s, latency, accuracy = [record.latency_s for record in answered], None, None
     if latencies_s:
-        by_share = zip(PERCENTILES, np.percentile(latencies_s, PERCENTILES).tolist(), strict=True)
-        latency = {f"p{share}_s": value for share, value in by_share}
+        latency = {f"p{share}_s": percentile(latencies_s, share) for share in PERCENTILES}
         latency |= {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
+    if labels is not None and answers and all("label" in answer.task_values for answer in answers):
+        expected = (labels[index] for record in answered for index in record.input_indices)
+        accuracy = sum(map(str.__eq__, expected, (answer.label for answer in answers))) / len(answers)
     duration_s = max((record.done_s for record in records), default=0.0)  # until the last outcome
     lateness_p99_s = None if offered_rps is None else percentile([record.lateness_s for record in records], 99)
     return {
@@ -152,21 +155,13 @@ def summarize(
         "answers_by_exit": {str(block): number for block, number in exits},
         # An answer at the exit after block 0 took one block.
         "mean_exit_blocks": float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
-        "accuracy": _accuracy(answered, labels) if answers and labels is not None else None,
+        "accuracy": accuracy,
         # By the server's error kind, or `connection`, `timeout` or `malformed`.
         "errors": dict(sorted(Counter(record.error for record in records if record.error is not None).items())),
         "lateness_p99_s": lateness_p99_s,
         # Whether the client was so late that the latencies do not describe the server.
         "is_client_bound": lateness_p99_s is not None and lateness_p99_s > LATE_SHARE * slo_s,
     }
-
-
-def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:
-    """Returns the share of correct answers; None if the answers are not labels."""
-    if not all("label" in prediction.task_values for record in answered for prediction in record.predictions):
-        return None
-    pairs = [pair for record in answered for pair in zip(record.input_indices, record.predictions, strict=True)]
-    return sum(labels[index] == prediction.label for index, prediction in pairs) / len(pairs)
 
 
 def render(report: Mapping[str, Any]) -> Table:

@@ -135,7 +135,7 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
     """Send a load to a running service, and report rate, latency, goodput, exits and errors."""
 
     data: Path
-    """Inputs to send: labelled rows as for `offramp train`, or a .txt file with one text per line."""
+    """Inputs to send: rows as for `offramp train`, with or without labels, or a .txt file with one text per line."""
     requests: int | None = Field(default=None, ge=1)
     """Number of requests. None: 1000, unless --seconds is given."""
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -68,11 +68,7 @@ class Uniform:
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         check_size(self.rate_per_s * duration_s)
-        return before(self.first(math.ceil(self.rate_per_s * duration_s), rng), duration_s)
-
-    def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
-        """Returns the times of the first arrivals, in seconds."""
-        return np.arange(num_arrivals) / self.rate_per_s
+        return before(np.arange(math.ceil(self.rate_per_s * duration_s)) / self.rate_per_s, duration_s)
 
 
 @checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
@@ -84,10 +80,6 @@ class Poisson:
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         points_N = unit_points(self.rate_per_s * duration_s, rng.standard_exponential)
         return before(points_N / self.rate_per_s, duration_s)
-
-    def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
-        """Returns the times of the first arrivals, in seconds."""
-        return np.cumsum(rng.standard_exponential(num_arrivals)) / self.rate_per_s
 
 
 @checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
@@ -229,23 +221,22 @@ class CountReplay:
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         """Raises DataError for a window without arrivals, InputError for too many."""
+        knots_s = np.arange(len(self.counts_B) + 1, dtype=np.float64) * self.bin_s
         expected_K = np.concatenate([[0.0], np.cumsum(self.counts_B)])
-        begin = self._expected_by(self.start_s, expected_K)
-        in_window = self._expected_by(self.start_s + duration_s, expected_K) - begin
+
+        def expected_by(second: float) -> float:
+            rounds, rest_s = divmod(second, self.period_s)
+            return float(rounds * expected_K[-1] + np.interp(rest_s, knots_s, expected_K))
+
+        begin = expected_by(self.start_s)
+        in_window = expected_by(self.start_s + duration_s) - begin
         if in_window <= 0:
             raise _silent(duration_s)
         scale = 1.0 if self.rate_per_s is None else self.rate_per_s * duration_s / in_window
         points_N = begin + unit_points(in_window * scale, rng.standard_exponential) / scale
         rounds_N, rest_N = np.divmod(points_N, expected_K[-1])
-        seconds_N = rounds_N * self.period_s + np.interp(rest_N, expected_K, self._knots_s())
+        seconds_N = rounds_N * self.period_s + np.interp(rest_N, expected_K, knots_s)
         return within(seconds_N - self.start_s, duration_s)
-
-    def _expected_by(self, second: float, expected_K: FloatArray) -> float:
-        rounds, rest_s = divmod(second, self.period_s)
-        return float(rounds * expected_K[-1] + np.interp(rest_s, self._knots_s(), expected_K))
-
-    def _knots_s(self) -> FloatArray:
-        return np.arange(len(self.counts_B) + 1, dtype=np.float64) * self.bin_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -280,18 +271,12 @@ class StampReplay:
         seconds_N = (rounds[:, np.newaxis] * period_s + self.arrivals_s_N).ravel() - self.start_s
         seconds_N = seconds_N[np.searchsorted(seconds_N, 0.0) :]
         if self.rate_per_s is not None:
-            seconds_N = _fitted(seconds_N, round(num), duration_s)
+            last_s = seconds_N[max(1, round(num)) - 1]
+            end_s = float(seconds_N[np.searchsorted(seconds_N, last_s, side="right")])  # the next later arrival
+            seconds_N = seconds_N[: round(num)] * (duration_s / end_s)
         if not len(drawn_N := within(seconds_N, duration_s)):
             raise _silent(duration_s)
         return drawn_N
-
-
-def _fitted(seconds_N: FloatArray, num: int, duration_s: float) -> FloatArray:
-    """Returns the first `num` arrivals, scaled so that the next later arrival falls on the end of the duration."""
-    if not num:
-        return np.empty(0)
-    end_s = float(seconds_N[np.searchsorted(seconds_N, seconds_N[num - 1], side="right")])
-    return seconds_N[:num] * (duration_s / end_s)
 
 
 def _silent(duration_s: float) -> DataError:
@@ -386,6 +371,27 @@ def _replay(options: _Trace, spec: str, interpretation: Interpretation | None) -
     return Arrivals(process=process, notes=(f"{options.file}: read as {content}", length))
 
 
+Rule = tuple[Callable[[FloatArray], BoolArray], str]
+"""A function that marks wrong numbers of a trace, and what is wrong with them."""
+RULES: Mapping[Interpretation, tuple[Rule, ...]] = {
+    "counts": (
+        (
+            lambda values_N: ~(np.isfinite(values_N) & (values_N == np.floor(values_N))),
+            "is not a whole number of requests",
+        ),
+        (lambda values_N: values_N < 0, "is negative; a second has 0 requests or more"),
+    ),
+    "times": (
+        (
+            lambda values_N: ~(np.isfinite(values_N) & (values_N >= 0)),
+            "is not a time; it must be finite, and 0 or above",
+        ),
+        (lambda values_N: np.diff(values_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend"),
+    ),
+}
+MINUTE_RULE: Rule = (lambda counts_M: ~(np.isfinite(counts_M) & (counts_M >= 0)), "is not a count, which is 0 or more")
+
+
 def read_trace(path: Path, interpretation: Interpretation | None = None) -> CountReplay | StampReplay:
     """Reads a trace in any of the formats above; raises DataError with file and line for anything else.
 
@@ -396,18 +402,26 @@ def read_trace(path: Path, interpretation: Interpretation | None = None) -> Coun
     if header is None:
         raise DataError(f"{path}: empty; a trace is needed")
     columns = [name.strip(' "') for name in header.split(",")]
-    if len(columns) == 1:
-        return _numbers(path, lines, interpretation)
-    if interpretation == "times":
-        raise DataError(f"{path}: the file has counts per minute; times of single requests are needed")
-    return _per_minute(path, lines, columns)
-
-
-def read_counts(path: Path) -> CountReplay:
-    """Reads a trace of counts; raises DataError for other files."""
-    trace = read_trace(path, "counts")
-    assert isinstance(trace, CountReplay)
-    return trace
+    if len(columns) > 1:
+        if interpretation == "times":
+            raise DataError(f"{path}: the file has counts per minute; times of single requests are needed")
+        values_N, bin_s, interpretation = _per_minute(path, lines, columns), 60.0, "counts"
+    else:
+        rows, bin_s = [line.split() for line in lines], 1.0
+        texts = [text for row in rows for text in row]
+        if interpretation is None:
+            one_per_line = len(texts) == sum(map(bool, rows))
+            are_whole = set().union(*texts) <= set("+-0123456789")
+            interpretation = "times" if one_per_line and not are_whole else "counts"
+        lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
+        values_N = _numbers(path, texts, lines_N, *RULES[interpretation])
+    if interpretation == "counts":
+        if not values_N.any():
+            raise DataError(f"{path}: no requests: every count is 0")
+        return CountReplay(counts_B=values_N, bin_s=bin_s)
+    if values_N[0] == values_N[-1]:
+        raise DataError(f"{path}: {len(values_N)} requests at the same time define no rate; two times are needed")
+    return StampReplay(arrivals_s_N=values_N)
 
 
 def _text(path: Path) -> str:
@@ -424,75 +438,33 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: {error.strerror}") from error
 
 
-class _Numbers(NamedTuple):
-    """Texts of a file, with their lines for error messages."""
+def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, *rules: Rule) -> FloatArray:
+    """Returns the numbers of texts, which are on these lines. Raises DataError for the first that breaks a rule."""
 
-    path: Path
-    texts: Sequence[str]
-    lines_N: IntArray
-
-    def parse(self) -> FloatArray:
-        """Returns the numbers; raises DataError for a text that is not one."""
-        values_N = np.empty(len(self.texts))
-        for index, text in enumerate(self.texts):
-            try:
-                values_N[index] = float(text)
-            except ValueError:
-                raise self._error(index, f"is not a number; allowed are {FORMS}") from None
-        return values_N
-
-    def check(self, is_wrong_N: BoolArray, reason: str) -> None:
-        """Raises DataError for the first wrong number."""
-        if is_wrong_N.any():
-            raise self._error(int(is_wrong_N.argmax()), reason)
-
-    def _error(self, index: int, reason: str) -> DataError:
-        several = len(self.texts) > self.lines_N[-1]  # on a line
+    def error(index: int, reason: str) -> DataError:
+        several = len(texts) > lines_N[-1]  # on a line
         place = f" (value {index + 1} of the file)" if several else ""
-        return DataError(f"{self.path}:{self.lines_N[index]}: {self.texts[index]!r} {reason}{place}")
+        return DataError(f"{path}:{lines_N[index]}: {texts[index]!r} {reason}{place}")
+
+    values_N = np.empty(len(texts))
+    for index, text in enumerate(texts):
+        try:
+            values_N[index] = float(text)
+        except ValueError:
+            raise error(index, f"is not a number; allowed are {FORMS}") from None
+    for is_wrong, reason in rules:
+        if (wrong_N := is_wrong(values_N)).any():
+            raise error(int(wrong_N.argmax()), reason)
+    return values_N
 
 
-def _numbers(path: Path, lines: Sequence[str], interpretation: Interpretation | None) -> CountReplay | StampReplay:
-    rows = [line.split() for line in lines]
-    texts = [text for row in rows for text in row]
-    numbers = _Numbers(path, texts, np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows]))
-    values_N = numbers.parse()
-    if interpretation is None:
-        one_per_line = len(texts) == sum(map(bool, rows))
-        are_whole = set().union(*texts) <= set("+-0123456789")
-        interpretation = "times" if one_per_line and not are_whole else "counts"
-    if interpretation == "times":
-        return _stamp_replay(numbers, values_N)
-    numbers.check(~(np.isfinite(values_N) & (values_N == np.floor(values_N))), "is not a whole number of requests")
-    numbers.check(values_N < 0, "is negative; a second has 0 requests or more")
-    return _count_replay(path, values_N, bin_s=1.0)
-
-
-def _stamp_replay(times: _Numbers, seconds_N: FloatArray) -> StampReplay:
-    times.check(~(np.isfinite(seconds_N) & (seconds_N >= 0)), "is not a time; it must be finite, and 0 or above")
-    times.check(np.diff(seconds_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend")
-    if seconds_N[0] == seconds_N[-1]:
-        raise DataError(
-            f"{times.path}: {len(seconds_N)} requests at the same time define no rate; two times are needed"
-        )
-    return StampReplay(arrivals_s_N=seconds_N)
-
-
-def _count_replay(path: Path, counts_B: FloatArray, *, bin_s: float) -> CountReplay:
-    if not counts_B.any():
-        raise DataError(f"{path}: no requests: every count is 0")
-    return CountReplay(counts_B=counts_B, bin_s=bin_s)
-
-
-def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> CountReplay:
+def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> FloatArray:
     """Returns the sums of all functions' counts."""
     minutes = [index for index, name in enumerate(columns) if re.fullmatch(r"(minute_)?\d+", name)]
     if not minutes or all(name.isdigit() for name in columns):  # numbers are no column names
         raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
     for line, row in islice(csv_cells(path, lines), 1, None):
-        counts = _Numbers(path, [row[index] for index in minutes], np.full(len(minutes), line))
-        counts_M = counts.parse()
-        counts.check(~(np.isfinite(counts_M) & (counts_M >= 0)), "is not a count, which is 0 or more")
-        sums_M += counts_M
-    return _count_replay(path, sums_M, bin_s=60.0)
+        texts = [row[index] for index in minutes]
+        sums_M += _numbers(path, texts, np.full(len(minutes), line), MINUTE_RULE)
+    return sums_M

@@ -36,7 +36,7 @@ from offramp.client.protocol import (
     error_of,
     predict_body,
     read_predictions,
-    retry_wait_s,
+    send_with_retries,
     tensor_body,
 )
 from offramp.load.connections import Body, Post, connected
@@ -171,10 +171,14 @@ class Generator:
     async def open_loop(self, send_times_s: Sequence[float], done: OnRecord) -> None:
         """Sends requests at the given times from now, in seconds; returns when all have their outcome."""
         start_s = self.clock.now_s()
+
+        async def send(request_index: int, send_time_s: float) -> None:
+            done(await self.request(request_index, start_s, send_time_s))
+
         async with asyncio.TaskGroup() as group:
             for request_index, send_time_s in enumerate(send_times_s):
                 await self.pace(max(0.0, start_s + send_time_s - self.clock.now_s()))
-                group.create_task(self._report(request_index, start_s, send_time_s, done))
+                group.create_task(send(request_index, send_time_s))
 
     async def closed_loop(self, request_indices: Iterator[int], done: OnRecord, *, pause_s: float = 0.0) -> None:
         """Sends requests from `concurrency` workers until the indices end; returns when all have their outcome.
@@ -183,16 +187,36 @@ class Generator:
         """
         assert self.config.concurrency is not None
         start_s = self.clock.now_s()
+
+        async def work() -> None:
+            for request_index in request_indices:
+                record = await self.request(request_index, start_s, self.clock.now_s() - start_s)
+                done(record)
+                if record.error is not None and pause_s:
+                    await self.sleep(pause_s)
+
         async with asyncio.TaskGroup() as group:
             for _ in range(self.config.concurrency):
-                group.create_task(self._work(request_indices, start_s, done, pause_s))
+                group.create_task(work())
 
     async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
         """Sends one request, with retries under the same id, and returns its record."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
-        request_id = f"{random.getrandbits(128):032x}"
-        outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
+        request_id, body = f"{random.getrandbits(128):032x}", self._body(input_indices)
+
+        async def post(left_s: float) -> Outcome:
+            return await self.post(
+                request_id, body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}, left_s
+            )
+
+        timeout_s, max_attempts = (
+            start_s + scheduled_s + self.config.timeout_s - self.clock.now_s(),
+            self.config.retries + 1,
+        )
+        outcome, num_attempts = await send_with_retries(
+            post, timeout_s, max_attempts, clock=self.clock, rng=self.rng, sleep=self.sleep
+        )
         return RequestRecord(
             request_id=request_id,
             input_indices=input_indices,
@@ -203,45 +227,13 @@ class Generator:
             **_read(outcome, len(input_indices), request_id),
         )
 
-    async def _attempts(
-        self, request_id: str, input_indices: Sequence[int], scheduled_at_s: float
-    ) -> tuple[Outcome, int]:
-        body = _body(self.config, self.metadata, input_indices)
-        until_s, max_attempts = scheduled_at_s + self.config.timeout_s, self.config.retries + 1
-        num_attempts = 0
-        while True:
-            num_attempts += 1
-            left_s = until_s - self.clock.now_s()
-            if left_s > 0:
-                timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
-                outcome = await self.post(request_id, timed, left_s)
-            else:
-                outcome = NoReply(kind="timeout", message="the timeout had passed before the client could send")
-            left_s, jitter = until_s - self.clock.now_s(), self.rng.random()
-            wait_s = retry_wait_s(
-                outcome, attempt=num_attempts, max_attempts=max_attempts, left_s=left_s, jitter=jitter
-            )
-            if wait_s is None:
-                return outcome, num_attempts
-            await self.sleep(wait_s)
-
-    async def _report(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> None:
-        done(await self.request(request_index, start_s, scheduled_s))
-
-    async def _work(self, request_indices: Iterator[int], start_s: float, done: OnRecord, pause_s: float) -> None:
-        for request_index in request_indices:
-            record = await self.request(request_index, start_s, self.clock.now_s() - start_s)
-            done(record)
-            if record.error is not None and pause_s:
-                await self.sleep(pause_s)
-
-
-def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequence[int]) -> Body:
-    rows = [config.inputs[index] for index in input_indices]
-    ids = None if config.keys is None else [config.keys[index] for index in input_indices]
-    if are_texts(rows):
-        return predict_body(rows[0] if config.inputs_per_request == 1 else rows, truncate=config.truncate, ids=ids)
-    return tensor_body(rows, metadata, {} if ids is None else {"ids": ids})
+    def _body(self, input_indices: Sequence[int]) -> Body:
+        config = self.config
+        rows = [config.inputs[index] for index in input_indices]
+        ids = None if config.keys is None else [config.keys[index] for index in input_indices]
+        if are_texts(rows):
+            return predict_body(rows[0] if config.inputs_per_request == 1 else rows, truncate=config.truncate, ids=ids)
+        return tensor_body(rows, self.metadata, {} if ids is None else {"ids": ids})
 
 
 def _read(outcome: Outcome, num_inputs: int, request_id: str) -> dict[str, Any]:

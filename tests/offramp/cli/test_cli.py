@@ -126,6 +126,8 @@ def test_a_calibration_shows_progress_and_prints_its_result(model: Path, data: P
 def test_a_taken_port_is_refused_before_a_model_is_measured(model: Path, answering_url: str, capsys: Captured) -> None:
     port = answering_url.rpartition(":")[2]
     assert refused(capsys, "serve", model, "--port", port, status=1).startswith(f"port {port} of 127.0.0.1 is taken")
+    said = refused(capsys, "serve", model, "--kv-tokens", 600, "--port", 8999)
+    assert said.startswith("kv_tokens (--kv-tokens) 600: only models that generate keep keys and values, and 'm' does")
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "gone"])
@@ -143,7 +145,7 @@ def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monk
     keys.chmod(0o600)
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
-    kept = ("--kv-tokens", 600, "--kv-fill", "copy")
+    kept = ("--kv-fill", "copy")
     limits = ("--max-queued", 7, "--max-body-bytes", 8, "--max-held-bytes", 10, "--timeout-s", 9)
     access = ("--api-keys", keys, "--rate-limit", 5, "--cors-origin", "https://a.b", "--cors-origin", "http://c:1")
     tracing = ("--otlp-endpoint", "http://collector:4318", "--trace-ratio", 0.5)
@@ -157,7 +159,6 @@ def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monk
         dtype="bfloat16",
         backend="onnx",
         threads_per_replica=3,
-        kv_tokens=600,
         kv_fill="copy",
         ingress_replicas=2,
         max_queued=7,
@@ -195,6 +196,9 @@ def test_a_load_shows_progress_and_can_be_defined_by_an_arrival_process(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["accuracy"] == 1.0
     assert " ".join(captured.err.splitlines()[-1].split()) == "requests 4 / 4"
+    path.write_text("text,to\na,bill\n", encoding="utf-8")
+    assert run("bench", "--data", path, "--url", answering_url, "--requests", 1, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] is None
     (tmp_path / "texts.txt").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "trace").write_text("0.0\n0.02\n0.04\n", encoding="utf-8")
     bench = ("bench", "--data", tmp_path / "texts.txt", "--url", answering_url, "--json")

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from offramp.commands.predict import stream_inputs, stream_texts
-from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
+from offramp.load.arrivals import parse_arrivals, read_trace
 from tests.offramp.load.scripted_server import draw
 from tests.offramp.load.test_replay import FUNCTIONS
 from tests.refusals import Case, FileCase, Refusals
@@ -53,7 +53,7 @@ FILES: dict[str, FileCase] = {
     "file: not UTF-8": (read_trace, "trace", b"1\n\xff"),
     "file: damaged gzip": (read_trace, "trace", gzip.compress(b"1 2 3", mtime=0)[:-4]),
     "file: a folder": (lambda path: read_trace(path.parent), "t", None),
-    "file: seconds for counts": (read_counts, "t", "0.5\n1.5"),
+    "file: seconds for counts": (lambda path: read_trace(path, "counts"), "t", "0.5\n1.5"),
     "file: minutes for times": (lambda path: read_trace(path, "times"), "t", FUNCTIONS + "f,a,60,0\n"),
     **{name: (texts, *given) for name, given in GOLDEN["texts"].items()},
     "texts: csv, not UTF-8": (texts, "t.csv", b"text\na\n\xff\n"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.load.arrivals import CountReplay, Modulated, StampReplay, parse_arrivals, read_counts, read_trace
+from offramp.load.arrivals import CountReplay, Modulated, StampReplay, parse_arrivals, read_trace
 from tests.data import data_folder
 from tests.offramp.load.scripted_server import draw, per_second, trace
 
@@ -165,7 +165,9 @@ def test_a_decimal_point_makes_all_numbers_times_unless_counts_are_requested(tmp
     assert timed.arrivals_s_N.tolist() == counted.counts_B.tolist() == [0.0, 3.0, 12.0]
     path = tmp_path / "no_ending"
     path.write_bytes(gzip.compress(b"1 2 3"))
-    assert read_counts(path).counts_B.tolist() == [1.0, 2.0, 3.0]
+    zipped = read_trace(path)
+    assert isinstance(zipped, CountReplay)
+    assert zipped.counts_B.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_counts_of_functions_are_summed(tmp_path: Path) -> None:
@@ -174,7 +176,9 @@ def test_counts_of_functions_are_summed(tmp_path: Path) -> None:
 
 
 def test_the_twitter_trace_is_the_one_described() -> None:
-    per_second_S = read_counts(real("twitter_per_second_infadapter.txt.gz")).counts_B
+    trace = read_trace(real("twitter_per_second_infadapter.txt.gz"))
+    assert isinstance(trace, CountReplay)
+    per_second_S = trace.counts_B
     assert len(per_second_S) == 1_899_061
     assert (per_second_S.mean(), per_second_S.max()) == (pytest.approx(63.6, abs=0.05), 388)
     assert per_second_S[1_436_400:1_440_000].mean() == pytest.approx(59.9, abs=0.05)
