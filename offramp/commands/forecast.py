@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,8 +18,7 @@ from earlyexit.data.text_tables import open_csv
 from earlyexit.errors import DataError
 from offramp.commands.options import ForecastJob
 from offramp.commands.output import make_table, print_result
-from profiles.forecast import RateForecast, SurvivalForecast, forecast_rate, forecast_survival
-from profiles.scores import FloatArray
+from profiles.forecast import SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory
 
 INPUTS = "inputs"
@@ -44,11 +43,10 @@ def read_series(path: Path) -> SurvivalHistory:
     """
     if path.suffix not in (".csv", ".json"):
         raise DataError(f"{path}: it must be a .csv or .json file")
-    windows = (
-        _read_csv(path)
-        if path.suffix == ".csv"
-        else read_source(path, DataError).parse(SeriesDocument, called="the series").windows
-    )
+    if path.suffix == ".csv":
+        windows = _read_csv(path)
+    else:
+        windows = read_source(path, DataError).parse(SeriesDocument, called="the series").windows
     known = [window for window in windows if window is not None]
     if not any(window.inputs for window in known):
         raise DataError(f"{path}: at least one window with inputs is needed")
@@ -56,53 +54,15 @@ def read_series(path: Path) -> SurvivalHistory:
     uneven = next((k for k, each in enumerate(windows) if each and len(each.survival) != num_blocks), None)
     if uneven is not None:
         raise DataError(f"{path}: window {uneven} must have {num_blocks} blocks, as the first one")
-    missing = Window(survival=[1.0] * num_blocks, inputs=0.0)
+    inputs_W = np.array([window.inputs if window else 0.0 for window in windows])
     try:
         return SurvivalHistory(
-            survival_WK=np.array([(window or missing).survival for window in windows]),
-            inputs_WK=np.array([[(window or missing).inputs] * num_blocks for window in windows]),
-            missing_W=np.array([window is None or window.inputs == 0 for window in windows]),
+            survival_WK=np.array([window.survival if window else [1.0] * num_blocks for window in windows]),
+            inputs_WK=np.repeat(inputs_W[:, np.newaxis], num_blocks, axis=1),
+            missing_W=inputs_W == 0,
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-
-
-def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
-    """Returns the forecast of the next window as JSON data."""
-    return {
-        "coverage": forecast.coverage,
-        "inputs_to_come": forecast.inputs_to_come,
-        "survival": forecast.survival_HK[0].tolist(),
-        "survival_low": forecast.survival_low_HK[0].tolist(),
-        "survival_high": forecast.survival_high_HK[0].tolist(),
-        "ramps": [
-            {
-                "ramp": ramp,
-                "go_on": float(forecast.go_on_HR[0, ramp]),
-                "low": float(forecast.go_on_low_HR[0, ramp]),
-                "high": float(forecast.go_on_high_HR[0, ramp]),
-                "method": method.how,
-                "reason": method.reason,
-            }
-            for ramp, method in enumerate(forecast.methods_R)
-        ],
-    }
-
-
-def window_rates(history: SurvivalHistory, window_s: float) -> FloatArray:
-    """Returns the inputs per second of each window (W); NaN for unknown windows."""
-    return np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / window_s)
-
-
-def rate_document(forecast: RateForecast) -> dict[str, Any]:
-    """Returns the forecast rate of the next window as JSON data; an infinite bound is null."""
-    bounds = {"low": float(forecast.low_rps_H[0]), "high": float(forecast.high_rps_H[0])}
-    return {
-        "rate_rps": float(forecast.rate_rps_H[0]),
-        **{name: value if math.isfinite(value) else None for name, value in bounds.items()},
-        "method": forecast.method.how,
-        "reason": forecast.method.reason,
-    }
 
 
 class SeriesDocument(StrictDocument):
@@ -142,19 +102,46 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
     raise DataError(f"{where}: {name}: {message[0].lower()}{message[1:]} (no values for an unknown window)")
 
 
+def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
+    """Returns the forecast of the next window as JSON data."""
+    go_on_R, low_R, high_R = forecast.go_on_HR[0], forecast.go_on_low_HR[0], forecast.go_on_high_HR[0]
+    return {
+        "coverage": forecast.coverage,
+        "inputs_to_come": forecast.inputs_to_come,
+        "survival": forecast.survival_HK[0].tolist(),
+        "survival_low": forecast.survival_low_HK[0].tolist(),
+        "survival_high": forecast.survival_high_HK[0].tolist(),
+        "ramps": [
+            {"ramp": ramp, "go_on": go_on, "low": low, "high": high, "method": method.how, "reason": method.reason}
+            for ramp, (go_on, low, high, method) in enumerate(
+                zip(go_on_R.tolist(), low_R.tolist(), high_R.tolist(), forecast.methods_R, strict=True)
+            )
+        ],
+    }
+
+
 def run(job: ForecastJob) -> None:
     """Prints the forecast of the next window."""
     history = read_series(job.series)
     document, lines = forecast_document(forecast_survival(history, coverage=job.coverage)), list[str]()
     if job.window_s is not None:
-        rates_W = window_rates(history, job.window_s)
-        rate = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
-        high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
-        interval = f"{document['coverage']:.0%} interval {rate['low'] or 0:.1f}-{high}"
-        method = ": ".join(filter(None, (rate["method"], rate["reason"])))
-        lines = [f"rate: {rate['rate_rps']:.1f}/s, {interval} ({method})"]
-        document["rate"] = rate
+        rates_W = np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / job.window_s)
+        forecast = forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s)
+        rate_rps, low, high = map(float, (forecast.rate_rps_H[0], forecast.low_rps_H[0], forecast.high_rps_H[0]))
+        document["rate"] = {
+            "rate_rps": rate_rps,
+            "low": low if math.isfinite(low) else None,
+            "high": high if math.isfinite(high) else None,
+            "method": forecast.method.how,
+            "reason": forecast.method.reason,
+        }
+        interval = f"{job.coverage:.0%} interval {low:.1f}-{f'{high:.1f}' if math.isfinite(high) else 'endless'}"
+        lines = [f"rate: {rate_rps:.1f}/s, {interval} ({_method_text(document['rate'])})"]
     print_result(document, lambda: [forecast_table(document)], lines, as_json=job.as_json)
+
+
+def _method_text(forecast: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (forecast["method"], forecast["reason"])))
 
 
 def forecast_table(forecast: dict[str, Any]) -> Table:
@@ -164,19 +151,11 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
     caption = (
         "Intervals are for the true shares; windows with few inputs vary more. They do not include sudden changes."
     )
-    if forecast["inputs_to_come"] is not None:
-        inputs = f"{forecast['inputs_to_come']:g}"
-        caption = f"Intervals are for the shares among {inputs} inputs. They do not include sudden changes."
-    table = make_table(*names, title="Next window", caption=caption, narrow=True)
-    low, high = forecast["survival_low"], forecast["survival_high"]
-    for block, share in enumerate(forecast["survival"]):
-        ramp = forecast["ramps"][block - 1] if block else None
-        table.add_row(
-            str(block),
-            f"{share:.3f}",
-            f"{low[block]:.3f}-{high[block]:.3f}",
-            "-" if ramp is None else f"{ramp['ramp']}: {ramp['go_on']:.3f}",
-            "-" if ramp is None else f"{ramp['low']:.3f}-{ramp['high']:.3f}",
-            "-" if ramp is None else ": ".join(filter(None, (ramp["method"], ramp["reason"]))),
-        )
-    return table
+    ramps, low, high = forecast["ramps"], forecast["survival_low"], forecast["survival_high"]
+    rows = [
+        [str(block), f"{share:.3f}", f"{low[block]:.3f}-{high[block]:.3f}", *["-"] * 3]
+        for block, share in enumerate(forecast["survival"])
+    ]
+    for row, ramp in zip(rows[1:], ramps, strict=True):
+        row[3:] = f"{ramp['ramp']}: {ramp['go_on']:.3f}", f"{ramp['low']:.3f}-{ramp['high']:.3f}", _method_text(ramp)
+    return make_table(*names, title="Next window", caption=caption, narrow=True, rows=rows)

@@ -18,7 +18,7 @@ from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, show
-from optimizer.cost.evaluate import TOLERANCE, Evaluation, predictions, step_figures
+from optimizer.cost.evaluate import TOLERANCE, Evaluation, ExpectedSplit, predictions, step_figures
 from optimizer.cost.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.figures import sequence_figures
@@ -84,18 +84,10 @@ def load_pyplot() -> Any:
     return pyplot
 
 
-def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
-    """Draws each stage as a coloured band over its blocks."""
-    for index, stage in enumerate(stages):
-        color = BANDS[index % len(BANDS)]
-        for first, end in stage.ranges:
-            axes.axvspan(first - 0.5, end - 0.5, color=color, alpha=0.25, zorder=0)
-
-
 def _draw_devices(axes: Axes, planned: Planned) -> None:
     """Draws a bar per split, in a row per stage, and active ramps as dashed lines."""
     if len(planned.figures.shares) == 1:
-        draw_bands(axes, planned.stages)
+        _draw_bands(axes, planned.stages)
     for index, stage in enumerate(planned.stages):
         for split in stage.splits:
             left, width = split.first - 0.42, split.end - split.first - 0.16
@@ -110,47 +102,51 @@ def _draw_devices(axes: Axes, planned: Planned) -> None:
     axes.set_title("Splits, with their batch sizes; active ramps dashed", fontsize=10)
 
 
+def _draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
+    """Draws each stage as a coloured band over its blocks."""
+    for index, stage in enumerate(stages):
+        for first, end in stage.ranges:
+            axes.axvspan(first - 0.5, end - 0.5, color=BANDS[index % len(BANDS)], alpha=0.25, zorder=0)
+
+
 def _counted(split: Split) -> int:
     """Returns a split's token budget if it has one, else its batch size."""
     return split.tokens or split.batch
 
 
 def _draw_batches(axes: Axes, planned: Planned) -> None:
-    figures = planned.figures
+    """Draws the batch at every block: as bars, and without fusing, or with a line for each of several chains."""
+    figures, first = planned.figures, 0
     axes.set(xlabel="block", ylabel="expected batch")
     axes.set_title("Batch at every block", fontsize=10)
-    if len(figures.shares) > 1:
-        _draw_chains(axes, planned)
+    if len(figures.shares) == 1:
+        blocks, fused = _at_blocks(figures.splits)
+        entry = _counted(figures.splits[0].split)  # without fusing, the first batch shrinks (E3 section 2.3)
+        without = [
+            entry * each.reached_by * batch / _counted(each.split)
+            for each in figures.splits
+            for batch in each.batch_at_block
+        ]
+        _draw_bands(axes, planned.stages)
+        axes.bar(blocks, fused, width=0.7, color=FUSED, label="with fusing")
+        axes.plot(blocks, without, color=SHRINKING, marker="o", label=f"one batch of {entry} shrinks")
+        axes.set(xticks=blocks, ylim=(0, 1.25 * max(fused)))
+        axes.legend(loc="upper right", ncols=2, fontsize=9)
         return
-    fused = [batch for each in figures.splits for batch in each.batch_at_block]
-    entry = _counted(figures.splits[0].split)  # without fusing, the first batch shrinks (E3 section 2.3)
-    without = [
-        entry * each.reached_by * batch / _counted(each.split)
-        for each in figures.splits
-        for batch in each.batch_at_block
-    ]
-    draw_bands(axes, planned.stages)
-    blocks = [block for each in figures.splits for block in range(each.split.first, each.split.end)]
-    axes.bar(blocks, fused, width=0.7, color=FUSED, label="with fusing")
-    axes.plot(blocks, without, color=SHRINKING, marker="o", label=f"one batch of {entry} shrinks")
-    axes.set(xticks=list(blocks), ylim=(0, 1.25 * max(fused)))
-    axes.legend(loc="upper right", ncols=2, fontsize=9)
-
-
-def _draw_chains(axes: Axes, planned: Planned) -> None:
-    """Draws the batch at every block, with a line per chain."""
-    figures, first = planned.figures, 0
-    for chain, stages in enumerate(chains_of(planned.stages, planned.stages[-1].end)):
-        stage_range = range(first, first + len(stages))
-        splits = [each for each in figures.splits if each.stage_index in stage_range]
-        blocks = [block for each in splits for block in range(each.split.first, each.split.end)]
-        batches = [batch for each in splits for batch in each.batch_at_block]
-        label = f"{figures.shares[chain]:.0%} by stages {stage_range.start} to {stage_range.stop - 1}"
-        axes.step(blocks, batches, where="mid", marker="o", label=label)
+    for share, stages in zip(figures.shares, chains_of(planned.stages, planned.stages[-1].end), strict=True):
+        end = first + len(stages)
+        blocks, batches = _at_blocks([each for each in figures.splits if first <= each.stage_index < end])
+        axes.step(blocks, batches, where="mid", marker="o", label=f"{share:.0%} by stages {first} to {end - 1}")
         axes.set_xticks(blocks)
-        first = stage_range.stop
+        first = end
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", fontsize=9)
+
+
+def _at_blocks(splits: Sequence[ExpectedSplit]) -> tuple[list[int], list[float]]:
+    """Returns the blocks of some splits, and the batch at each."""
+    blocks = [block for each in splits for block in range(each.split.first, each.split.end)]
+    return blocks, [batch for each in splits for batch in each.batch_at_block]
 
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
@@ -299,7 +295,17 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
     for stage in planned.stages:
         find_device(stage.device)
     ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
-    plan = plan_of(file, planned, _policy(file, ramps, threshold) if ramps else None)
+    policy = file.policy(ramps) if ramps else None
+    if policy is not None and threshold is not None:
+        raise InputError("--threshold: the problem's exit records already define thresholds")
+    if ramps and policy is None:
+        if threshold is None:
+            raise InputError(
+                f"--out: ramps {list(ramps)} are active and have no thresholds; give --threshold, or survival from "
+                "exit records in the problem"
+            )
+        policy = PolicySpec(name="entropy", thresholds=threshold)
+    plan = plan_of(file, planned, policy)
     return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
 
 
@@ -315,19 +321,13 @@ def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> P
     )
 
 
-def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
-    """Yields each value of an axis with the decisions of all strategies."""
-    for value, variant in zip(axis.values, variants(problem, axis), strict=True):
-        yield value, {strategy: solve(variant, strategy) for strategy in strategies_for(variant)}
-
-
-def what_if_document(
-    problem: PlanProblem, axis: Axis, value: float, decisions: Mapping[Strategy, Decision]
-) -> dict[str, Any]:
-    """Returns the result for one value of an axis as JSON data."""
+def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[dict[str, Any]]:
+    """Yields the result for each value of an axis as JSON data: the value, and the decisions of all strategies."""
     device = {} if axis.device is None else {"device": axis.device}
-    strategies = {name: _decision(problem, each) for name, each in decisions.items()}
-    return {**device, axis.name: value, "strategies": strategies}
+    for value, variant in zip(axis.values, variants(problem, axis), strict=True):
+        decisions = {strategy: solve(variant, strategy) for strategy in strategies_for(variant)}
+        strategies = {name: _decision(problem, each) for name, each in decisions.items()}
+        yield {**device, axis.name: value, "strategies": strategies}
 
 
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
@@ -340,20 +340,6 @@ def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
         return rescore(file.problem, planned, reach)
     batches = file.problem.batches
     return None if batches is None else rescore(file.problem, planned, reach_of(batches))
-
-
-def _policy(file: ProblemFile, ramps: tuple[int, ...], threshold: float | None) -> PolicySpec:
-    recorded = file.policy(ramps)
-    if recorded is not None and threshold is not None:
-        raise InputError("--threshold: the problem's exit records already define thresholds")
-    if recorded is not None:
-        return recorded
-    if threshold is None:
-        raise InputError(
-            f"--out: ramps {list(ramps)} are active and have no thresholds; give --threshold, or survival from exit "
-            "records in the problem"
-        )
-    return PolicySpec(name="entropy", thresholds=threshold)
 
 
 def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
@@ -434,12 +420,12 @@ def run_what_if(job: WhatIfJob) -> None:
     else:
         axis = Axis(name=name, values=values)
     problem = read_problem(job.problem).problem
-    rows = what_if(problem, axis, solve)
-    if job.as_json:
-        for value, decisions in rows:
-            print(json.dumps(what_if_document(problem, axis, value, decisions)), flush=True)
+    found = what_if(problem, axis, solve)
+    if not job.as_json:
+        show(what_if_table(problem, axis, list(found)))
         return
-    show(what_if_table(problem, axis, list(rows)))
+    for each in found:
+        print(json.dumps(each), flush=True)
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
@@ -483,9 +469,10 @@ AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
 
 def plan_tables(answer: PlanAnswer) -> list[Table]:
     """Returns tables of stages, figures, and the other strategies; without a plan, of strategies that have one."""
-    others = [comparison_table(answer.problem, answer.comparisons)] if answer.comparisons else []
+    baselines = _baselines(answer.problem, answer.comparisons)
+    others = [comparison_table(answer.problem, baselines)] if baselines else []
     if isinstance(answer.decision, NoPlan):
-        return others if any(isinstance(each.decision, Planned) for each in answer.comparisons) else []
+        return others if any("no_plan" not in each for each in baselines.values()) else []
     tables = [_stages(answer), _figures(answer)]
     if answer.problem.generation is not None:
         tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
@@ -496,31 +483,34 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
     return tables + others
 
 
-def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) -> Table:
+def comparison_table(problem: PlanProblem, baselines: Mapping[str, Mapping[str, Any]]) -> Table:
     """Returns a table of the other strategies, and how many times better the best plan is."""
-    rows = [{"strategy": each.strategy, **_decision_cells(problem, each.decision)} for each in comparisons]
-    times = ("-" if each.times_better is None else f"{each.times_better:.2f} x" for each in comparisons)
+    rows = [{"strategy": strategy, **_decision_cells(problem, each)} for strategy, each in baselines.items()]
+    times = ("-" if each["times_better"] is None else f"{each['times_better']:.2f} x" for each in baselines.values())
     cells = ((*row.values(), better) for row, better in zip(rows, times, strict=True))
     return make_table(*rows[0], "best is better by", title="Other strategies", rows=cells)
 
 
-def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:
+def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str, Any]]) -> Table:
     """Returns a table with a row per value: figures of the best plan, and the objective of every other strategy."""
     if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
         problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
     column = OBJECTIVE_COLUMNS[type(problem.objective)]
-    others = [strategy for strategy in strategies_for(problem) if strategy != "best"]
-    cells = [{each: _decision_cells(problem, decisions[each]) for each in decisions} for _, decisions in rows]
+    cells = [{name: _decision_cells(problem, one) for name, one in each["strategies"].items()} for each in found]
+    others = [strategy for strategy in cells[0] if strategy != "best"]
     first, *further = cells[0]["best"]
     unit = column.removeprefix("rate ")
     names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
-    table = make_table(*names, title="What if", narrow=True)
-    for (value, decisions), of_value in zip(rows, cells, strict=True):
-        shown = value * 1e3 if axis.name == "slo_s" else value
-        objectives = ("-" if isinstance(decisions[each], NoPlan) else of_value[each][column] for each in others)
-        table.add_row(f"{shown:g}", *of_value["best"].values(), *objectives)
-    return table
+    rows = (
+        (
+            f"{each[axis.name] * (1e3 if axis.name == 'slo_s' else 1):g}",
+            *of_value["best"].values(),
+            *("-" if "no_plan" in each["strategies"][other] else of_value[other][column] for other in others),
+        )
+        for each, of_value in zip(found, cells, strict=True)
+    )
+    return make_table(*names, title="What if", narrow=True, rows=rows)
 
 
 def _stages(answer: PlanAnswer) -> Table:
@@ -602,17 +592,18 @@ def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
     return table
 
 
-def _decision_cells(problem: PlanProblem, decision: Decision) -> dict[str, str]:
-    """Returns the figures of a decision as cells, by the titles of their columns."""
-    if isinstance(decision, NoPlan):
-        cells = {"rate /s": "no plan", "latency ms": f"{decision.binding} binds", "USD/h": "-"}
-        last = {"mean ms": "-", "answered": "-"}
+def _decision_cells(problem: PlanProblem, found: Mapping[str, Any]) -> dict[str, str]:
+    """Returns cells for the JSON data of a decision, by the titles of their columns."""
+    no_plan = found.get("no_plan")
+    if no_plan is not None:
+        cells = {"rate /s": "no plan", "latency ms": f"{no_plan['binding']} binds", "USD/h": "-"}
     else:
-        figures, after_answer = decision.figures, decision.stages[0].splits[0].after_answer
-        rate, latency = _rate(figures.rate_per_s), milliseconds(figures.latency_s)
-        cells = {"rate /s": rate, "latency ms": latency, "USD/h": f"{figures.usd_per_hour:.2f}"}
-        last = {"mean ms": milliseconds(figures.mean_latency_s), "answered": after_answer}
-    return cells | last if isinstance(problem.objective, MinimizeLatency) else cells
+        rate, latency = _rate(found["rate_per_s"]), milliseconds(found["latency_s"])
+        cells = {"rate /s": rate, "latency ms": latency, "USD/h": f"{found['usd_per_hour']:.2f}"}
+    if isinstance(problem.objective, MinimizeLatency):
+        mean = "-" if no_plan else milliseconds(found["mean_latency_s"])
+        cells |= {"mean ms": mean, "answered": "-" if no_plan else found.get("after_answer", "stop")}
+    return cells
 
 
 def _rate(per_s: float) -> str:

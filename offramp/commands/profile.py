@@ -103,7 +103,7 @@ def profile_model(
         rng = np.random.default_rng(job.seed)
         segments = open_network(job.backend, model, folder)
         live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
-        stand_ins = same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
+        stand_ins = _same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
         measured = tuple(dict.fromkeys(stand_ins.values()))
         live.make_ready(measured)
         clock = clock or MonotonicClock()
@@ -127,16 +127,15 @@ def profile_model(
     return profile, points
 
 
-def same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> dict[TimedSplit, TimedSplit]:
+def _same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> dict[TimedSplit, TimedSplit]:
     """Maps each split to the first one with the same times, which runs a block of the same kind."""
-    first: dict[Hashable, TimedSplit] = {}
-
-    def kind(timed: TimedSplit) -> Hashable:
+    first, found = dict[Hashable, TimedSplit](), dict[TimedSplit, TimedSplit]()
+    for timed in splits:
         split = timed.split
         blocks = kinds_N[split.first] if split.end == split.first + 1 else (split.first, split.end)
-        return blocks, split.batch, bool(split.ramps), timed.length, timed.further
-
-    return {timed: first.setdefault(kind(timed), timed) for timed in splits}
+        kind = blocks, split.batch, bool(split.ramps), timed.length, timed.further
+        found[timed] = first.setdefault(kind, timed)
+    return found
 
 
 def _block_kinds(model: Network) -> list[Hashable]:
@@ -239,28 +238,18 @@ def run(job: ProfileOptions) -> None:
 def profile_table(figures: dict[str, Any]) -> Table:
     """Returns a table with a row per length and batch size, from the result of `profile_figures`."""
     title = f"{figures['model']} on {figures['device']} ({figures['device_name']}), {figures['backend']}"
-    rows = (
-        (
-            str(row["length"]),
-            str(row["batch"]),
-            f"{row['model_s'] * 1e3:.2f}",
-            f"{row['batch'] / row['model_s']:.0f}",
-            f"{row['block_s'] * 1e3:.3f}",
-            "-" if row["ramp_s"] is None else f"{row['ramp_s'] * 1e3:.3f}",
-        )
-        for row in figures["rows"]
-    )
-    return make_table("length", "batch", "model ms", "inputs/s", "block ms", "ramp ms", title=title, rows=rows)
+    table = make_table("length", "batch", "model ms", "inputs/s", "block ms", "ramp ms", title=title)
+    for length, batch, model_s, block_s, ramp_s in map(dict.values, figures["rows"]):
+        times = f"{model_s * 1e3:.2f}", f"{batch / model_s:.0f}", f"{block_s * 1e3:.3f}"
+        table.add_row(str(length), str(batch), *times, "-" if ramp_s is None else f"{ramp_s * 1e3:.3f}")
+    return table
 
 
 def noise_text(figures: dict[str, Any]) -> str:
     """Returns a line about the noise of the measurement, with a warning if it is too large."""
     text = f"spread {figures['spread']:.1%}, {figures['outliers']} outliers in {figures['timings']} timings"
-    if figures["spread"] <= NOISY:
-        return text
-    return (
-        f"{text}\nwarning: a spread above {NOISY:.0%}: other programs used the machine; measure again when it is idle"
-    )
+    warning = f"\nwarning: a spread above {NOISY:.0%}: other programs used the machine; measure again when it is idle"
+    return text + warning if figures["spread"] > NOISY else text
 
 
 Notify = Callable[[str], None]
@@ -320,8 +309,7 @@ def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
 class ProcessorClock:
     """A clock of this process's processor time, on which other programs have little influence."""
 
-    def now_s(self) -> float:
-        return time.process_time()
+    now_s = staticmethod(time.process_time)
 
 
 def _measured(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, float]:
@@ -458,18 +446,13 @@ def on_cores(plan: Plan, problem: PlanProblem, workers: int, backend: BackendNam
     stages = tuple(replace(stage, replicas=workers // 2 if in_pairs else workers) for stage in plan.stages)
     plan = replace(plan, stages=stages, dispatch="filling" if fills else "work-conserving")
     if not plan.ramps:
-        plan = plan.with_splits(batch=max(plan.splits[0].batch, largest_batch(problem)))
+        # A running batch and an input's own batch must keep the SLO, less E3's slack for bursts. Plans also count the
+        # time in which a batch fills. Replicas that do not wait for full batches do not spend it.
+        limit_s = Slo(latency_s=problem.slo.latency_s).limit_s / 2
+        [table] = problem.latency.values()
+        fitting = (batch for batch in table.batches if stock_s(problem, batch) <= limit_s)
+        plan = plan.with_splits(batch=max([plan.splits[0].batch, *fitting]))
     return plan.in_pairs() if in_pairs else plan
-
-
-def largest_batch(problem: PlanProblem) -> int:
-    """Returns the largest batch of the full model for which a running batch and an input's own batch keep the SLO.
-
-    Plans also count the time in which a batch fills. Replicas that do not wait for full batches do not spend it.
-    """
-    limit_s = Slo(latency_s=problem.slo.latency_s).limit_s / 2  # E3's slack, for bursts
-    [table] = problem.latency.values()
-    return max([1, *(batch for batch in table.batches if stock_s(problem, batch) <= limit_s)])
 
 
 def _plan_text(plan: Plan) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -148,44 +148,41 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
 def status_tables(document: Mapping[str, Any]) -> list[Table]:
     """Returns tables of the applications with their deployments, and of the current plan if there is one."""
     applications, plan = document["applications"], document["plan"]
-    table = make_table(
-        "application", "deployment", "status", "replicas", title=None if applications else "Nothing is served"
-    )
+    title = None if applications else "Nothing is served"
+    table = make_table("application", "deployment", "status", "replicas", title=title)
     for each in applications:
         table.add_row(each["name"], "", f"{each['status']} {each['message']}".strip(), "")
-        for deployment in each["deployments"]:
-            name = f"{deployment['name']} (emulated)" if deployment["emulated"] else deployment["name"]
-            replicas = f"{deployment['replicas']} of {deployment['wanted']}"
-            table.add_row("", name, deployment["status"], replicas)
-    tables, inner = [table], plan
+        for one in each["deployments"]:
+            name = f"{one['name']} (emulated)" if one["emulated"] else one["name"]
+            table.add_row("", name, one["status"], f"{one['replicas']} of {one['wanted']}")
+    inner = plan
     while isinstance(inner, Mapping) and "chains" not in inner:  # the answer may be another server's
         inner = inner.get("plan")
-    if isinstance(inner, Mapping) and inner["chains"]:
-        title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
-        hops = plan.get("hops")
-        if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
-            title += "; hidden states between stages in float16"
-        tables.append(_plan_table(list(inner["chains"]), title))
-    return tables
-
-
-def _plan_table(chains: list[dict[str, Any]], title: str) -> Table:
-    several = len(chains) > 1
+    if not isinstance(inner, Mapping) or not inner["chains"]:
+        return [table]
+    title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
+    hops = plan.get("hops")
+    if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
+        title += "; hidden states between stages in float16"
+    several = len(inner["chains"]) > 1
     names = ("chain", "share") if several else ()
-    table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps\nafter", title=title)
+    columns = (*names, "stage", "device", "replicas", "blocks", "batch", "ramps\nafter")
+    return [table, make_table(*columns, title=title, rows=_plan_rows(inner["chains"], several=several))]
+
+
+def _plan_rows(chains: Sequence[Mapping[str, Any]], *, several: bool) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each split of a plan; the first of a chain or a stage also shows these."""
     for number, chain in enumerate(chains):
-        of_chain = (str(number), f"{chain['share']:.1%}")
+        of_chain: tuple[str, ...] = (str(number), f"{chain['share']:.1%}") if several else ()
         for index, stage in enumerate(chain["stages"]):
             device = stage["device"]
             if device.startswith(EMULATED):
                 device = f"{device.removeprefix(EMULATED)} (emulated)"
-            for position, split in enumerate(stage["splits"]):
-                own = (str(index), device, str(stage["replicas"])) if position == 0 else ("", "", "")
+            of_stage = (str(index), device, str(stage["replicas"]))
+            for split in stage["splits"]:
                 blocks = f"{split['first']} to {split['end'] - 1}"
-                ramps = ", ".join(map(str, split["ramps"])) or "-"
-                table.add_row(*(of_chain if several else ()), *own, blocks, str(split["batch"]), ramps)
-                of_chain = ("", "")
-    return table
+                yield *of_chain, *of_stage, blocks, str(split["batch"]), ", ".join(map(str, split["ramps"])) or "-"
+                of_chain, of_stage = ("",) * len(of_chain), ("", "", "")
 
 
 NODES = "/api/v0/nodes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob, parse_order
-from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
+from offramp.commands.output import cell, make_table, milliseconds, print_result, progress_share, provenance
 from offramp.commands.plan import NO_PLAN, answer, plan_of
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
@@ -52,6 +52,8 @@ SAME_RATE = 0.01
 """Relative difference between the rate in a plan file and that by the problem above which a note reports it."""
 ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
 """Keys at the top of the output of `offramp plan --json`, which a plan file has below `predicted`."""
+PLAN_KEYS = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
+"""Keys that this output and a plan file share."""
 NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
 """Policy of plans with active ramps and no policy. The simulator does not read it: inputs leave by their decisions."""
 
@@ -60,14 +62,13 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     """Reads a plan file, or the output of `offramp plan --json`; raises PlanError if it does not fit the problem."""
     document = read_source(path, PlanError).document
     shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
-    if isinstance(document, Mapping) and "no_plan" in document:
+    found = document if isinstance(document, Mapping) else {}
+    if "no_plan" in found:
         raise PlanError(f"{path}: contains the answer that there is no plan")
-    if isinstance(document, Mapping) and any(key in document for key in ANSWER_KEYS):  # `offramp plan --json`
-        keys = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
-        plan_fields = {key: document[key] for key in keys if key in document}
-        plan_fields["predicted"] = {key: document[key] for key in ANSWER_KEYS if key in document}
-        plan_fields["policy"] = {"name": NO_POLICY.name, "thresholds": NO_POLICY.thresholds}
-        plan = replace(parse_plan(plan_fields, shape, where=str(path)), policy=NO_POLICY)
+    if predicted := {key: found[key] for key in ANSWER_KEYS if key in found}:  # `offramp plan --json`
+        fields = {key: found[key] for key in PLAN_KEYS if key in found} | {"predicted": predicted}
+        policy = {"name": NO_POLICY.name, "thresholds": NO_POLICY.thresholds}
+        plan = replace(parse_plan(fields | {"policy": policy}, shape, where=str(path)), policy=NO_POLICY)
     else:
         plan = read_plan(path, shape)
     for key in ANSWER_KEYS:  # admission control uses these numbers, which plan files do not check
@@ -124,7 +125,7 @@ def draw_inputs(
         document: dict[str, Any] = {"from": "survival"}
     else:
         name, records = named_records
-        decisions, rule = _exit_decisions(name, records, _policy(file, plan, records, thresholds), plan.ramps)
+        decisions, rule = _exit_decisions(name, records, file, plan, thresholds)
         rows_N, tokens_R = rng.integers(len(records), size=NUM_ROWS), records.tokens_N
         description = f"{len(records)} recorded ones of {name}, drawn at random; {rule}"
         document = {"from": "records", "records": name, "recorded": len(records), "policy": rule}
@@ -152,29 +153,27 @@ def _find_records(path: Path | None, file: ProblemFile, plan: Plan) -> tuple[str
     return str(path), records
 
 
-def _policy(file: ProblemFile, plan: Plan, records: ExitRecords, thresholds: Thresholds | None) -> PolicySpec | None:
-    """Returns the policy with `thresholds`, else the plan's, else the problem's; None without active ramps."""
-    ramps = plan.ramps
+def _exit_decisions(
+    name: str, records: ExitRecords, file: ProblemFile, plan: Plan, thresholds: Thresholds | None
+) -> tuple[Decisions, str]:
+    """Returns the exits of recorded inputs, by `thresholds`, else the plan's policy, else the problem's; and a text.
+
+    Raises InputError for missing or unknown thresholds, and for a policy that needs more than records.
+    """
+    ramps, policy = plan.ramps, policy_of(plan)
     if thresholds is not None:
         known, named = file.problem.ramps, thresholds if isinstance(thresholds, Mapping) else ramps
         if unknown := sorted(set(named) - set(known)):
             raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
         if missing := sorted(set(ramps) - set(named)):
             raise InputError(f"--thresholds: none for the plan's ramps {missing}")
-        of_ramps = _per_ramp(thresholds, ramps)
-        return policy_of_score(records.score, of_ramps, records.confidences, decay=decay_of(records))
-    policy = policy_of(plan) or file.policy(ramps)
-    if policy is None and ramps:
-        raise InputError(f"ramps {list(ramps)} are active and have no thresholds; give --thresholds")
-    return policy if ramps else None
-
-
-def _exit_decisions(
-    name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]
-) -> tuple[Decisions, str]:
-    """Returns the exits of inputs, and a description; raises InputError for a policy that needs more than records."""
-    if policy is None or not ramps:
+        given = _per_ramp(thresholds, ramps)
+        policy = policy_of_score(records.score, given, records.confidences, decay=decay_of(records))
+    policy = policy or file.policy(ramps)
+    if not ramps:
         return recorded(records, {}), "no ramp is active"
+    if policy is None:
+        raise InputError(f"ramps {list(ramps)} are active and have no thresholds; give --thresholds")
     if policy.name in ("voting", "own"):
         raise InputError(f"the plan's policy {policy.name} cannot be simulated with exit records; give --thresholds")
     if policy.patience is not None:
@@ -182,18 +181,16 @@ def _exit_decisions(
         return patient(records, policy.patience), rule
     check_policy(policy, "the plan", records, name, ramps)
     assert policy.thresholds is not None, "all other policies have thresholds"
-    thresholds = _per_ramp(policy.thresholds, ramps)
+    limits = _per_ramp(policy.thresholds, ramps)
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
-    values = sorted(set(thresholds.values()))
-    limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
+    low, high = min(limits.values()), max(limits.values())
+    text = f"{low:g}" if low == high else f"{low:g} to {high:g}, by ramp"
     an = "an" if records.score == "entropy" else "a"
-    return recorded(records, thresholds), f"they leave at {an} {records.score} of {side} {limits}"
+    return recorded(records, limits), f"they leave at {an} {records.score} of {side} {text}"
 
 
-def _per_ramp(thresholds: float | Mapping[int, float], ramps: tuple[int, ...]) -> dict[int, float]:
-    if isinstance(thresholds, Mapping):
-        return {ramp: thresholds[ramp] for ramp in ramps}
-    return dict.fromkeys(ramps, thresholds)
+def _per_ramp(thresholds: Thresholds, ramps: tuple[int, ...]) -> dict[int, float]:
+    return {ramp: thresholds[ramp] if isinstance(thresholds, Mapping) else thresholds for ramp in ramps}
 
 
 STREAM, SEQUENCE_STREAM = 2, 3
@@ -394,7 +391,7 @@ def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> tupl
 SCHEMA_VERSION = 1
 
 
-Result = tuple[dict[str, Any], tuple[Table, ...]]
+Result = tuple[dict[str, Any], Iterable[Table]]
 """The result of a simulation as JSON data and as tables."""
 
 
@@ -405,30 +402,15 @@ def _simulated(simulation: Simulation, progress: Progress) -> Result | None:
     if figures is None:
         return None
     networks, capacity_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
-    title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
-    simulated = {
-        **figures.document(),
-        "in_slo_share": figures.in_slo_share,
-        "utilisation": figures.utilisation,
-        **({"networks": networks} if networks else {}),
-    }
-    tables = (
-        _splits_table(simulation, figures),
-        *_lengths_table(figures),
-        make_table(
-            *("", "planned", "simulated"),
-            title=f"{title}, INTERRUPTED" if figures.interrupted else title,
-            rows=_rows(simulation, figures),
-        ),
-        *_networks_table(networks),
-        _exits_table(simulation, figures),
-    )
+    shares = {"in_slo_share": figures.in_slo_share, "utilisation": figures.utilisation}
+    simulated = {**figures.document(), **shares, **({"networks": networks} if networks else {})}
     overload = (
         f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {capacity_per_s:.1f}/s: some inputs are "
         "dropped or late"
     )
     notes = (overload,) if figures.offered_per_s > capacity_per_s else ()
-    return _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted), tables
+    document = _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted)
+    return document, _tables(simulation, figures, networks)
 
 
 def _simulated_sequences(simulation: Simulation, progress: Progress) -> Result | None:
@@ -574,32 +556,72 @@ def run(job: SimulateJob) -> None:
         raise typer.Exit(INTERRUPTED)
 
 
-def _splits_table(simulation: Simulation, figures: Figures) -> Table:
-    table = make_table(
+def _tables(simulation: Simulation, figures: Figures, networks: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """Yields tables of stages, batches of inputs of different lengths, figures, networks of a chain, and exits."""
+    yield make_table(
         *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
         title=f"Plan ({plan_source(simulation.job)})",
         narrow=True,
+        rows=_stage_rows(simulation, figures),
     )
+    if varied := [(use, use.lengths) for use in figures.splits if use.lengths is not None]:
+        names = ("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50")
+        batches = (
+            (
+                f"{use.first}-{use.end - 1}",
+                f"{use.inputs / use.batches:.1f}",
+                f"{lengths.tokens / use.batches:.0f}" + ("" if lengths.budget is None else f" of {lengths.budget}"),
+                milliseconds(lengths.p50_s),
+                milliseconds(lengths.p99_s),
+                f"{lengths.spread:.2f}",
+            )
+            for use, lengths in varied
+        )
+        yield make_table(*names, title="Batches", rows=batches)
+    title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs{', INTERRUPTED' if figures.interrupted else ''}"
+    yield make_table("", "planned", "simulated", title=title, rows=_rows(simulation, figures))
+    if networks:
+        answers = (
+            (
+                str(number),
+                f"{each['first']}-{each['end'] - 1}" + ("" if each["used"] else ", left out"),
+                str(each["reached"]),
+                str(each["answers"]),
+                cell(_share(each["answers"], each["reached"]), ".2%"),
+            )
+            for number, each in enumerate(networks)
+        )
+        yield make_table(
+            "network", "blocks", "reached by", "answers", "returned", title="Answers by network", rows=answers
+        )
+    planned = predicted_exits(simulation)
+    counts = dict.fromkeys(planned, 0) | dict(figures.exits)
+    exits = (
+        (str(block), f"{planned.get(block, 0.0):.2%}", cell(_share(count, figures.answered), ".2%"), str(count))
+        for block, count in sorted(counts.items())
+    )
+    yield make_table("after block", "planned", "simulated", "answers", title="Answers by exit", rows=exits)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _stage_rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each split; the first of a stage also shows the stage."""
     ran = {(each.first, each.end): each for each in figures.splits}
     planned = {(each.split.first, each.split.end): each for each in simulation.predicted.splits}
     for index, (stage, slot) in enumerate(zip(simulation.scenario.plan.stages, figures.slots, strict=True)):
+        stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
         for split in stage.splits:
-            stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
-            key = (split.first, split.end)
-            batch_cells = ("0", "-", "-")
-            if key in ran:
-                use = ran[key]
-                token_fill = None if use.lengths is None else use.lengths.fill
-                fill = use.fill if token_fill is None else token_fill  # of the token budget, if there is one
+            key, batch_cells = (split.first, split.end), ("0", "-", "-")
+            if (use := ran.get(key)) is not None:
+                fill = use.fill if use.lengths is None or use.lengths.fill is None else use.lengths.fill
                 batch_cells = (f"{use.batches}", f"{fill:.0%}", milliseconds(use.busy_s / use.batches))
-            table.add_row(
-                *(stage_cells if split is stage.splits[0] else ("", "")),
-                f"{split.first}-{split.end - 1}",
-                str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
-                *batch_cells,
-                milliseconds(planned[key].seconds),
-            )
-    return table
+            batch = str(split.batch) if split.tokens is None else f"{split.tokens} tokens"
+            blocks = f"{split.first}-{split.end - 1}"
+            yield *stage_cells, blocks, batch, *batch_cells, milliseconds(planned[key].seconds)
+            stage_cells = ("", "")
 
 
 def _sequence_tables(
@@ -629,26 +651,6 @@ def _shown(seconds: float | None) -> str:
     return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
-def _lengths_table(figures: Figures) -> list[Table]:
-    """Returns a table of batches if inputs have different lengths."""
-    uses = [use for use in figures.splits if use.lengths is not None]
-    if not uses:
-        return []
-    table = make_table("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50", title="Batches")
-    for use in uses:
-        lengths = use.lengths
-        assert lengths is not None
-        table.add_row(
-            f"{use.first}-{use.end - 1}",
-            f"{use.inputs / use.batches:.1f}",
-            f"{lengths.tokens / use.batches:.0f}" + ("" if lengths.budget is None else f" of {lengths.budget}"),
-            milliseconds(lengths.p50_s),
-            milliseconds(lengths.p99_s),
-            f"{lengths.spread:.2f}",
-        )
-    return [table]
-
-
 def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, str]]:
     predicted, slo_s = simulation.predicted, simulation.scenario.slo_s
     yield "offered", "", f"{figures.offered_per_s:.1f} inputs/s"
@@ -666,29 +668,3 @@ def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, 
         yield f"dropped: {reason}", "", f"{number} ({number / figures.inputs:.2%})" if figures.inputs else f"{number}"
     yield "utilisation", "", f"{figures.utilisation:.1%}"
     yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{figures.usd_per_hour:.2f} USD/h"
-
-
-def _networks_table(networks: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Returns a table of the answers of each network, if there are several."""
-    rows = (
-        (
-            str(number),
-            f"{each['first']}-{each['end'] - 1}" + ("" if each["used"] else ", left out"),
-            str(each["reached"]),
-            str(each["answers"]),
-            f"{each['answers'] / each['reached']:.2%}" if each["reached"] else "-",
-        )
-        for number, each in enumerate(networks)
-    )
-    names = ("network", "blocks", "reached by", "answers", "returned")
-    return [make_table(*names, title="Answers by network", rows=rows)] if networks else []
-
-
-def _exits_table(simulation: Simulation, figures: Figures) -> Table:
-    planned = predicted_exits(simulation)
-    table = make_table("after block", "planned", "simulated", "answers", title="Answers by exit")
-    for block in sorted({*planned, *figures.exits}):
-        answers = figures.exits.get(block, 0)
-        share = f"{answers / figures.answered:.2%}" if figures.answered else "-"
-        table.add_row(str(block), f"{planned.get(block, 0.0):.2%}", share, str(answers))
-    return table
