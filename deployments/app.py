@@ -23,13 +23,8 @@ from earlyexit.network.store import check_prunable, read_card
 from optimizer.plans.plan import deployment_name
 from optimizer.plans.plan_file import ModelShape, parse_plan
 
-# Serve must not hold back calls, because the dispatcher limits the calls in flight. With Serve's default health check
-# period of 10 s, a dead replica would be replaced much later. The long timeout allows for busy replicas.
-COMMON: dict[str, Any] = {
-    "max_ongoing_requests": 100_000,
-    "health_check_period_s": 1.0,
-    "health_check_timeout_s": 10.0,
-}
+LIGHT = {"num_cpus": 0.1}
+"""Ray's options of an actor that needs little of a core."""
 
 
 def build(settings: dict[str, Any]) -> Application:
@@ -43,10 +38,6 @@ def build(settings: dict[str, Any]) -> Application:
     shape = ModelShape.of(card)
     plan = parse_plan(settings["plan"], shape)
     check_prunable(Path(checked.model), plan.prune)
-    logs = checked.access_log
-    # At level INFO, Serve creates a log record for every request, even if it is not written.
-    level = "INFO" if logs else "WARNING"
-    logging_config = LoggingConfig(encoding="JSON", enable_access_log=logs, log_level=level)
     check_control(checked, shape)
     check_staying(plan)
     if checked.tracing is not None:
@@ -54,41 +45,37 @@ def build(settings: dict[str, Any]) -> Application:
     replicas = initial_replicas(checked)
     for device in replicas:
         check_emulated(checked, device, card)
-    types = [_replicas(settings, device, number, logging_config) for device, number in replicas.items()]
-    ingress = serve.deployment(
-        name="ingress",
-        num_replicas=checked.ingress_replicas,
-        ray_actor_options={"num_cpus": 0.1},
-        logging_config=logging_config,
-        **COMMON,
-    )
-    controllers = [] if checked.control is None else [_controller(settings)]  # Serve runs only bound deployments
+    # At level INFO, Serve creates a log record for every request, even if it is not written.
+    logs = {"enable_access_log": checked.access_log, "log_level": "INFO" if checked.access_log else "WARNING"}
+    types = []
+    for device, number in replicas.items():
+        labels = checked.node_labels.get(device)
+        options = find_device(device).actor_options | ({"label_selector": labels} if labels else {})
+        router = RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter))
+        deployed = _deployment(deployment_name(device), number, options, logs, request_router_config=router)
+        types.append(deployed(StageReplica).bind(settings, device))
+    controllers = []
+    if checked.control is not None:  # Serve runs only bound deployments
+        logs_decisions = {"enable_access_log": False, "log_level": "INFO"}
+        controllers.append(_deployment("controller", 1, LIGHT, logs_decisions)(Controller).bind(settings))
+    ingress = _deployment("ingress", checked.ingress_replicas, LIGHT, logs)
     application: Application = ingress(Ingress).bind(settings, *types, *controllers)
     return application
 
 
-def _replicas(settings: dict[str, Any], device: str, number: int, logging_config: LoggingConfig) -> Application:
-    labels = settings.get("node_labels", {}).get(device)
-    deployment = serve.deployment(
-        name=deployment_name(device),
+def _deployment(name: str, number: int, actor_options: dict[str, Any], logs: dict[str, Any], **options: Any) -> Any:
+    """Returns a decorator that makes a class a deployment with some replicas.
+
+    Serve must not hold back calls, because the dispatcher limits the calls in flight. With Serve's default health check
+    period of 10 s, a dead replica would be replaced much later. The long timeout allows for busy replicas.
+    """
+    return serve.deployment(
+        name=name,
         num_replicas=number,
-        ray_actor_options=find_device(device).actor_options | ({"label_selector": labels} if labels else {}),
-        request_router_config=RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter)),
-        logging_config=logging_config,
-        **COMMON,
+        ray_actor_options=actor_options,
+        max_ongoing_requests=100_000,
+        health_check_period_s=1.0,
+        health_check_timeout_s=10.0,
+        logging_config=LoggingConfig(encoding="JSON", **logs),
+        **options,
     )
-    application: Application = deployment(StageReplica).bind(settings, device)
-    return application
-
-
-def _controller(settings: dict[str, Any]) -> Application:
-    """Returns the controller, which logs one line per decision at level INFO."""
-    deployment = serve.deployment(
-        name="controller",
-        num_replicas=1,
-        ray_actor_options={"num_cpus": 0.1},
-        logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="INFO"),
-        **COMMON,
-    )
-    application: Application = deployment(Controller).bind(settings)
-    return application

@@ -75,13 +75,14 @@ def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapp
     missing = missing_accelerators(Counter(wanted) + Counter(claimed), inventory)
     missing = {name: count for name, count in missing.items() if name in wanted}
     if missing:
-        lines = [_shortage(name, wanted[name], claimed.get(name, 0), count) for name, count in missing.items()]
-        hint = (
-            f"; a node declares its emulated accelerators: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
-            if any(name.startswith(EMULATED) for name in missing)
-            else ""
-        )
-        raise InputError(f"the cluster lacks accelerators ({'; '.join(lines)}){hint}")
+        lines = []
+        for name, count in missing.items():
+            others = f", {claimed[name]} of other services" if claimed.get(name) else ""
+            there = wanted[name] + claimed.get(name, 0) - count
+            lines.append(f"{name}: {wanted[name]} in the file{others}, {there} there")
+        is_emulated = any(name.startswith(EMULATED) for name in missing)
+        declared = f"a node declares its emulated accelerators: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
+        raise InputError(f"the cluster lacks accelerators ({'; '.join(lines)}){f'; {declared}' if is_emulated else ''}")
 
 
 def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,20 +98,14 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
             other = "ingress.route_prefix or model.version" if name in others else "name"
             remedy = f"first: offramp delete {shlex.quote(name)}, or give this one another {other}"
             raise InputError(f"application {name!r} has route {route}; {remedy}")
-    _check_grpc(serve.get("grpc_options"), config)
-    return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
-
-
-def _check_grpc(running: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
-    """Raises InputError if the config needs gRPC and Serve runs without it."""
-    wanted = config.get("grpc_options")
-    if wanted is None or running is None:
-        return
-    if running["port"] != wanted["port"] or GRPC_SERVICE not in running.get("grpc_servicer_functions", []):
+    asked, running = config.get("grpc_options"), serve.get("grpc_options")
+    servicers = (running or {}).get("grpc_servicer_functions", [])
+    if asked and running and not (running["port"] == asked["port"] and GRPC_SERVICE in servicers):
         raise InputError(
-            f"Serve runs without gRPC at port {wanted['port']}, which it can open only when it starts: end it first "
+            f"Serve runs without gRPC at port {asked['port']}, which it can open only when it starts: end it first "
             "(serve shutdown), or leave ingress.grpc_port out"
         )
+    return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
 
 
 def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -133,8 +128,3 @@ def _kept(applications: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the submitted configs. A PUT does not affect applications without one, which were started by hand."""
     submitted = (each.get("deployed_app_config") for each in applications)
     return [config for config in submitted if config is not None]
-
-
-def _shortage(name: str, wanted: int, claimed: int, missing: int) -> str:
-    others = f", {claimed} of other services" if claimed else ""
-    return f"{name}: {wanted} in the file{others}, {wanted + claimed - missing} there"

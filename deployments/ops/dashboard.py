@@ -63,18 +63,22 @@ def within(snapshots: Sequence[Snapshot], seconds: float) -> Sequence[Snapshot]:
     return [each for each in snapshots if each.at_s >= snapshots[-1].at_s - seconds]
 
 
-def under_present_plan(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    """Returns the snapshots under the plan of the newest one."""
+def _under_present_plan(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
     return [each for each in snapshots if each.placed.epoch == snapshots[-1].placed.epoch]
 
 
-def between(before: Snapshot, now: Snapshot) -> Interval | None:
-    """Returns the counts of all ingresses between two snapshots; None without reports, or if no time passed."""
-    if not before.ingresses or now.at_s <= before.at_s:
-        return None
-    intake = IngressIntake()
-    intake.take(before.ingresses, before.at_s)
-    return intake.take(now.ingresses, now.at_s)
+def _between(before: Snapshot, now: Snapshot) -> Interval:
+    """Returns the counts of all ingresses between two snapshots; none in 0 s without reports, or if no time passed."""
+    seen = None
+    if before.ingresses and now.at_s > before.at_s:
+        intake = IngressIntake()
+        intake.take(before.ingresses, before.at_s)
+        seen = intake.take(now.ingresses, now.at_s)
+    return seen or Interval(since_s=now.at_s, at_s=now.at_s)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 MOST_REPLICAS = 64
@@ -87,16 +91,16 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     """Returns the newest plan and its figures during the snapshots, which must all be of that plan."""
     now, before = snapshots[-1], {report.replica: report for report in snapshots[0].replicas}
     ran = {report.replica: ran_since(before.get(report.replica), report) for report in now.replicas}
-    seconds = now.at_s - snapshots[0].at_s
+    placed, seconds = now.placed, now.at_s - snapshots[0].at_s
     return {
-        "epoch": now.placed.epoch,
-        "policy": None if now.placed.plan.policy is None else now.placed.plan.policy.name,
-        "dispatch": now.placed.plan.dispatch,
-        "order": now.placed.plan.order.name,
-        "after_answer": now.placed.plan.after_answer,
-        "overlap_below": now.placed.plan.overlap_below,
-        "predicted": dict(now.placed.plan.predicted),
-        "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in now.placed.stage_of.items()],
+        "epoch": placed.epoch,
+        "policy": None if placed.plan.policy is None else placed.plan.policy.name,
+        "dispatch": placed.plan.dispatch,
+        "order": placed.plan.order.name,
+        "after_answer": placed.plan.after_answer,
+        "overlap_below": placed.plan.overlap_below,
+        "predicted": dict(placed.plan.predicted),
+        "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in placed.stage_of.items()],
     }
 
 
@@ -123,9 +127,19 @@ def blocks_state(plan: Mapping[str, Any], survival: Sequence[float] | None) -> l
     ]
 
 
+def _shrunk(split: Mapping[str, Any], survival: Sequence[float] | None, block: int) -> float | None:
+    """Returns the mean batch of a split, less the inputs that left before a block; None if either is unknown."""
+    if split["size"] is None or survival is None:
+        return None
+    return _ratio(split["size"] * survival[block], survival[split["first"]])
+
+
 def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:
     replicas = sorted((each for each in now.replicas if each.slot == slot), key=lambda each: each.replica)
-    emulated = facts.settings.emulated.get(stage.device)
+    times, emulated = (
+        [each for report in replicas for each in ran[report.replica]],
+        facts.settings.emulated.get(stage.device),
+    )
     return {
         "slot": slot,
         "device": stage.device,
@@ -135,21 +149,33 @@ def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran
         "wanted": stage.replicas,
         "running": len(replicas),
         "waiting": sum(report.waiting for report in replicas),
-        "splits": [_split(facts, now, slot, split, ran, seconds) for split in stage.splits],
-        "replicas": [_replica(now, report, ran, seconds) for report in replicas[:MOST_REPLICAS]],
+        "splits": [
+            _split(split, facts.card.chain.name_of(split.first), [each for each in times if each.is_of(split)], seconds)
+            for split in stage.splits
+        ],
+        "replicas": [
+            {
+                "name": report.replica,
+                "node": report.node,
+                "pid": report.pid,
+                "epoch": report.epoch,
+                "waiting": report.waiting,
+                "busy": min(1.0, sum(each.seconds for each in ran[report.replica]) / seconds) if seconds else None,
+                "rests": report.replica in now.placed.avoided,
+            }
+            for report in replicas[:MOST_REPLICAS]
+        ],
     }
 
 
-def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran, seconds: float) -> dict[str, Any]:
-    replicas = [report.replica for report in now.replicas if report.slot == slot]
-    times = [each for replica in replicas for each in ran[replica] if each.is_of(split)]
+def _split(split: Split, network: str, times: Sequence[TimesRun], seconds: float) -> dict[str, Any]:
     batches = sum(each.batches for each in times)
-    size = sum(each.batches * each.size for each in times) / batches if batches else None
-    size_tokens = sum(each.tokens for each in times) / batches if batches else None
+    size = _ratio(sum(each.batches * each.size for each in times), batches)
+    size_tokens = _ratio(sum(each.tokens for each in times), batches)
     return {
         "first": split.first,
         "end": split.end,
-        "network": facts.card.chain.name_of(split.first),
+        "network": network,
         "batch": split.batch,
         "tokens": split.tokens,
         "ramps": list(split.ramps),
@@ -157,29 +183,8 @@ def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran
         "size_tokens": size_tokens,
         "fill": None if size is None else size / split.batch,
         "token_fill": None if size_tokens is None or split.tokens is None else size_tokens / split.tokens,
-        "batches_per_s": batches / seconds if seconds else None,
+        "batches_per_s": _ratio(batches, seconds),
     }
-
-
-def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> dict[str, Any]:
-    busy_s = sum(each.seconds for each in ran.get(report.replica, ()))
-    return {
-        "name": report.replica,
-        "node": report.node,
-        "pid": report.pid,
-        "epoch": report.epoch,
-        "waiting": report.waiting,
-        "busy": min(1.0, busy_s / seconds) if seconds else None,
-        "rests": report.replica in now.placed.avoided,
-    }
-
-
-def _shrunk(split: Mapping[str, Any], survival: Sequence[float] | None, block: int) -> float | None:
-    """Returns the mean batch of a split, less the inputs that left before a block; None if either is unknown."""
-    if split["size"] is None or survival is None or not survival[split["first"]]:
-        return None
-    size: float = split["size"] * survival[block] / survival[split["first"]]
-    return size
 
 
 SCHEMA = 5
@@ -189,28 +194,50 @@ RATES_S = 10.0
 SHARES_S = 60.0
 """The window of exits, survival and batch sizes, which need more inputs. Older snapshots are dropped."""
 SHARES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
-TOTALS = ("arrived", "answered", "in_slo")
+RATES = {"arrived_per_s": "arrived", "answered_per_s": "answered", "goodput_per_s": "in_slo"}
 
 
 def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Returns the page's state as plain data. `snapshots` are in order, at least one."""
-    now = snapshots[-1]
-    recent = between(within(snapshots, RATES_S)[0], now)
-    shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
-    survival = observed_survival(shares, facts.card.chain.num_blocks)
-    plan = plan_state(facts, under_present_plan(within(snapshots, SHARES_S)))
+    now, chain = snapshots[-1], facts.card.chain
+    recent, of_plan = _between(within(snapshots, RATES_S)[0], now), _under_present_plan(within(snapshots, SHARES_S))
+    seen, used = _between(of_plan[0], now), now.placed.plan.used
+    plan, answers = plan_state(facts, of_plan), sum(seen.exits.values())
+    survival = [_reached(seen, block) / answers for block in range(chain.num_blocks)] if answers else None
+    early: dict[str, float | None] = {"share": None, "mean_blocks": None}
+    if survival is not None:  # blocks of skipped networks do not count
+        run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)
+        early = {"share": 1 - seen.exits.get(chain.num_blocks - 1, 0) / answers, "mean_blocks": sum(run)}
+    networks = () if chain.is_one else range(len(chain.names))
     return {
         "schema": SCHEMA,
         "at_s": now.at_s,
-        "service": _service(facts, now),
-        "now": _now(now, recent),
-        "totals": {name: sum(getattr(each, name) for each in now.ingresses) for name in TOTALS},
+        "service": {
+            "model": facts.card.name,
+            "num_blocks": chain.num_blocks,
+            "slo_s": facts.settings.slo_s,
+            "generates": facts.card.generates,
+            "image": facts.image,
+            "ingresses": len(now.ingresses),
+            "epoch": now.placed.epoch,
+            "suspended": now.suspended,
+            "controller": now.controller,
+        },
+        "now": {
+            "seconds": recent.seconds or None,
+            **{name: _ratio(getattr(recent, count), recent.seconds) for name, count in RATES.items()},
+            **{name: latency_s(recent.latencies, share) for name, share in SHARES.items()},
+            "unanswered": sum(report.unanswered for report in now.ingresses),
+            "waiting": sum(report.waiting for report in now.ingresses),
+            "waiting_in_stages": sum(report.waiting for report in now.replicas),
+        },
+        "totals": {name: sum(getattr(each, name) for each in now.ingresses) for name in RATES.values()},
         "drops": _drops(now, recent),
         "plan": plan,
         "blocks": blocks_state(plan, survival),
-        "exits": _exits(facts, now, shares),
-        "early": _early(shares, survival, now),
-        "networks": _networks(facts.card.chain, now.placed.plan.used, shares),
+        "exits": _exits(chain, now.placed.plan.ramps, seen),
+        "early": early,
+        "networks": [_network(chain, network, network in used, seen) for network in networks],
         "survival": survival,
         "agreement": now.agreement,
         "described": now.described,
@@ -221,106 +248,51 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     }
 
 
-def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | None:
-    """Returns the share of answers that reached each block, with the active ramps; None without answers."""
-    total = 0 if seen is None else sum(seen.exits.values())
-    if seen is None or not total:
-        return None
-    return [sum(count for exit_, count in seen.exits.items() if exit_ >= block) / total for block in range(num_blocks)]
+def _reached(seen: Interval, block: int) -> int:
+    """Returns the number of answers that reached a block, with the active ramps."""
+    return sum(count for exit_, count in seen.exits.items() if exit_ >= block)
 
 
-def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
-    return {
-        "model": facts.card.name,
-        "num_blocks": facts.card.chain.num_blocks,
-        "slo_s": facts.settings.slo_s,
-        "generates": facts.card.generates,
-        "image": facts.image,
-        "ingresses": len(now.ingresses),
-        "epoch": now.placed.epoch,
-        "suspended": now.suspended,
-        "controller": now.controller,
-    }
-
-
-def _now(now: Snapshot, seen: Interval | None) -> dict[str, Any]:
-    rates = {"arrived_per_s": "arrived", "answered_per_s": "answered", "goodput_per_s": "in_slo"}
-    return {
-        "seconds": None if seen is None else seen.seconds,
-        **{name: None if seen is None else getattr(seen, count) / seen.seconds for name, count in rates.items()},
-        **{name: latency_s({} if seen is None else seen.latencies, share) for name, share in SHARES.items()},
-        "unanswered": sum(report.unanswered for report in now.ingresses),
-        "waiting": sum(report.waiting for report in now.ingresses),
-        "waiting_in_stages": sum(report.waiting for report in now.replicas),
-    }
-
-
-def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
+def _drops(now: Snapshot, recent: Interval) -> list[dict[str, Any]]:
     """Returns the drops by reason, most frequent first."""
     totals: Counter[str] = Counter()
     for report in now.ingresses:
         totals.update(report.drops)
-    recent = {} if seen is None else seen.drops
-    seconds = 1.0 if seen is None else seen.seconds
     return [
-        {"reason": reason, "total": total, "per_s": recent.get(reason, 0) / seconds}
+        {"reason": reason, "total": total, "per_s": recent.drops.get(reason, 0) / (recent.seconds or 1.0)}
         for reason, total in sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
+def _exits(chain: Chain, ramps: Collection[int], seen: Interval) -> list[dict[str, Any]]:
     """Returns each exit: active ramps, the end, and inactive ramps at which answers left."""
-    exits = {} if seen is None else seen.exits
-    total = sum(exits.values())
-    ramps, chain = set(now.placed.plan.ramps), facts.card.chain
-    last = chain.num_blocks - 1
+    total, last = sum(seen.exits.values()), chain.num_blocks - 1
     return [
         {
             "block": block,
             "kind": "ramp" if block in ramps else "end" if block == last else "inactive ramp",
             "network": chain.name_of(block),
-            "answers": exits.get(block, 0),
-            "share": exits.get(block, 0) / total if total else None,
+            "answers": seen.exits.get(block, 0),
+            "share": _ratio(seen.exits.get(block, 0), total),
         }
-        for block in sorted(ramps | set(exits) | {last})
+        for block in sorted({*ramps, *seen.exits, last})
     ]
 
 
-def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -> dict[str, float | None]:
-    """Returns the share of early answers, and the mean number of blocks per answer."""
-    if seen is None or survival is None:
-        return {"share": None, "mean_blocks": None}
-    at_end = seen.exits.get(len(survival) - 1, 0) / sum(seen.exits.values())
-    run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)  # without skipped networks
-    return {"share": 1 - at_end, "mean_blocks": sum(run)}
-
-
-def _networks(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:
-    """Returns one row per network of a cascade; no rows for a single network.
-
-    `used`: the positions of the networks that the plan uses. Shares are of the answers under the current plan, and None
-    before the first answer.
-    """
-    seen = seen or Interval(since_s=0.0, at_s=0.0)
-    positions = () if chain.is_one else range(len(chain.names))
-    return [_network(chain, network, network in used, seen) for network in positions]
-
-
 def _network(chain: Chain, network: int, is_used: bool, seen: Interval) -> dict[str, Any]:
+    """Returns the figures of a network of a cascade. Shares are of the answers under the current plan."""
     first, end = chain.starts[network], chain.bounds[network]
-    answers = sum(count for block, count in seen.exits.items() if first <= block < end)
-    reached = sum(count for block, count in seen.exits.items() if block >= first)
-    total = sum(seen.exits.values())
-    crossings, words = seen.crossings.get(first, 0), seen.words.get(first, 0)
+    reached, crossings = _reached(seen, first), seen.crossings.get(first, 0)
+    answers = reached - _reached(seen, end)
     return {
         "name": chain.names[network],
         "first": first,
         "end": end,
         "used": is_used,
         "answers": answers,
-        "share": answers / total if total else None,
-        "returned": answers / reached if reached and is_used else None,
-        "crossings_per_s": crossings / seen.seconds if seen.seconds else None,
-        "crossing_s": seen.crossing_s.get(first, 0.0) / crossings if crossings else None,
-        "pruned_words": seen.pruned_words.get(first, 0) / words if words else None,
+        "share": _ratio(answers, sum(seen.exits.values())),
+        "returned": _ratio(answers, reached) if is_used else None,
+        "crossings_per_s": _ratio(crossings, seen.seconds),
+        "crossing_s": _ratio(seen.crossing_s.get(first, 0.0), crossings),
+        "pruned_words": _ratio(seen.pruned_words.get(first, 0), seen.words.get(first, 0)),
     }
