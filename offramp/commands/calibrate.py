@@ -31,15 +31,8 @@ from earlyexit.tasks import find_task
 from earlyexit.tasks.base import IntArray, Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask, first_token
-from earlyexit.training.ramps import (
-    Progress,
-    by_batch,
-    exit_outputs,
-    importance_of,
-    no_progress,
-    times_measured,
-)
-from earlyexit.training.tokens import Generated, GenerationOptions, generate
+from earlyexit.training.ramps import Progress, by_batch, exit_outputs, importance_of, no_progress, times_measured
+from earlyexit.training.tokens import GenerationOptions, generate
 from earlyexit.words import alpha_for, num_words, relative_importance
 from offramp.commands.calibration_files import (
     forget_calibration,
@@ -52,7 +45,7 @@ from offramp.commands.jobs import CalibrateJob
 from offramp.commands.thresholds import (
     CalibrationData,
     calibration_facts,
-    card_of_sequences,
+    check_job_of_tokens,
     check_ramps,
     check_rows,
     design_and_test_rows,
@@ -69,57 +62,166 @@ from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, 
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, Score
 
+OWN = ""
+"""Name of the model's own calibration, which is in the model folder itself."""
 SERVED = "likelihood"
 """Rule whose weights are used for serving; the weights of other rules are only reported."""
-
-
-Ensemble = tuple[Mapping[int, float] | None, dict[str, Any]]
-"""Weights of a chain's networks by their end blocks (None if answers are not mixed), and JSON data on the ensemble."""
-
-
-def find_ensemble(
-    outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
-) -> Ensemble:
-    """Returns an ensemble that is fitted on `rows` of a chain's temperature-scaled outputs (N, C), by block.
-
-    Answers are mixed if the leave-one-out gain on the rows that no network but the last answers is significant. The
-    gain is None without such rows. `goes_on_NE`: whether each row goes on at the end of each network but the last.
-    """
-    shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
-    truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
-    by_rule = {name: dict(fit_weights(shares, truth, goes_on, chain.end_ramps, rule)) for name, rule in RULES.items()}
-    gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
-    is_on = gain is not None and gain.is_sure
-    document = {"on": is_on, "weights": by_rule, "gain": None if gain is None else asdict(gain)}
-    return by_rule[SERVED] if is_on else None, document
-
-
-def mixed_outputs(
-    outputs: Mapping[int, Tensor],
-    chain: Chain,
-    task: Task,
-    weights: Mapping[int, float],
-    used: Collection[int] | None = None,
-) -> dict[int, Tensor]:
-    """Returns the outputs (N, C) of every exit by block, mixed with those of earlier networks.
-
-    They equal the served ones, rounding included. `used`: the networks that a plan uses, None for all. Other networks
-    contribute nothing, and their own outputs are unchanged.
-    """
-    state_BS = torch.zeros(len(next(iter(outputs.values()))), task.num_outputs, dtype=STATE_DTYPE)
-    result = dict(outputs)
-    for block in sorted(outputs):
-        if used is not None and chain.network_of(block) not in used:
-            continue
-        result[block] = mixed(ExitOutput(task, outputs[block]), state_BS).outputs_BC
-        if block in weights:
-            state_BS = weighted_state(result[block], weights[block])
-    return result
-
-
+ANSWER_TOKENS = 64
+"""Maximum number of tokens of an answer, if neither the job nor the training of the ramps sets it."""
+MAX_PROMPT_TOKENS = 128
+"""Maximum number of tokens of a text in the training of a decoder's ramps."""
 Confidences = Mapping[int, float]
 Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
-"""Row indices, and the temperature-scaled outputs of each exit for these rows, by block."""
+"""Row indices, and the temperature-scaled outputs of each exit for these rows, (N, C), by block."""
+Ensemble = tuple[Mapping[int, float] | None, dict[str, Any]]
+"""Weights of a chain's networks by their end blocks (None if answers are not mixed), and JSON data on the ensemble."""
+Calibrated = tuple[CalibrationCard, ExitRecords]
+
+
+def calibrate(
+    folder: Path,
+    data: LabelledRows,
+    job: CalibrateJob,
+    *,
+    outputs: Iterable[Outputs] | None = None,
+    progress: Progress = no_progress,
+) -> Calibrated:
+    """Finds thresholds, and writes them with the exit records into the model folder.
+
+    `outputs`: the outputs of these rows if they are known, of a single model without temperatures; None: the model
+    runs. Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that
+    the model does not support.
+    """
+    check_rows(data, job)
+    card = read_card(folder)
+    job = _check_job(job, folder, card)
+    if card.generates:
+        records, facts = _records_of_generations(folder, data, job, progress)
+        return _replace_calibration(folder, CalibrationData(job=job, views=[records], facts=facts).card(), records)
+    check_rows(data, job)  # a chain has several calibrations
+    task, facts, (design, _) = find_task(card.task), calibration_facts(job), design_and_test_rows(data, job)
+    policy, is_one = choose_score(task, job.policy), card.chain.is_one
+    labels = None if _lack_labels(card, data, job) else data.targets(task, find_codec(card.codec, folder))
+    tokens_N = None
+    if outputs is None:
+        outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
+    outputs = outputs if task.large else list(outputs)
+    if labels is None:
+        [(_, raw)] = outputs
+        labels = raw[card.num_blocks - 1].argmax(1).numpy()
+    model = load_model(folder) if is_one else None
+    if model is None:
+        facts |= {MEMBERS: members_of(folder, card)}
+    else:
+        outputs = _scaled(model, outputs, labels, design)
+    records = join_records(outputs, policy, task, labels, choice=(design, job.budget), provenance=facts)
+    records = replace(records, tokens_N=tokens_N)
+    recorded = CalibrationData(
+        job=job,
+        views=[records],
+        facts=facts,
+        task=task,
+        labels=labels,
+        costs=measured_costs(job.latency, records) or (None if is_one else parameters_by_block(folder, card)),
+        first=card.chain.starts[-1],
+    )
+    if model is None:
+        return _calibrate_chain(recorded, folder, card, data, next(iter(outputs)), progress)
+    calibration = recorded.card()
+    forget_calibration(folder)
+    save_model(model, folder)
+    facts = calibration.provenance | {MEMBERS: members_of(folder, card)}
+    return _replace_calibration(folder, calibration.model_copy(update={"provenance": facts}), records)
+
+
+def _replace_calibration(folder: Path, calibration: CalibrationCard, records: ExitRecords) -> Calibrated:
+    """Writes the only calibration of a model, and returns it with its records."""
+    forget_calibration(folder)
+    save_calibration(calibration, records, folder)
+    return calibration, records
+
+
+def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
+    """Returns the job with its ramps as blocks and its number of calibrations.
+
+    Raises DataError for options that the model does not support, and ModelFolderError for a chain with a model that is
+    not calibrated, because chains use the models' temperatures.
+    """
+    if card.generates:
+        check_job_of_tokens(job)
+    elif job.decay is not None or job.answers is not None:
+        raise DataError(f"--decay and --answers are only for models that generate tokens, and {card.name} is not one")
+    if job.latency is not None:
+        LatencyProfile.load(job.latency)  # a file that cannot be read is refused before the model runs
+    if card.chain.is_one:
+        if job.prune is not None or job.ensemble:
+            raise DataError(f"{folder} is a single network: --prune and --ensemble are for chains")
+        check_ramps(job, card.ramps)
+        return job
+    for member in card.members(folder):
+        read_calibration(member)
+    if job.ramps == "ends":
+        job = job.model_copy(update={"ramps": card.chain.end_ramps})
+    check_ramps(job, card.ramps)
+    if job.prune is not None:
+        check_prunable(folder, card.chain.end_ramps)
+    return job.model_copy(update={"among": 1 + _has_reference(job, card.chain) + (job.prune is not None)})
+
+
+def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
+    """Returns whether there will be a second calibration, for the last network alone."""
+    return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
+
+
+def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
+    """Returns whether the model's answers replace labels; raises DataError if labels are needed."""
+    if not keeps_answers(card.provenance) or data.are_labelled:
+        return False
+    if job.metric == "harm":
+        raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
+    return True
+
+
+def choose_score(task: Task, requested: Score | None) -> Score:
+    """Returns the requested score, or the task's default; raises DataError for a score that the task does not have."""
+    is_label = isinstance(task, LabelTask)
+    if requested in ("foreseen", "similar"):
+        raise DataError(
+            f"{requested} is only for models that generate tokens, not for the task {task.name}; "
+            "confidence is for all tasks"
+        )
+    if requested == "entropy" and not is_label:
+        raise DataError(f"entropy is only for labels, not for the task {task.name}; confidence is for all tasks")
+    if requested == "share" and not task.num_principal_values:
+        raise DataError(f"share is not for the task {task.name}, which has no maps; confidence is for all tasks")
+    usual: Score = "share" if task.large and task.num_principal_values else "confidence"
+    return requested or ("entropy" if is_label else usual)
+
+
+def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
+    """Fits temperatures on the design rows, and returns the outputs scaled by them.
+
+    The temperature remains 1 for large outputs, and for the last exit of a model that keeps its answers.
+    """
+    model.temperatures_E.fill_(1.0)
+    if model.task.large:
+        return parts
+    ((rows, raw),) = parts
+    design_B = torch.from_numpy(design)
+    for block in sorted(raw)[:-1] if keeps_answers(model.info.provenance) else sorted(raw):
+        model.temperatures_E[block] = model.task.fit_temperature(raw[block][design_B], labels[design])
+    return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]
+
+
+def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
+    """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
+    costs = list[float]()
+    for member in card.members(folder):
+        blocks = getattr(load_model(member).backbone, "blocks", None)
+        if not isinstance(blocks, torch.nn.ModuleList):
+            return None
+        costs += [float(sum(each.numel() for each in block.state_dict().values())) for block in blocks]
+    return costs if len(costs) == card.num_blocks and all(costs) else None
 
 
 def record_exits(
@@ -130,17 +232,17 @@ def record_exits(
     progress: Progress = no_progress,
 ) -> ExitRecords:
     """Runs a calibrated model on labelled rows and returns exit records. Networks of a chain run on every row."""
-    card, policy, confidences = read_card(folder), calibration.policy, calibration.confidences
+    card, weights = read_card(folder), calibration.weights
     task = find_task(card.task)
     truth_N = data.targets(task, find_codec(card.codec, folder))
     outputs, tokens_N = compute_outputs(folder, card, data, dtype, progress)
-    if calibration.weights is None:
-        records = join_records(outputs, policy, task, truth_N, confidences=confidences)
-    else:
-        [whole] = outputs
-        records = join_records([whole], policy, task, truth_N, confidences=confidences)
-        records = ensemble_records(whole[1], records, card.chain, task, truth_N, calibration.weights)
-    return replace(records, tokens_N=tokens_N)
+    records = join_records(outputs, calibration.policy, task, truth_N, confidences=calibration.confidences)
+    records = replace(records, tokens_N=tokens_N)
+    if weights is None:
+        return records
+    [(_, whole)] = outputs
+    served = mixed_outputs(whole, card.chain, task, weights)
+    return records_of_served(served, whole, records, task, truth_N, provenance={WEIGHTS: dict(weights)})
 
 
 def compute_outputs(
@@ -172,54 +274,6 @@ def compute_outputs(
         report: Progress = progress if chain.is_one else lambda step, *of, name=name: progress(f"{step} {name}", *of)
         outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=report).items()}
     return [(range(len(data)), outputs)], tokens_N
-
-
-def ensemble_records(
-    outputs: Mapping[int, Tensor],
-    alone: ExitRecords,
-    chain: Chain,
-    task: Task,
-    truth_N: ValueArray,
-    weights: Mapping[int, float],
-    used: Sequence[int] | None = None,
-) -> ExitRecords:
-    """Returns exit records with mixed outputs (`mixed_outputs`).
-
-    `alone`: the records without mixing. Losses compare with the last network's own answers, so the end can have a loss.
-    """
-    whole = [(range(len(truth_N)), mixed_outputs(outputs, chain, task, weights, used))]
-    mixture = join_records(whole, alone.score, task, truth_N)
-    answers_NE, full_N = mixture.answers(), alone.answers()[:, -1]
-    losses_NE = np.stack([task.loss(answers_NE[:, column], full_N) for column in range(answers_NE.shape[1])], axis=1)
-    assert mixture.true_losses_NE is not None
-    assert alone.true_losses_NE is not None
-    return replace(
-        alone,
-        scores_NR=mixture.scores_NR,
-        losses_NR=losses_NE[:, :-1],
-        end_losses_N=losses_NE[:, -1],
-        end_true_losses_N=mixture.true_losses_NE[:, -1],
-        answers_NE=np.column_stack([answers_NE[:, :-1], full_N]),
-        true_losses_NE=np.column_stack([mixture.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
-        provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},
-    )
-
-
-def choose_score(task: Task, requested: Score | None) -> Score:
-    """Returns the requested score, or the task's default; raises DataError for a score that the task does not have."""
-    is_label = isinstance(task, LabelTask)
-    if requested in ("foreseen", "similar"):
-        raise DataError(
-            f"{requested} is only for models that generate tokens, not for the task {task.name}; "
-            "confidence is for all tasks"
-        )
-    if requested == "entropy" and not is_label:
-        raise DataError(f"entropy is only for labels, not for the task {task.name}; confidence is for all tasks")
-    if requested == "share" and not task.num_principal_values:
-        raise DataError(f"share is not for the task {task.name}, which has no maps; confidence is for all tasks")
-    if requested is not None:
-        return requested
-    return "entropy" if is_label else "share" if task.large and task.num_principal_values else "confidence"
 
 
 def join_records(
@@ -289,6 +343,136 @@ def _records_of(
     )
 
 
+def records_of_served(
+    served: Mapping[int, Tensor],
+    whole: Mapping[int, Tensor],
+    alone: ExitRecords,
+    task: Task,
+    truth_N: ValueArray,
+    **options: Any,
+) -> ExitRecords:
+    """Returns exit records of the outputs that a chain serves, by block, compared with its reference's own outputs.
+
+    The last exit's answer can differ too, because an ensemble mixes it, or because its text was pruned. `whole` and
+    `alone`: outputs and records of the same inputs without either. `options`: of `join_records`.
+    """
+    last = max(whole)
+    records = join_records(
+        [(range(len(truth_N)), {**served, last: whole[last]})], alone.score, task, truth_N, **options
+    )
+    at_end_N, full_N = (task.answer(each[last]).numpy() for each in (served, whole))
+    end_losses_N, end_true_losses_N = (task.loss(at_end_N, right_N) for right_N in (full_N, truth_N))
+    return replace(records, tokens_N=alone.tokens_N, end_losses_N=end_losses_N, end_true_losses_N=end_true_losses_N)
+
+
+def _calibrate_chain(
+    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
+) -> Calibrated:
+    """Finds thresholds for the ends and ramps of a chain; its models do not change.
+
+    If the job names no ramps, the ends and a few useful ramps get thresholds (`few_ramps`), and in a second calibration
+    a few ramps of the last network. With word pruning, a further calibration of the pruned chain is made, and returned.
+    Plans choose one of the calibrations, so the confidence holds for all of them together.
+    """
+    job, chain, [alone] = recorded.job, card.chain, recorded.views
+    mixed, ensemble = _find_useful_ensemble(recorded, outputs[1], chain) if job.ensemble else (recorded, None)
+    cards = {OWN: mixed.card(chain.end_ramps)}
+    if _has_reference(job, chain):
+        cards[REFERENCE] = mixed.card((), entry=chain.starts[-1])
+    forget_calibration(folder)
+    if len(mixed.views) > 1:
+        alone.save(folder / ALONE_FILE)
+    for name, each in cards.items():
+        cards[name] = each if ensemble is None else each.with_ensemble(*ensemble)
+        save_calibration(cards[name], None if name else mixed.views[0], folder / name)
+    if job.prune is None:
+        return cards[OWN], mixed.views[0]
+    # Thresholds must hold with pruned and with whole texts, because plans may leave out networks before which words are
+    # pruned.
+    assert recorded.task is not None
+    assert recorded.labels is not None
+    served, facts = run_pruned(recorded, folder, card, data, outputs, progress)
+    facts, choice = recorded.facts | facts, (recorded.parts[0], job.budget)
+    pruned = records_of_served(
+        served, outputs[1], alone, recorded.task, recorded.labels, choice=choice, provenance=facts
+    )
+    both = replace(recorded, views=[pruned, alone], facts=facts)
+    calibration = both.card(chain.end_ramps, prune=facts[PRUNE])
+    save_calibration(calibration, pruned, folder / PRUNED)
+    return calibration, pruned
+
+
+def _find_useful_ensemble(
+    recorded: CalibrationData, outputs: Mapping[int, Tensor], chain: Chain
+) -> tuple[CalibrationData, Ensemble]:
+    """Returns the data with mixed answers for each set of networks (all first), and the ensemble.
+
+    The data is returned unchanged if the ensemble is not useful. Weights and gain are found on the design rows alone.
+    An input counts as passed on at an end if no exit up to there passes the likely thresholds. Raises DataError for the
+    policy `share`.
+    """
+    [alone], design, task, truth_N = recorded.views, recorded.parts[0], recorded.task, recorded.labels
+    assert task is not None
+    assert truth_N is not None
+    if alone.score == "share":
+        raise DataError("ensembles need the policy entropy or confidence, not share")
+    promised = promised_records(alone, recorded.job)
+    sure_NR = alone.sure_NR(likely_thresholds(promised.subset(design), recorded.job.budget, recorded.costs))
+    until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
+    goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
+    weights, _ = ensemble = find_ensemble(outputs, chain, truth_N, goes_on_NE, design)
+    if weights is None:
+        return recorded, ensemble
+    facts = recorded.facts | {WEIGHTS: dict(weights)}
+    views = [
+        records_of_served(
+            mixed_outputs(outputs, chain, task, weights, used), outputs, alone, task, truth_N, provenance=facts
+        )
+        for used in sorted(subsets(chain), key=len, reverse=True)
+    ]
+    return replace(recorded, views=views), ensemble
+
+
+def find_ensemble(
+    outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
+) -> Ensemble:
+    """Returns an ensemble that is fitted on `rows` of a chain's temperature-scaled outputs (N, C), by block.
+
+    Answers are mixed if the leave-one-out gain on the rows that no network but the last answers is significant. The
+    gain is None without such rows. `goes_on_NE`: whether each row goes on at the end of each network but the last.
+    """
+    shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
+    truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
+    by_rule = {name: dict(fit_weights(shares, truth, goes_on, chain.end_ramps, rule)) for name, rule in RULES.items()}
+    gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
+    is_on = gain is not None and gain.is_sure
+    document = {"on": is_on, "weights": by_rule, "gain": None if gain is None else asdict(gain)}
+    return by_rule[SERVED] if is_on else None, document
+
+
+def mixed_outputs(
+    outputs: Mapping[int, Tensor],
+    chain: Chain,
+    task: Task,
+    weights: Mapping[int, float],
+    used: Collection[int] | None = None,
+) -> dict[int, Tensor]:
+    """Returns the outputs (N, C) of every exit by block, mixed with those of earlier networks.
+
+    They equal the served ones, rounding included. `used`: the networks that a plan uses, None for all. Other networks
+    contribute nothing, and their own outputs are unchanged.
+    """
+    state_BS = torch.zeros(len(next(iter(outputs.values()))), task.num_outputs, dtype=STATE_DTYPE)
+    result = dict(outputs)
+    for block in sorted(outputs):
+        if used is not None and chain.network_of(block) not in used:
+            continue
+        result[block] = mixed(ExitOutput(task, outputs[block]), state_BS).outputs_BC
+        if block in weights:
+            state_BS = weighted_state(result[block], weights[block])
+    return result
+
+
 def run_pruned(
     recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
@@ -331,10 +515,6 @@ def run_pruned(
     return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
 
 
-MAX_PROMPT_TOKENS = 128
-"""Maximum number of tokens of a text in the training of a decoder's ramps."""
-
-
 def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:
     """Returns the tokens of each row's text, at most `MAX_PROMPT_TOKENS`, or with `chat` of a user message.
 
@@ -346,256 +526,28 @@ def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat:
     return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
 
 
-OWN = ""
-"""Name of the chain's own calibration, which is in the model folder itself."""
-ANSWER_TOKENS = 64
-"""Maximum number of tokens of an answer, if neither the job nor the training of the ramps sets it."""
-
-
-def calibrate(
-    folder: Path,
-    data: LabelledRows,
-    job: CalibrateJob,
-    *,
-    outputs: Iterable[Outputs] | None = None,
-    progress: Progress = no_progress,
-) -> tuple[CalibrationCard, ExitRecords]:
-    """Finds thresholds, and writes them with the exit records into the model folder.
-
-    `outputs`: the outputs of these rows if they are known, of a single model without temperatures; None: the model
-    runs. Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that
-    the model does not support.
-    """
-    check_rows(data, job)
-    card = read_card(folder)
-    if card.task["name"] == TokenTask.name:
-        return _calibrate_decoder(folder, data, job, progress)
-    job = _check_job(job, folder, card)
-    check_rows(data, job)
-    task, parts, facts = find_task(card.task), design_and_test_rows(data, job), calibration_facts(job)
-    policy, is_one = choose_score(task, job.policy), card.chain.is_one
-    labels = None if _lack_labels(card, data, job) else data.targets(task, find_codec(card.codec, folder))
-    tokens_N = None
-    if outputs is None:
-        outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
-    outputs = outputs if task.large else list(outputs)
-    if labels is None:
-        [(_, raw)] = outputs
-        labels = raw[card.num_blocks - 1].argmax(1).numpy()
-    model = load_model(folder) if is_one else None
-    if model is None:
-        facts |= {MEMBERS: members_of(folder, card)}
-    else:
-        outputs = _scaled(model, outputs, labels, parts[0])
-    choice = (parts[0], job.budget)
-    records = replace(join_records(outputs, policy, task, labels, choice=choice, provenance=facts), tokens_N=tokens_N)
-    costs = measured_costs(job.latency, records)
-    rows = CalibrationData(
-        job=job,
-        views=[records],
-        parts=parts,
-        facts=facts,
-        task=task,
-        labels=labels,
-        costs=costs if costs or is_one else parameters_by_block(folder, card),
-        first=card.chain.starts[-1],
-    )
-    if model is None:
-        return _calibrate_chain(rows, folder, card, data, next(iter(outputs)), progress)
-    calibration = rows.card()
-    forget_calibration(folder)
-    save_model(model, folder)
-    members = {MEMBERS: members_of(folder, card)}
-    calibration = calibration.model_copy(update={"provenance": calibration.provenance | members})
-    save_calibration(calibration, records, folder)
-    return calibration, records
-
-
-def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
-    """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
-    costs = list[float]()
-    for member in card.members(folder):
-        blocks = getattr(load_model(member).backbone, "blocks", None)
-        if not isinstance(blocks, torch.nn.ModuleList):
-            return None
-        costs += [float(sum(each.numel() for each in block.state_dict().values())) for block in blocks]
-    return costs if len(costs) == card.num_blocks and all(costs) else None
-
-
-def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
-    """Returns whether the model's answers replace labels; raises DataError if labels are needed."""
-    if not keeps_answers(card.provenance) or data.are_labelled:
-        return False
-    if job.metric == "harm":
-        raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
-    return True
-
-
-def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
-    """Fits temperatures on the design rows, and returns the outputs scaled by them.
-
-    The temperature remains 1 for large outputs, and for the last exit of a model that keeps its answers.
-    """
-    model.temperatures_E.fill_(1.0)
-    if model.task.large:
-        return parts
-    ((rows, raw),) = parts
-    design_B = torch.from_numpy(design)
-    for block in sorted(raw)[:-1] if keeps_answers(model.info.provenance) else sorted(raw):
-        raw_NC = raw[block]
-        model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
-    return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]
-
-
-def _calibrate_chain(
-    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
-) -> tuple[CalibrationCard, ExitRecords]:
-    """Finds thresholds for the ends and ramps of a chain; its models do not change.
-
-    If the job names no ramps, the ends and a few useful ramps get thresholds (`few_ramps`), and in a second calibration
-    a few ramps of the last network. With word pruning, a further calibration of the pruned chain is made, and returned.
-    Plans choose one of the calibrations, so the confidence holds for all of them together.
-    """
-    job, network, [records] = recorded.job, card.chain, recorded.views
-    mixed, ensemble = _find_useful_ensemble(recorded, outputs[1], network) if job.ensemble else (recorded, None)
-    cards = {OWN: mixed.card(mixed.few(network.end_ramps) if job.ramps is None else None)}
-    if _has_reference(job, network):
-        last = network.starts[-1]
-        cards[REFERENCE] = mixed.card(mixed.few((), last), entry=last)
-    if ensemble is not None:
-        cards = {name: each.with_ensemble(*ensemble) for name, each in cards.items()}
-    forget_calibration(folder)
-    if len(mixed.views) > 1:
-        records.save(folder / ALONE_FILE)
-    for name, each in cards.items():
-        save_calibration(each, None if name else mixed.views[0], folder / name)
-    if job.prune is None:
-        return cards[OWN], mixed.views[0]
-    return _calibrate_pruned(recorded, folder, card, data, outputs, progress)
-
-
-def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob:
-    """Returns the job with its ramps as blocks and its number of calibrations.
-
-    Raises DataError for options that the model does not support, and ModelFolderError for a chain with a model that is
-    not calibrated, because chains use the models' temperatures.
-    """
-    if job.decay is not None or job.answers is not None:
-        raise DataError(f"--decay and --answers are only for models that generate tokens, and {card.name} is not one")
-    if job.latency is not None:
-        LatencyProfile.load(job.latency)  # a file that cannot be read is refused before the model runs
-    if card.chain.is_one:
-        if job.prune is not None or job.ensemble:
-            raise DataError(f"{folder} is a single network: --prune and --ensemble are for chains")
-        check_ramps(job, card.ramps)
-        return job
-    for member in card.members(folder):
-        read_calibration(member)
-    if job.ramps == "ends":
-        job = job.model_copy(update={"ramps": card.chain.end_ramps})
-    check_ramps(job, card.ramps)
-    if job.prune is not None:
-        check_prunable(folder, card.chain.end_ramps)
-    among = 1 + _has_reference(job, card.chain) + (job.prune is not None)
-    return job.model_copy(update={"among": among})
-
-
-def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
-    """Returns whether there will be a second calibration, for the last network alone."""
-    return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
-
-
-def _find_useful_ensemble(
-    recorded: CalibrationData, outputs: Mapping[int, Tensor], chain: Chain
-) -> tuple[CalibrationData, Ensemble]:
-    """Returns the data with mixed answers for each set of networks (all first), and the ensemble.
-
-    The data is returned unchanged if the ensemble is not useful. Weights and gain are found on the design rows alone.
-    An input counts as passed on at an end if no exit up to there passes the likely thresholds. Raises DataError for the
-    policy `share`.
-    """
-    [alone], design = recorded.views, recorded.parts[0]
-    assert recorded.task is not None
-    assert recorded.labels is not None
-    promised = promised_records(alone, recorded.job)
-    likely = likely_thresholds(promised.subset(design), recorded.job.guarantee.budget, recorded.costs)
-    if alone.score == "share":
-        raise DataError("ensembles need the policy entropy or confidence, not share")
-    sure_NR = alone.sure_NR(likely)
-    until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
-    goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
-    weights, _ = ensemble = find_ensemble(outputs, chain, recorded.labels, goes_on_NE, design)
-    if weights is None:
-        return recorded, ensemble
-    sets = sorted(subsets(chain), key=len, reverse=True)
-    views = [ensemble_records(outputs, alone, chain, recorded.task, recorded.labels, weights, used) for used in sets]
-    return replace(recorded, views=views), ensemble
-
-
-def _calibrate_pruned(
-    recorded: CalibrationData, folder: Path, chain: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
-) -> tuple[CalibrationCard, ExitRecords]:
-    """Finds thresholds that hold with pruned and with whole texts in later networks.
-
-    They must hold for both, because plans may leave out networks before which words are pruned. `run`: the outputs on
-    whole texts.
-    """
-    job, task, labels, [unpruned], (rows, outputs) = recorded.job, recorded.task, recorded.labels, recorded.views, run
-    assert task is not None
-    assert labels is not None
-    pruned, pruning = run_pruned(recorded, folder, chain, data, run, progress)
-    facts, last = recorded.facts | pruning, max(outputs)
-    made = [(rows, pruned | {last: outputs[last]})]  # answers are compared with the reference's on whole texts
-    at_end, full = (task.answer(each[last]).numpy() for each in (pruned, outputs))
-    records = replace(
-        join_records(made, unpruned.score, task, labels, choice=(recorded.parts[0], job.budget), provenance=facts),
-        tokens_N=unpruned.tokens_N,
-        end_losses_N=task.loss(at_end, full),
-        end_true_losses_N=task.loss(at_end, labels),
-    )
-    both = replace(recorded, views=[records, unpruned], facts=facts)
-    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else None, prune=pruning[PRUNE])
-    save_calibration(card, records, folder / PRUNED)
-    return card, records
-
-
-def _calibrate_decoder(
+def _records_of_generations(
     folder: Path, data: LabelledRows, job: CalibrateJob, progress: Progress
-) -> tuple[CalibrationCard, ExitRecords]:
-    """Records the full model's answers to prompts with the scores of every ramp, and finds thresholds.
+) -> tuple[ExitRecords, dict[str, Any]]:
+    """Returns a record for each token that a decoder generates greedily, with the answers of every ramp, and facts.
 
     As in the training of the ramps, prompts are texts or user messages of a chat.
     """
-    if job.metric == "harm" or job.ensemble or job.prune is not None:
-        raise DataError("--metric harm, --ensemble and --prune are not for decoders")
     model = load_model(folder)
-    check_ramps(job, model.ramp_indices)
-    codec = find_codec(model.info.codec, folder)
+    codec, task, learned = find_codec(model.info.codec, folder), model.task, model.info.provenance
     assert isinstance(codec, PromptCodec)
-    assert isinstance(model.task, TokenTask)
-    learned = model.info.provenance
-    chat, answers = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER_TOKENS
+    assert isinstance(task, TokenTask)
+    chat, max_tokens = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER_TOKENS
     decay = {} if job.decay is None else {DECAY: job.decay}
-    facts = calibration_facts(job) | {"answers": answers, "chat": chat} | decay
-    prompts = prompts_of(codec, data, model.task, chat=chat)
+    facts = calibration_facts(job) | {"answers": max_tokens, "chat": chat} | decay
     score = job.policy or "foreseen"
     policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None, decay=job.decay).settings)
-    options = GenerationOptions(max_tokens=answers, ends=frozenset(model.task.ends), policy=policy, look=True)
-    records = _records_of_generations(generate(model, prompts, options, progress), score, model, facts)
-    card = card_of_sequences(records, job, facts)
-    forget_calibration(folder)
-    save_calibration(card, records, folder)
-    return card, records
-
-
-def _records_of_generations(
-    generations: Sequence[Generated], score: Score, model: EarlyExitModel, facts: dict[str, Any]
-) -> ExitRecords:
-    """Returns a record for each token that the full model generates greedily, with the answers of every ramp."""
+    options = GenerationOptions(max_tokens=max_tokens, ends=frozenset(task.ends), policy=policy, look=True)
+    generations = generate(model, prompts_of(codec, data, task, chat=chat), options, progress)
     looks = [look for each in generations for look in each.looks]
     ramps = tuple(block for block in model.ramp_indices if all(block in look for look in looks))
     exits = (*ramps, model.num_blocks - 1)
-    return ExitRecords.of_answers(
+    records = ExitRecords.of_answers(
         np.array([[first_token(look[block].value) for block in exits] for look in looks], dtype=np.int64),
         score=score,
         num_blocks=model.num_blocks,
@@ -608,3 +560,4 @@ def _records_of_generations(
         sequences_N=np.array([k for k, each in enumerate(generations) for _ in each.answer]),
         provenance=facts,
     )
+    return records, facts

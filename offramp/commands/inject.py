@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
-from earlyexit.codecs.base import Codec
 from earlyexit.data.rows import IMAGE, LabelledRows, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
@@ -23,7 +21,7 @@ from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.dataflow import Site
 from earlyexit.foreign.model import Divisible, ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
-from earlyexit.named import NamedSpec
+from earlyexit.named import NamedSpec, is_own
 from earlyexit.network.boundary import Boundary, Encoded
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.model import EarlyExitModel, check_inputs
@@ -38,6 +36,8 @@ from offramp.commands.train import (
     codec_for,
     load_codec,
     outputs_of_features,
+    ramp_options,
+    training_options,
     unlabelled,
     warnings_on,
 )
@@ -108,7 +108,7 @@ class InjectionResult:
     right: float | None
     """Share of these rows for which the model's answer is the label; None without labels."""
     held_out: Path | None
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str]
     """Reasons against serving the model or its exits, with advice."""
 
 
@@ -126,76 +126,91 @@ def inject(
     `notify` gets messages about the model, and `times` measures blocks and ramps. Raises DataError, GraphError,
     ModelFolderError or InputError before anything is trained, and then leaves the folder unchanged.
     """
-    parts = _divided(job, data)
+    learned, held = _divided(job, data)
     foreign = read_model(job, data)
-    codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
+    spec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
     with replacing_model(out) as folder:
-        done = _inject_into(job, foreign, codec, parts, folder, progress=progress, notify=notify, times=times)
-    held_out = None if done.held_out is None else out / done.held_out.name
-    return replace(done, model=load_model(out), held_out=held_out)
+        codec = load_codec(spec, job, folder)
+        encoded = learned.encode(codec)
+        model, cuts, block_s = _with_ramps(job, foreign, spec, learned, encoded, folder, times=times, notify=notify)
+        features = exit_features(model, encoded, progress=progress)
+        answers, numbers = _answers(model, features, job), tuple(map(str, range(model.task.num_outputs)))
+        names = answer_names(job, learned, answers, numbers)
+        if unknown := {*learned.label_names, *(() if held is None else held.label_names)} - {*names, ""}:
+            notify(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
+            learned, held = unlabelled(learned), None if held is None else unlabelled(held)
+        imitate = job.from_answers or not learned.are_labelled
+        facts = provenance(
+            backbone=job.backbone,
+            backbone_sha256=model.backbone.sha256(),
+            cuts=[list(each) for each in cuts],
+            data=job.source,
+            rows=len(learned),
+            imitate=imitate,
+            seed=job.seed,
+        )
+        model.info = replace(model.info, task=LabelTask(names), provenance=facts | dict(model.info.provenance))
+        own_labels = [names[k] for k in answers.tolist()]
+        truth_N = model.task.targets(learned.labels if learned.are_labelled else own_labels)
+        options = training_options(job, TrainOptions(), imitate=imitate, progress=progress)
+        train_ramps(model, encoded, truth_N, options, features=features)
+        save_model(model, folder)
+        outputs = outputs_of_features(model, features)
+        warnings = warnings_on(outputs, model.task, truth_N, facts, block_costs=block_s.tolist())
+        if held is not None and not held.are_labelled:
+            outputs_NC = exit_outputs(model, held.encode(codec), progress=progress)[model.num_blocks - 1]
+            held = held.with_labels(names[k] for k in outputs_NC.argmax(1).tolist())
+        held_out = None if held is None else out / write_labelled(held, folder, HELD_OUT).name
+    right = [own == label for own, label in zip(own_labels, learned.labels, strict=True)]
+    return InjectionResult(
+        model=load_model(out),
+        rows=len(learned),
+        right=sum(right) / len(right) if learned.are_labelled else None,
+        held_out=held_out,
+        warnings=warnings,
+    )
 
 
 def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
-    """Returns the foreign model; raises InputError for a file or function that is not a model."""
+    """Returns the foreign model.
+
+    Raises InputError for a file or function that is not a model, and for options of images that it does not take.
+    """
+    given = job.pixels or job.image_size is not None
+    if given and (is_own(job.backbone) or data.kind != (IMAGE,)):
+        raise InputError(
+            "--image-size, --mean, --std and --bgr say how an ONNX file takes images: leave them out for torch "
+            "modules, and for rows that are not images"
+        )
     options = ForeignOptions(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
     # Inputs for timing must not be longer than the model allows.
     return read_foreign(job.backbone, options, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
 
 
-def _inject_into(
+def _with_ramps(
     job: InjectJob,
     foreign: ForeignModel,
     codec: NamedSpec,
-    parts: tuple[LabelledRows, LabelledRows | None],
+    rows: LabelledRows,
+    encoded: Sequence[Encoded],
     folder: Path,
     *,
-    progress: Progress,
-    notify: Notify,
     times: Times,
-) -> InjectionResult:
-    """Makes the model in an empty folder."""
-    learned, held = parts
-    encoder = load_codec(codec, job, folder)
-    encoded = learned.encode(encoder)
+    notify: Notify,
+) -> tuple[EarlyExitModel, Cuts, FloatArray]:
+    """Returns the cut model with untrained ramps that are worth their time, its cuts, and the seconds of each block."""
     pretrained, cuts = _cut(job, foreign, codec, encoded, folder, notify)
     assert pretrained.head is not None
-    numbers = tuple(map(str, range(pretrained.head.num_outputs)))
-    with_ramps = partial(add_ramps, pretrained, name=job.name, family=foreign.family, codec=codec)
-    unnamed, of_job = LabelTask(numbers), job.ramp_options
-    check_inputs(with_ramps(task=unnamed, ramps=replace(of_job, at=())), encoded[0])
+    task, ramps = LabelTask(tuple(map(str, range(pretrained.head.num_outputs)))), ramp_options(job)
+    with_ramps = partial(add_ramps, pretrained, name=job.name, family=foreign.family, codec=codec, task=task)
+    model = with_ramps(ramps=ramps)
+    check_inputs(model, encoded[0])
     _check_looked_up(job, pretrained.backbone.inputs, encoded)
-    check_names(job, learned, numbers)
-    untrained = with_ramps(task=unnamed, ramps=of_job)
-    block_s, ramp_s = times(untrained, folder)
+    check_names(job, rows, task.label_names)
+    block_s, ramp_s = times(model, folder)
     requested = job.ramps is not None
-    at = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, requested=requested, notify=notify)
-    ramps = replace(of_job, at=at)
-    model = with_ramps(task=unnamed, ramps=ramps)
-    features = exit_features(model, encoded, progress=progress)
-    answers = _answers(model, features, job)
-    names = answer_names(job, learned, answers, numbers)
-    labels = {*learned.label_names, *(() if held is None else held.label_names)}
-    if unknown := labels - {*names, ""}:
-        notify(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
-        learned, held = unlabelled(learned), None if held is None else unlabelled(held)
-    model = with_ramps(task=LabelTask(names), ramps=ramps, provenance=_facts(job, pretrained, cuts, learned))
-    targets = learned.labels if learned.are_labelled else [names[k] for k in answers.tolist()]
-    before = model.backbone.sha256()
-    truth_N = model.task.targets(targets)
-    imitate = job.from_answers or not learned.are_labelled
-    options = job.training_options(TrainOptions(), imitate=imitate, progress=progress)
-    train_ramps(model, encoded, truth_N, options, features=features)
-    assert model.backbone.sha256() == before
-    save_model(model, folder)
-    outputs = outputs_of_features(model, features)
-    right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
-    return InjectionResult(
-        model=model,
-        rows=len(learned),
-        right=sum(right) / len(right) if learned.are_labelled else None,
-        held_out=None if held is None else _write_held_out(model, held, encoder, folder, progress),
-        warnings=tuple(warnings_on(outputs, model.task, truth_N, model.info.provenance, block_costs=block_s.tolist())),
-    )
+    at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=requested, notify=notify)
+    return with_ramps(ramps=replace(ramps, at=at)), cuts, block_s
 
 
 def _cut(
@@ -290,30 +305,6 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
     return answers_N
 
 
-def _facts(job: InjectJob, pretrained: Pretrained, cuts: Cuts, data: LabelledRows) -> dict[str, Any]:
-    return provenance(
-        backbone=job.backbone,
-        backbone_sha256=pretrained.backbone.sha256(),
-        cuts=[list(each) for each in cuts],
-        data=job.source,
-        rows=len(data),
-        imitate=job.from_answers or not data.are_labelled,
-        seed=job.seed,
-    )
-
-
-def _write_held_out(
-    model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress
-) -> Path:
-    """Writes the held-out rows, with the model's answers as labels if they have none; returns the file."""
-    if not held.are_labelled:
-        outputs_NC = exit_outputs(model, held.encode(encoder), progress=progress)[model.num_blocks - 1]
-        assert isinstance(model.task, LabelTask)
-        names = model.task.label_names
-        held = held.with_labels(names[k] for k in outputs_NC.argmax(1).tolist())
-    return write_labelled(held, out, HELD_OUT)
-
-
 KNOWN_MEANS = ((0.485, 0.456, 0.406), (0.4815, 0.4578, 0.4082))
 """Channel means (red, green, blue) of ImageNet (torchvision) and of CLIP's training data (openai/CLIP, clip.py)."""
 
@@ -330,6 +321,9 @@ def run(job: InjectOptions) -> None:
     print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {job.out}")
     if done.right is not None:
         print(f"the model answers {done.right:.1%} of the rows as they are labelled")
+    elif job.labels is None:
+        last = done.model.task.num_outputs - 1
+        warn(f"answers are called 0 to {last}: name them with --labels FILE, one per line in the order of the outputs")
     for each in done.warnings:
         warn(each)
     data = "FILE" if done.held_out is None else done.held_out

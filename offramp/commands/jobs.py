@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -23,12 +22,8 @@ from offramp.commands.options import Integers, Job, JsonOption, LabelledRowOptio
 from offramp.commands.output import percent
 
 if TYPE_CHECKING:
-    from earlyexit.network.checkpoint import RampOptions
     from earlyexit.training.augmentation import Augmentation
-    from earlyexit.training.ramps import TrainOptions as RampTraining
     from optimizer.calibration.risk import Guarantee
-
-    TrainingT = TypeVar("TrainingT", bound=RampTraining)
 else:
     Augmentation = Any
 
@@ -61,13 +56,11 @@ class ProfileJob(Job):
     """Threads of a CPU replica."""
     seed: Seed = 0
 
-    @model_validator(mode="after")
-    def _check(self) -> ProfileJob:
+    def check(self) -> None:
         find_device(self.device)
         limit = THREADS_PER_CPU * (os.cpu_count() or 1)
         if self.threads > limit:
             raise InputError(f"threads must be at most {limit}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
-        return self
 
     @property
     def context_tokens(self) -> int:
@@ -85,11 +78,10 @@ class ProfileOptions(JsonOption, ProfileJob):
     jsonl: OutFile | None = None
     """File for all measured points, one JSON line each. None: not written."""
 
-    @model_validator(mode="after")
-    def _check_files(self) -> ProfileOptions:
+    def check(self) -> None:
+        super().check()
         if self.jsonl is not None and self.jsonl.resolve() == self.out.resolve():
             raise InputError(f"--out and --jsonl are both {self.out}; two files are needed")
-        return self
 
 
 LABEL, TOKEN = "label", "token"
@@ -162,20 +154,6 @@ class NewModelJob(Job):
     source: str = Field(default="", exclude=True)
     """The origin of the rows, for the provenance of the model."""
 
-    @property
-    def ramp_options(self) -> RampOptions:
-        """The options of the ramps."""
-        from earlyexit.network.checkpoint import RampOptions
-
-        head_style = getattr(self, "head_style", None)
-        return RampOptions(style=self.ramp_style, head_style=head_style, pooling=self.pooling, at=self.ramps)
-
-    def training_options(self, default: TrainingT, **overrides: Any) -> TrainingT:
-        """Returns `default` with `overrides`, and with the options that the job sets."""
-        options = {name: getattr(self, name, None) for name in ("epochs", "learning_rate", "batch")}
-        given = {name: value for name, value in options.items() if value is not None}
-        return replace(default, seed=self.seed, **given, **overrides)
-
 
 class OutputFolderOptions(Job):
     """The folder that a model is written to."""
@@ -239,19 +217,19 @@ class TrainJob(NewModelJob):
             return data
         return data | {"task": default_task(data.get("backbone") or cls.model_fields["backbone"].default)}
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> TrainJob:
+    def check(self) -> None:
         check_name(self.name)
         if self.task != TOKEN and (self.answers is not None or self.chat):
             raise InputError(f"--answers and --chat are only for decoders (--task {TOKEN})")
         if self.task == TOKEN and (self.joint or self.imitate or self.dtype != "float32"):
             raise InputError("--joint, --imitate and --dtype are not for decoders: their ramps train in float32 alone")
+        if self.task == TOKEN and {"codec", "head_style", "pooling"} & self.model_fields_set:
+            raise InputError("--codec, --head-style and --pooling are not for decoders, whose ramps share their head")
         if not self.joint and (self.augmentation or self.patience):
             name = "--augment" if self.augmentation else "--patience"
             raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
         if self.joint and self.dtype != "float32":
             raise InputError(f"--dtype {self.dtype} is only for a frozen backbone: leave it out with --joint")
-        return self
 
 
 class TrainOptions(LabelledRowOptions, OutputFolderOptions, TrainJob):
@@ -337,8 +315,7 @@ class InjectJob(NewModelJob):
             raise InputError(f"{option}: pixels range from 0 to 1, so values from 0 to 255 must be divided by 255")
         return values
 
-    @model_validator(mode="after")
-    def _check(self) -> InjectJob:
+    def check(self) -> None:
         check_name(self.name)
         if self.backbone.endswith(PICKLES):
             raise InputError(
@@ -346,7 +323,6 @@ class InjectJob(NewModelJob):
                 "your own module:function that returns example inputs and the module, with weights loaded from "
                 "safetensors or by torch.load(..., weights_only=True)"
             )
-        return self
 
     @property
     def pixels(self) -> dict[str, Any]:
@@ -423,8 +399,7 @@ class CalibrateJob(Job):
     source: str = Field(default="", exclude=True)
     """The origin of the rows, for the provenance of the calibration."""
 
-    @model_validator(mode="after")
-    def _check_guarantee(self) -> CalibrateJob:
+    def check(self) -> None:
         from earlyexit.words import check_share
         from optimizer.plans.plan import check_decay
 
@@ -437,7 +412,6 @@ class CalibrateJob(Job):
             check_decay(self.decay)
         if not 0 < self.design_share < 1:
             raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
-        return self
 
     @property
     def guarantee(self) -> Guarantee:
@@ -462,10 +436,6 @@ class CalibrateJob(Job):
     def guarantee_text(self) -> str:
         """The guarantee as text, such as `99 % at 90 %`."""
         return f"{percent(1 - self.budget)} at {percent(self.confidence)}"
-
-    def calibrated(self, ramps: Sequence[int]) -> tuple[int, ...]:
-        """Returns which of these ramps get thresholds. A chain's `ends` must be given as blocks."""
-        return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
 
 
 def few_rows_advice(job: CalibrateJob, num_rows: int, needed: Callable[[CalibrateJob], int]) -> str:
@@ -505,15 +475,19 @@ class CalibrateOptions(JsonOption, LabelledRowOptions, CalibrateJob):
     def _fill_in_source(cls, data: Any) -> Any:
         return data | {"source": str(data.get("records") or data.get("data"))}
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> CalibrateOptions:
+    def check(self) -> None:
+        super().check()
         if self.records is not None:
             if any(other is not None for other in (self.model, self.data, self.test)):
                 raise InputError("--records excludes a model, --data and --test")
             if self.ensemble:
                 raise InputError("--ensemble needs the outputs of every network, which exit records do not hold")
+            if of_models := {"prune", "answers", "dtype", *LabelledRowOptions.model_fields} & self.model_fields_set:
+                names = " and ".join(f"--{name.replace('_', '-')}" for name in sorted(of_models))
+                raise InputError(f"{names}: for a model and its rows, not for --records")
         elif self.model is None or self.data is None:
             raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
         elif self.scale is not None or self.out is not None:
             raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
-        return self
+        if self.test_part is not None and self.test is None:
+            raise InputError("--test-part goes with --test, the rows of which it is a part")

@@ -6,11 +6,12 @@ Modules with options import neither torch nor numpy, because shell completion im
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
@@ -64,6 +65,9 @@ InSeconds = AfterValidator(lambda milliseconds: tuple(each / 1000 for each in mi
 def option_error(option: str, error: ErrorDetails) -> InputError:
     """Returns the error for an option that pydantic refuses, with the option's name and value."""
     message, value = error["msg"], error["input"]
+    if error["type"] == "literal_error":
+        allowed = ", ".join(re.findall("'(.*?)'", error["ctx"]["expected"]))
+        return InputError(f"--{option.replace('_', '-')} {value!r}; allowed: {allowed}")
     shown = "" if isinstance(value, tuple | list) else f" {value!r}"  # such messages name the wrong item themselves
     return InputError(f"--{option.replace('_', '-')}{shown}: {message[0].lower()}{message[1:]}")
 
@@ -72,6 +76,13 @@ class Job(BaseModel):
     """Base of the options of a command: each field is an option, unless it is declared with `exclude`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
+
+    def model_post_init(self, _: Any) -> None:
+        """Checks the options together."""
+        self.check()
+
+    def check(self) -> None:
+        """Raises InputError for options that contradict each other or do not fit together."""
 
 
 class JsonOption(Job):
@@ -165,8 +176,7 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
         """Whether `arrivals` and `seconds` define the load, without `rate`, `concurrency` or `requests`."""
         return not self.sustained and (":" in self.arrivals or self.seconds is not None)
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> BenchJob:
+    def check(self) -> None:
         if self.sustained and (self.requests, self.concurrency, self.arrivals) != (None, None, "poisson"):
             raise InputError("--sustained chooses its own loads: leave out --requests, --concurrency and --arrivals")
         if self.rate is not None and self.concurrency is not None:
@@ -176,7 +186,6 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
                 "--arrivals and --seconds, such as poisson:100 and 60, define the load: leave out --rate, "
                 "--concurrency and --requests"
             )
-        return self
 
 
 class PredictJob(JsonOption, ServerOptions, RowOptions):
@@ -305,13 +314,11 @@ class PlanJob(JsonOption, ProblemOption, OrderOption):
     compared: bool = Field(default=True, alias="compare")
     """Plan with the other strategies too, for comparison."""
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> PlanJob:
+    def check(self) -> None:
         if self.threshold is not None and self.out is None:
             raise InputError("--threshold goes with --out: it is written into the plan file")
         if self.order is not None and self.out is None:
             raise InputError("--order goes with --out: it is written into the plan file")
-        return self
 
 
 class WhatIfJob(JsonOption, ProblemOption):
@@ -365,8 +372,7 @@ class SimulateJob(JsonOption, ProblemOption, OrderOption):
     """Refuse inputs on arrival that would be late."""
     seed: Seed = 0
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> SimulateJob:
+    def check(self) -> None:
         if self.plan is not None and self.strategy is not None:
             raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
         if not 0 <= self.warm_up_s < self.duration_s:
@@ -374,7 +380,6 @@ class SimulateJob(JsonOption, ProblemOption, OrderOption):
                 f"--warm-up {self.warm_up_s:g}: it must be at least 0 and less than the {self.duration_s:g} s of "
                 "--duration"
             )
-        return self
 
 
 def _check_absolute(at: str) -> str:
@@ -427,14 +432,12 @@ class RenderJob(ServiceFileOptions):
     out: OutFile | None = None
     """File to write. None: standard output."""
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> RenderJob:
+    def check(self) -> None:
         if self.kuberay and self.settings:
             raise InputError("--kuberay and --settings exclude each other: give one of them")
         of_manifests = {"image", "claim", "redis"} & self.model_fields_set
         if (of_manifests and not self.kuberay) or (self.redis_secret is not None and self.redis is None):
             raise InputError("--image, --claim and --redis go with --kuberay, and --redis-secret with --redis")
-        return self
 
 
 class DeployJob(WaitOption, ClusterOption, ServiceFileOptions):
@@ -471,13 +474,11 @@ class CanaryJob(JsonOption, ServerOptions):
     end: bool = False
     """Route all requests to the default version again."""
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> CanaryJob:
+    def check(self) -> None:
         if self.end and self.version is not None:
             raise InputError("--end ends the canary, --version starts one: give one of them")
         if self.version is None and (self.share or self.compare):
             raise InputError("--share and --compare need --version")
-        return self
 
 
 class VersionOptions(ServerOptions):

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
 from offramp.client.protocol import Input, Prediction
 from offramp.commands.options import GenerateJob, PredictJob
-from offramp.commands.output import progress_bars
+from offramp.commands.output import make_table, progress_bars
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
 """The first characters of every PNG file in base64."""
@@ -66,7 +66,7 @@ Row: TypeAlias = dict[str, Any]
 """The columns that identify an input, and the values of its answer and its `exit`, or an `error`."""
 
 
-Exits: TypeAlias = Counter[int | None]
+Exits = Counter[int | None]
 """Numbers of rows by the block after which their input left; None for inputs that failed."""
 
 
@@ -80,26 +80,15 @@ async def predict_all(
     on_rows: Callable[[int], object],
     sleep: Sleep = asyncio.sleep,
 ) -> Exits:
-    """Predicts every input and passes the rows to `write`, in order. `on_rows` gets the number of written rows.
+    """Predicts every input and passes the rows to `write`, in order, while later batches are running.
 
-    Raises the error that ended the run early: DataError for the inputs, or an error of the service.
-    """
-    exits: Exits = Counter()
-    async for rows in _answered(inputs, Sender(client, job, clock, sleep), job):
-        for row in rows:
-            write(row)
-        exits.update(row.get("exit") for row in rows)
-        on_rows(exits.total())
-    return exits
-
-
-async def _answered(inputs: Iterator[InputRow], sender: Sender, job: PredictJob) -> AsyncIterator[list[Row]]:
-    """Yields the rows of each batch, in order, while later batches are running.
-
-    Inputs are read in a daemon thread, so that answers are written while a pipe is silent, and Ctrl-C has an effect.
+    `on_rows` gets the number of written rows. Inputs are read in a daemon thread, so that answers are written while a
+    pipe is silent, and Ctrl-C has an effect. Raises the error that ended the run early: DataError for the inputs, or an
+    error of the service.
     """
     loop, running = asyncio.get_running_loop(), asyncio.Semaphore(job.concurrency)
     room = threading.Semaphore(WAITING * job.concurrency)
+    sender, exits = Sender(client, job, clock, sleep), Exits()
     tasks: asyncio.Queue[asyncio.Task[list[Row]] | BaseException | None] = asyncio.Queue()
 
     async def rows(batch: Sequence[InputRow]) -> list[Row]:
@@ -122,7 +111,10 @@ async def _answered(inputs: Iterator[InputRow], sender: Sender, job: PredictJob)
     threading.Thread(target=read, daemon=True).start()
     try:
         while isinstance(task := await tasks.get(), asyncio.Task):
-            yield await task
+            for row in await task:
+                write(row)
+                exits[row.get("exit")] += 1
+            on_rows(exits.total())
             room.release()
         if task is not None:
             raise task
@@ -131,6 +123,7 @@ async def _answered(inputs: Iterator[InputRow], sender: Sender, job: PredictJob)
         for each in unwritten:
             each.cancel()
         await asyncio.gather(*unwritten, return_exceptions=True)  # only the first error is raised
+    return exits
 
 
 class Sender:
@@ -270,20 +263,19 @@ IMAGES = {"image": "BYTES"}
 
 def run(job: PredictJob) -> None:
     """Predicts, and prints or writes the answers; raises OfframpError if an input failed."""
-    arguments = list(job.texts)
-    piped = arguments == ["-"] or (not arguments and job.data is None and not sys.stdin.isatty())
-    if (job.data is not None) + (bool(arguments) and not piped) + piped != 1:
+    piped = job.texts == ("-",) or (not job.texts and job.data is None and not sys.stdin.isatty())
+    if (job.data is not None) + (bool(job.texts) and not piped) + piped != 1:
         raise InputError("give one of these: inputs as arguments, --data PATH, or - for standard input")
     if job.data is not None and job.out is not None and job.out.resolve() == job.data.resolve():
         raise InputError(f"--out {job.out} is the file of --data, which would be overwritten; choose another file")
-    if arguments and not piped:
+    if job.texts and not piped:
         if {"out", "form", "batch", "concurrency"} & job.model_fields_set:
             raise InputError("--out, --format, --batch and --concurrency go with --data or -, not with arguments")
-        _predict_few(arguments, job)
+        _predict_few(job)
         return
     clock = MonotonicClock()
     started_s = clock.now_s()
-    exits = _predict_many(job, format_of(job.out, job.form), clock)
+    exits = asyncio.run(_predict_many(job, format_of(job.out, job.form), clock))
     seconds, num_rows, num_failed = clock.now_s() - started_s, exits.total(), exits[None]
     blocks = sorted(block for block in exits if block is not None)
     by_exit = ", ".join(f"{block}: {exits[block]}" for block in blocks) or "none"
@@ -293,17 +285,37 @@ def run(job: PredictJob) -> None:
         raise OfframpError(f"{num_failed} of {num_rows} inputs failed; see the column `error` of their rows")
 
 
-def _predict_few(arguments: Sequence[str], job: PredictJob) -> None:
+def _predict_few(job: PredictJob) -> None:
+    """Predicts the arguments in one request, and prints a line for each."""
     with Client(job.url, job.timeout_s, api_key=job.api_key) as client:
         model_inputs = _input_datatypes(client.metadata())
-        inputs = _inputs_of_arguments(arguments, model_inputs)
-        maps = map_folder(job.maps, model_inputs, map(Path, arguments))
+        inputs = _inputs_of_arguments(job.texts, model_inputs)
+        maps = map_folder(job.maps, model_inputs, map(Path, job.texts))
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for each, prediction in zip(inputs, predictions, strict=True):
         row = with_pictures(_row(each, prediction), maps)
         name = " | ".join(map(str, each.id_columns.values()))
         summary = f"{_summary_line(row, each.id_columns)}  {name}"
         print(json.dumps(row, default=np.ndarray.tolist) if job.as_json else summary)
+
+
+async def _predict_many(job: PredictJob, form: Format, clock: Clock) -> Exits:
+    """Predicts the inputs of a file or of standard input, and writes their rows."""
+    async with AsyncClient(job.url, job.timeout_s, max_attempts=1, api_key=job.api_key) as client:
+        metadata = await client.metadata()
+        model_inputs = _input_datatypes(metadata)
+        id_columns, inputs = _inputs(job, model_inputs)
+        maps = map_folder(job.maps, model_inputs, [] if job.data is None else [job.data])
+        columns = (*id_columns, *(each["name"] for each in metadata["outputs"]))
+        with row_writer(job.out, form, columns) as write, progress_bars() as progress:
+            return await predict_all(
+                inputs,
+                client,
+                job,
+                lambda row: write(with_pictures(row, maps)),
+                clock=clock,
+                on_rows=lambda done: progress("inputs", done, 0),
+            )
 
 
 def _inputs_of_arguments(arguments: Sequence[str], model_inputs: Mapping[str, str]) -> list[InputRow]:
@@ -362,27 +374,6 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str
     rows = stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
     first = list(islice(rows, 1))  # refuses a file that cannot be read before any output is written
     return ("row",) if job.data.suffix in ARRAYS else names, chain(first, rows)
-
-
-def _predict_many(job: PredictJob, form: Format, clock: Clock) -> Exits:
-    async def predict() -> Exits:
-        async with AsyncClient(job.url, job.timeout_s, max_attempts=1, api_key=job.api_key) as client:
-            metadata = await client.metadata()
-            model_inputs = _input_datatypes(metadata)
-            id_columns, inputs = _inputs(job, model_inputs)
-            maps = map_folder(job.maps, model_inputs, [] if job.data is None else [job.data])
-            columns = (*id_columns, *(each["name"] for each in metadata["outputs"]))
-            with row_writer(job.out, form, columns) as write, progress_bars() as progress:
-                return await predict_all(
-                    inputs,
-                    client,
-                    job,
-                    lambda row: write(with_pictures(row, maps)),
-                    clock=clock,
-                    on_rows=lambda done: progress("inputs", done, 0),
-                )
-
-    return asyncio.run(predict())
 
 
 def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[InputRow]:
@@ -474,7 +465,7 @@ def run_generate(job: GenerateJob) -> None:
 def exits_table(answer: Generation, colours: Mapping[int, str], num_blocks: int) -> Table:
     """Returns the number of tokens that left after each ramp or ran all blocks, in the ramps' colours."""
     columns = (Column(name, justify="right") for name in ("left after block", "tokens", "share"))
-    table = Table(*columns, title=f"{len(answer.exits)} tokens after {answer.num_prompt}, ended by {answer.ended}")
+    table = make_table(*columns, title=f"{len(answer.exits)} tokens after {answer.num_prompt}, ended by {answer.ended}")
     for block, number in sorted(Counter(answer.exits).items()):
         share = f"{number / len(answer.exits):.1%}"
         name = "all blocks" if block == num_blocks - 1 else str(block)

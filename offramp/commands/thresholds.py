@@ -20,7 +20,7 @@ from offramp.commands.jobs import CalibrateJob, few_rows_advice
 from offramp.commands.output import provenance
 from optimizer.calibration.calibration_file import AMONG, CalibrationCard
 from optimizer.calibration.risk import Guarantee, Metric
-from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
+from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, sequences_of
 from optimizer.calibration.thresholds import design_rows, few_ramps, learn_then_test, split_rows
 from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
@@ -49,17 +49,21 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
 
     Raises DataError for too few inputs, and PlanError for scores that are shares without confidences.
     """
-    check_rows(records, job)
+    check_rows(records if records.sequences_N is None else sequences_of(records), job)
     check_ramps(job, records.ramps)
     if job.decay is not None:
         raise DataError("--decay is not for exit records, whose scores include it already")
     if records.sequences_N is not None:
-        return card_of_sequences(records, job, calibration_facts(job))
+        check_job_of_tokens(job)
     policy_of_score(records.score, {}, records.confidences)  # raises if the scores cannot be used
     costs = measured_costs(job.latency, records)
-    return CalibrationData(
-        job=job, views=[records], parts=design_and_test_rows(records, job), facts=calibration_facts(job), costs=costs
-    ).card()
+    return CalibrationData(job=job, views=[records], facts=calibration_facts(job), costs=costs).card()
+
+
+def check_job_of_tokens(job: CalibrateJob) -> None:
+    """Raises DataError for options that thresholds of generated tokens do not support."""
+    if job.metric == "harm" or job.ensemble or job.prune is not None or job.latency is not None:
+        raise DataError("--metric harm, --ensemble, --prune and --latency are not for models that generate tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +73,6 @@ class CalibrationData:
     job: CalibrateJob
     views: Sequence[ExitRecords]
     """Records of the rows, and records of the same rows under other plans, for which the thresholds must hold too."""
-    parts: tuple[IntArray, IntArray]
-    """Design rows and test rows."""
     facts: dict[str, Any]
     """The provenance of the records."""
     task: Task | None = None
@@ -81,43 +83,61 @@ class CalibrationData:
     first: int = 0
     """First block of the full model, which in a chain is the last network."""
 
+    @property
+    def parts(self) -> tuple[IntArray, IntArray]:
+        """Design rows and test rows. All tokens of a sequence are in the same part."""
+        if self.views[0].sequences_N is None:
+            return design_and_test_rows(self.views[0], self.job)
+        sequences = sequences_of(self.views[0])
+        parts = design_and_test_rows(sequences, self.job)
+        design, tested = (np.concatenate([sequences[k] for k in part]) for part in parts)
+        return design, tested
+
     def card(
-        self, ramps: Sequence[int] | None = None, *, entry: int = 0, prune: Mapping[int, float] | None = None
+        self, always: Sequence[int] | None = None, *, entry: int = 0, prune: Mapping[int, float] | None = None
     ) -> CalibrationCard:
-        """Returns a calibration for `ramps` (None: the job's), for inputs that enter at block `entry`."""
-        job, own = self.job if ramps is None else self.job.model_copy(update={"ramps": ramps}), self.views[0]
-        promised, *others = (promised_records(each, job) for each in self.views)
-        design, tested = (promised.subset(rows) for rows in self.parts)
-        seen = [each.subset(self.parts[1]) for each in others]
-        result = learn_then_test(design, tested, job.guarantee, self.costs, others=seen)
-        rows, worst = self.parts[1], result.worst_loss
-        outcome = own.subset(rows).outcome(result.thresholds)
-        constant = None if self.task is None or self.labels is None else constant_accuracy(self.task, self.labels[rows])
-        figures = {
-            **outcome_figures(outcome, self.task, job.metric),
-            **({"worst_harm": worst} if job.metric == "harm" else {"worst_agreement": 1 - worst}),
-            "mean_blocks": outcome.mean_blocks - entry,
-            "num_blocks": outcome.num_blocks - entry,
-            "work_share": work_share(outcome.survival, self.costs, first=self.first, entry=entry),
-            **({} if constant is None else {"constant_accuracy": constant}),
-        }
+        """Returns a calibration for inputs that enter at block `entry`.
+
+        The job's ramps get thresholds. If it names none, all ramps do, or if `always` is given, these and a few useful
+        ramps from the entry on.
+        """
+        job, own, (design_N, tested_N) = self.job, self.views[0], self.parts
+        promised = [promised_records(each, job) for each in self.views]
+        if always is not None and job.ramps is None:
+            behind = promised[0].of_ramps([ramp for ramp in own.ramps if ramp >= entry]).subset(design_N)
+            few = few_ramps(behind, job.guarantee, len(tested_N), always, first=entry, block_costs=self.costs)
+            promised = [each.of_ramps(few) for each in promised]
+        design, (tested, *others) = promised[0].subset(design_N), [each.subset(tested_N) for each in promised]
+        figures: dict[str, Any]
+        if own.sequences_N is None:
+            result = learn_then_test(design, tested, job.guarantee, self.costs, others=others)
+            thresholds, worst = result.thresholds, result.worst_loss
+            figures = {"worst_harm": worst} if job.metric == "harm" else {"worst_agreement": 1 - worst}
+        else:
+            thresholds = learn_then_test_sequences(design, tested, job.guarantee)
+            losses_S = bounded_losses(tested, thresholds)
+            same = float((losses_S == 0).mean())
+            figures = {"sequences": len(losses_S), "sequence_loss": float(losses_S.mean()), "same_sequences": same}
+            own = replace(own, true_losses_NE=None)  # accuracy is of whole answers, not of tokens
+        outcome = own.subset(tested_N).outcome(thresholds)
+        figures = outcome_figures(outcome, self.task, job.metric) | figures
+        figures |= {"mean_blocks": outcome.mean_blocks - entry, "num_blocks": outcome.num_blocks - entry}
+        figures["work_share"] = work_share(outcome.survival, self.costs, first=self.first, entry=entry)
+        if self.task is not None and self.labels is not None:
+            constant = constant_accuracy(self.task, self.labels[tested_N])
+            figures |= {} if constant is None else {"constant_accuracy": constant}
         return CalibrationCard(
             policy=own.score,
-            thresholds=result.thresholds,
+            thresholds=thresholds,
             confidences=None if own.confidences is None else dict(own.confidences),
+            decay=decay_of(own),
+            metric=job.metric if own.sequences_N is None else "sequences",
             prune=None if prune is None else dict(prune),
-            **job.model_dump(include={"metric", "budget", "confidence"}),
+            budget=job.budget,
+            confidence=job.confidence,
             tested=figures,
-            provenance=self.facts if job.guarantee.among == 1 else self.facts | {AMONG: job.guarantee.among},
+            provenance=self.facts if job.among == 1 else self.facts | {AMONG: job.among},
         )
-
-    def few(self, always: Sequence[int], first: int = 0) -> tuple[int, ...]:
-        """Returns `always` and a few useful ramps from block `first` on, at which inputs enter."""
-        records = self.views[0]
-        if first:
-            records = records.of_ramps([ramp for ramp in records.ramps if ramp >= first])
-        design, num_tested = promised_records(records, self.job).subset(self.parts[0]), len(self.parts[1])
-        return few_ramps(design, self.job.guarantee, num_tested, always, first=first, block_costs=self.costs)
 
 
 def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:
@@ -158,7 +178,8 @@ def promised_records(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
         records = view if job.metric == "agreement" else view.of_harm()
     except DataError as error:
         raise DataError(f"{job.source or 'the data'}: {error}") from error
-    return records.of_ramps(job.calibrated(view.ramps))
+    named = job.ramps if isinstance(job.ramps, tuple) else records.ramps
+    return records.of_ramps([ramp for ramp in records.ramps if ramp in named])
 
 
 def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
@@ -181,25 +202,6 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
         f"{job.source or 'the data'}: {len(data)} rows; at least {job.min_rows} are needed to promise {metric} with "
         f"confidence {guarantee.confidence:.4g}{several}: {job.design_share:.0%} of the rows choose thresholds, and "
         f"{guarantee.least_inputs} rows test them; {advice}"
-    )
-
-
-def card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
-    """Finds thresholds from records of generated sequences."""
-    kept = records.of_ramps(job.calibrated(records.ramps))
-    design, tested = (of_sequences(kept, part) for part in design_and_test_rows(sequences_of(kept), job))
-    thresholds = learn_then_test_sequences(design, tested, job.guarantee)
-    figures = outcome_figures(replace(tested, true_losses_NE=None).outcome(thresholds))
-    losses_S = bounded_losses(tested, thresholds)
-    means = {"sequence_loss": float(losses_S.mean()), "same_sequences": float((losses_S == 0).mean())}
-    return CalibrationCard(
-        policy=records.score,
-        thresholds=thresholds,
-        decay=decay_of(records),
-        metric="sequences",
-        **job.model_dump(include={"budget", "confidence"}),
-        tested=figures | {"sequences": len(losses_S)} | means | {"work_share": work_share(figures["survival"], None)},
-        provenance=facts,
     )
 
 

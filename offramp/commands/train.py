@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from earlyexit.codecs.base import Codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import IMAGE, PAIR, TEXT, LabelledRows, write_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.families.base import Backbone, Pretrained
+from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec, is_own
@@ -76,47 +76,67 @@ def train(
     rows on which ramps were trained. Raises DataError, ModelFolderError or InputError before anything is trained.
     """
     with replacing_model(out) as folder:
-        if job.task == TOKEN:
-            return train_tokens(job, data, folder, progress)
-        model, features, targets = _train(job, data, folder, progress)
-    if model.task.large:
+        model, options = _build_model(job, data, progress)
+        codec, task = load_codec(model.info.codec, job, folder), model.task
+        if isinstance(task, TokenTask):
+            _train_on_tokens(model, task, codec, data, job, options)
+        else:
+            features, targets = _train_on_rows(model, codec, data, job, options)
+        save_model(model, folder)
+    if isinstance(task, TokenTask) or task.large:
         return model
+    outputs = {} if features is None else outputs_of_features(model, features)
     if held_out is not None and len(held_out):
-        codec = find_codec(model.info.codec, out)
-        targets = held_out.targets(model.task, codec)
+        targets = held_out.targets(task, codec)
         outputs = exit_outputs(model, held_out.encode(codec), progress=progress)
-    elif features is not None:
-        outputs = outputs_of_features(model, features)
-    else:
-        return model
-    for each in warnings_on(outputs, model.task, targets, model.info.provenance):
+    for each in warnings_on(outputs, task, targets, model.info.provenance) if outputs else ():
         on_warning(each)
     return model
 
 
-def _train(
-    job: TrainJob, data: LabelledRows, folder: Path, progress: Progress
-) -> tuple[EarlyExitModel, dict[int, Tensor] | None, ValueArray]:
-    """Trains and saves a model; returns it, the exits' features if the backbone was frozen, and the targets."""
-    model, options = _build_model(job, data, progress)
-    codec = load_codec(model.info.codec, job, folder)
+def _train_on_rows(
+    model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: RampTraining
+) -> tuple[dict[int, Tensor] | None, ValueArray]:
+    """Trains a model; returns the exits' features if the backbone was frozen, and the targets."""
     targets = data.targets(model.task, codec) if data.are_labelled else None
     if targets is not None:
         model.task.check_coverage(targets)
     encoded = data.encode(codec)
     check_inputs(model, encoded[0])
-    features = None
     if isinstance(options, JointOptions):
         assert targets is not None, "joint training needs labels"
         train_jointly(model, encoded, targets, options)
-    else:
-        features = exit_features(_in_dtype(model, job), encoded, progress=progress)
-        if targets is None:
-            last = model.num_blocks - 1
-            targets = outputs_of_features(model, {last: features[last]})[last].argmax(1).numpy()
-        train_ramps(model, encoded, targets, options, features=features)
-    save_model(model, folder)
-    return model, features, targets
+        return None, targets
+    in_dtype = model
+    if job.dtype != "float32":
+        if model.backbone.float32_only:
+            raise ModelFolderError(f"{model.info.name}: {model.info.family} models run in float32, not {job.dtype}")
+        in_dtype = deepcopy(model).to(getattr(torch, job.dtype))
+    features = exit_features(in_dtype, encoded, progress=options.progress)
+    if targets is None:
+        targets = outputs_of_features(model, features)[model.num_blocks - 1].argmax(1).numpy()
+    train_ramps(model, encoded, targets, options, features=features)
+    return features, targets
+
+
+def _train_on_tokens(
+    model: EarlyExitModel,
+    task: TokenTask,
+    codec: Codec[object],
+    data: LabelledRows,
+    job: TrainJob,
+    options: RampTraining,
+) -> None:
+    """Trains a decoder's ramps on texts, or on the decoder's own answers to them."""
+    assert isinstance(codec, PromptCodec)
+    model.requires_grad_(False)
+    texts = prompts_of(codec, data, task, chat=job.chat)
+    prompt_lengths = [1] * len(texts)
+    if job.answers is not None:
+        generation = GenerationOptions(max_tokens=job.answers, ends=frozenset(task.ends))
+        answers = generate(model, texts, generation, options.progress)
+        texts, prompt_lengths = [tuple(each.tokens) for each in answers], [len(each.prompt) for each in answers]
+    train_token_ramps(model, token_states(model, texts, prompt_lengths, options), options)
 
 
 def warnings_on(
@@ -157,15 +177,6 @@ def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], b
         }
 
 
-def _in_dtype(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
-    """Returns the model in the data type of the job; raises ModelFolderError if it cannot run in that type."""
-    if job.dtype == "float32":
-        return model
-    if model.backbone.float32_only:
-        raise ModelFolderError(f"{model.info.name}: {model.info.family} models run in float32, not {job.dtype}")
-    return deepcopy(model).to(getattr(torch, job.dtype))
-
-
 def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, RampTraining]:
     """Returns the model before training, with new weights drawn by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
@@ -173,16 +184,22 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
         by_data = job.task in BY_DATA and data.are_labelled
         early = task_for(job, data, ()) if by_data else None  # checks the labels before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
-        backbone, ramps = pretrained.backbone, job.ramp_options
+        backbone, ramps = pretrained.backbone, ramp_options(job)
         facts: dict[str, Any]
         codec: NamedSpec
         if job.task == TOKEN:
-            task: Task = _token_task(job, backbone)
+            if not isinstance(backbone, DecoderBackbone):
+                raise ModelFolderError(f"{job.backbone} is not a decoder: --task token is for models that generate")
+            if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
+                raise InputError(
+                    "the ramps of an encoder-decoder train on its own answers: set their length with --answers"
+                )
+            task: Task = TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
             style = "adapted" if ramps.style == RampOptions().style else ramps.style
             if style not in DECODER_STYLES:
                 raise InputError(f"--ramp-style {style}: the ramps of a decoder must be {' or '.join(DECODER_STYLES)}")
             ramps = replace(ramps, style=style, pooling="last", at=ramps.at or default_ramps(backbone.num_blocks))
-            options = job.training_options(TOKEN_OPTIONS, progress=progress)
+            options = training_options(job, TOKEN_OPTIONS, progress=progress)
             codec = {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
             facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
         else:
@@ -193,7 +210,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             else:
                 source = job.source or "the data"
                 raise DataError(f"{source}: rows without labels; only ramps that imitate a classifier need none")
-            options = _options(job, task, pretrained, progress)
+            options = training_options(job, _default_options(job, task, pretrained), progress=progress)
             if job.codec is None and pretrained.codec is not None:
                 codec = pretrained.codec
             else:
@@ -206,31 +223,6 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             pretrained, name=job.name, family=family, codec=codec, task=task, ramps=ramps, provenance=facts
         )
     return model, options
-
-
-def train_tokens(job: TrainJob, data: LabelledRows, folder: Path, progress: Progress) -> EarlyExitModel:
-    """Trains a decoder's ramps and saves the model; raises what `train` raises."""
-    model, options = _build_model(job, data, progress)
-    model.requires_grad_(False)
-    codec, task = load_codec(model.info.codec, job, folder), model.task
-    assert isinstance(codec, PromptCodec)
-    assert isinstance(task, TokenTask)
-    texts = prompts_of(codec, data, task, chat=job.chat)
-    prompt_lengths = [1] * len(texts)
-    if job.answers is not None:
-        answers = generate(model, texts, GenerationOptions(max_tokens=job.answers, ends=frozenset(task.ends)), progress)
-        texts, prompt_lengths = [tuple(each.tokens) for each in answers], [len(each.prompt) for each in answers]
-    train_token_ramps(model, token_states(model, texts, prompt_lengths, options), options)
-    save_model(model, folder)
-    return model
-
-
-def _token_task(job: TrainJob, backbone: Backbone) -> TokenTask:
-    if not isinstance(backbone, DecoderBackbone):
-        raise ModelFolderError(f"{job.backbone} is not a decoder: --task token is for models that generate")
-    if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
-        raise InputError("the ramps of an encoder-decoder train on its own answers: set their length with --answers")
-    return TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
 
 
 def default_ramps(num_blocks: int) -> tuple[int, ...]:
@@ -248,18 +240,27 @@ def describe_head(model: EarlyExitModel) -> str:
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
-def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:
-    """Returns the options of training: the job's, and the defaults for this kind of training."""
-    options: RampTraining = RampTraining()
-    if job.joint:
-        if task.large:
-            joint = JOINT_MAPS
-        elif takes_images(pretrained.backbone.inputs):
-            joint = JOINT_IMAGES if pretrained.head is None else JOINT_FINE
-        else:
-            joint = JOINT_OPTIONS
-        options = replace(joint, augmentation=job.augmentation, patience=job.patience)
-    return job.training_options(options, imitate=job.imitate, progress=progress)
+def _default_options(job: TrainJob, task: Task, pretrained: Pretrained) -> RampTraining:
+    """Returns the default options for this kind of training."""
+    if not job.joint:
+        return RampTraining()
+    if task.large:
+        return JOINT_MAPS
+    if takes_images(pretrained.backbone.inputs):
+        return JOINT_IMAGES if pretrained.head is None else JOINT_FINE
+    return JOINT_OPTIONS
+
+
+def training_options(job: NewModelJob, default: RampTraining, **overrides: Any) -> RampTraining:
+    """Returns `default` with the options of the same name that the job sets, and with `overrides`."""
+    of_job = {each.name: getattr(job, each.name, None) for each in fields(default)}
+    return replace(default, **{name: value for name, value in of_job.items() if value is not None} | overrides)
+
+
+def ramp_options(job: NewModelJob) -> RampOptions:
+    """Returns the options of the ramps."""
+    head_style = getattr(job, "head_style", None)
+    return RampOptions(style=job.ramp_style, head_style=head_style, pooling=job.pooling, at=job.ramps)
 
 
 def run(job: TrainOptions) -> None:
@@ -330,7 +331,12 @@ def codec_for(job: NewModelJob, inputs: Boundary, data: LabelledRows, *, longest
 
 
 def load_codec(spec: NamedSpec, job: NewModelJob, folder: Path) -> Codec[object]:
-    """Returns the codec, after copying its tokenizer into the model folder; raises InputError if it uses none."""
+    """Returns the codec, after copying its tokenizer into the model folder.
+
+    Raises InputError for a tokenizer that it does not use, and for a maximum length of images.
+    """
+    if job.max_length is not None and spec["name"] == IMAGE:
+        raise InputError(f"--max-length {job.max_length}: images have no length in tokens")
     if make_codec(spec).reads_tokenizer:
         copy_tokenizer(job.tokenizer or job.backbone, folder)
     elif job.tokenizer is not None:
