@@ -96,6 +96,17 @@ class Commands(typer.core.TyperGroup):
         return name, build(name), rest
 
 
+class _Command(typer.core.TyperCommand):
+    """A command whose help shows no type next to a flag, such as `--help`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
 def build(name: str) -> Any:
     """Returns a command with all its parameters. Options that the user leaves out get the model's defaults."""
     job, runs = COMMANDS[name]
@@ -116,7 +127,7 @@ def build(name: str) -> Any:
     run.__annotations__ = {each.name: each.annotation for each in (context, *parameters)}
     run.__dict__["__signature__"] = inspect.Signature([context, *parameters])
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name, help=_help(name))(run)
+    single.command(name, cls=_Command, help=_help(name))(run)
     return typer.main.get_command(single)
 
 
@@ -151,8 +162,6 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     if isinstance(extra, dict) and "argument" in extra:
         shown: Any = typer.Argument(metavar=str(extra["argument"]), **option)
     else:
-        if value_type is bool:
-            option["metavar"] = ""  # otherwise the help shows the type next to a flag
         names = (f"--{name.replace('_', '-')}",) if default is False else ()  # otherwise typer adds --no-...
         shown = typer.Option(*names, **option)
     annotation: Any = Annotated[value_type | None if default is None else value_type, shown]
