@@ -7,8 +7,8 @@ import gzip
 import math
 import uuid
 import zlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from pydantic_core import to_json
@@ -269,23 +269,20 @@ EVENT_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering":
 """Headers that forbid proxies to buffer, compress or cache events."""
 
 
-class DisconnectWatch:
-    """Calls `on_disconnect` when the caller disconnects, even while nothing is sent, and when it is closed."""
+@contextmanager
+def watching(receive: Receive, on_disconnect: Callable[[], None]) -> Iterator[None]:
+    """Calls `on_disconnect` if the caller disconnects within the block. The request's body must have been read."""
 
-    def __init__(self, receive: Receive, on_disconnect: Callable[[], None]) -> None:
-        """Starts the watch. The request's body must have been read."""
-        self._on_disconnect = on_disconnect
-        self._task = asyncio.get_running_loop().create_task(self._watch(receive))
-
-    async def _watch(self, receive: Receive) -> None:
+    async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._on_disconnect()
+        on_disconnect()
 
-    def close(self) -> None:
-        """Ends the watch."""
-        self._task.cancel()
-        self._on_disconnect()
+    task = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 class EventStream(Response):
@@ -296,20 +293,21 @@ class EventStream(Response):
 
     media_type = EVENTS
 
-    def __init__(self, events: AsyncIterable[bytes], watch: DisconnectWatch) -> None:
-        """`watch` is closed at the end."""
+    def __init__(self, events: AsyncIterable[bytes], on_end: Callable[[], None]) -> None:
+        """`on_end`: called when the caller disconnects, and at the end."""
         super().__init__(headers=EVENT_HEADERS)
         del self.headers["content-length"]
         self._events = events
-        self._watch = watch
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with watching(receive, self._on_end):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
             pass  # the caller is gone, so no error can be sent
         finally:
-            self._watch.close()
+            self._on_end()

@@ -30,7 +30,7 @@ from deployments.api.endpoint import (
 from deployments.api.exchange import ANYTHING, MAX_DIGITS, HttpRequest, json_response, preferred_type
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, OPERATIONS
-from deployments.api.parsing import EXIT, InferRequest, parse_content, parse_predict
+from deployments.api.parsing import EXIT, InferRequest, parse_predict
 from deployments.api.v2 import parse_v2, v2_response
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError
@@ -81,7 +81,8 @@ class Routes:
         codec = self._backend.signature.codec
         content_type = (request.find(b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
-            return parse_content(content_type, body, codec), False
+            row = codec.from_content(content_type, body)
+            return InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None), False
         is_file = codec.content_types and content_type != JSON and body[:1] not in b" \n\r\t[{"
         if is_file or content_type.startswith(MEDIA):
             accepted = ", ".join((JSON, *codec.content_types))

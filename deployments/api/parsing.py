@@ -218,9 +218,3 @@ def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
         raise InputError(f"ids: one id per input is needed (got {len(parsed.ids)} for {len(rows)} inputs)")
     ids = tuple(parsed.ids) if parsed.ids is not None else ("",) * len(rows)
     return InferRequest(rows=tuple(rows), ids=ids, truncate=parsed.truncate, timeout_s=parsed.timeout_s), many
-
-
-def parse_content(content_type: str, body: bytes, codec: Codec[Any]) -> InferRequest:
-    """Returns the request of a body that is one input, such as a file; raises InputError."""
-    row = codec.from_content(content_type, body)
-    return InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None)

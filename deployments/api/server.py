@@ -361,11 +361,12 @@ class HttpServer:
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Serves until `should_exit` is set and the last answer is sent; stops at once if it is cancelled."""
         state, app = self.server_state, cast("Any", self.app)  # uvicorn's types are narrower
-        config = uvicorn.Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None, proxy_headers=False)
+        options: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False}
+        config = uvicorn.Config(app, ws="none", lifespan="off", interface="asgi3", **options)
         new_connection = partial(Connection, self, config=config, server_state=state, app_state={})
-        loop = asyncio.get_running_loop()
-        servers = [await loop.create_server(new_connection, sock=each, backlog=BACKLOG) for each in sockets]
+        loop, servers = asyncio.get_running_loop(), list[asyncio.Server]()
         try:
+            servers += [await loop.create_server(new_connection, sock=each, backlog=BACKLOG) for each in sockets]
             while not self.should_exit:
                 await self._tick()
             for each in sockets:  # other holders of the sockets (`hold_listener`) would let callers wait

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from deployments.api.exchange import EVENT_HEADERS, MAX_DIGITS, DisconnectWatch, EventStream, HttpRequest
+from deployments.api.exchange import EVENT_HEADERS, MAX_DIGITS, EventStream, HttpRequest
 from deployments.api.operations import LIMIT
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import SHARES_S, ServiceFacts, Snapshot, page_state, within
@@ -86,9 +86,7 @@ class LivePage:
             raise OverloadedError(message, retry_after_s=RETRY_S)
         viewer = object()
         self.viewers.add(viewer)
-        return EventStream(
-            self._events_for(viewer), DisconnectWatch(request.receive, partial(self.viewers.discard, viewer))
-        )
+        return EventStream(self._events_for(viewer), partial(self.viewers.discard, viewer))
 
     def close(self) -> None:
         """Ends the streams of all viewers within a second, and accepts no more, because the ingress shuts down."""

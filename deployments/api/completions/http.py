@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
 from deployments.api.endpoint import Backend, check_model, failure_of
-from deployments.api.exchange import DisconnectWatch, EventStream, HttpRequest, openai_error
+from deployments.api.exchange import EventStream, HttpRequest, openai_error, watching
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import parse_body
 from earlyexit.clock import Clock
@@ -320,20 +320,16 @@ class GenerateRoutes:
         except ContextLengthError as error:
             error.param = body.source
             raise
-        writer, watch = (
-            self._writer(body, stream.num_prompt, request.id),
-            DisconnectWatch(request.receive, stream.abort),
-        )
+        writer = self._writer(body, stream.num_prompt, request.id)
         try:
-            first = await anext(stream)
-            if streams or (not isinstance(body, GenerateBody) and body.stream):
-                return EventStream(_events(text_deltas(stream, first), writer, request.id), watch)
-            parts = [part async for part in text_deltas(stream, first)]
+            with watching(request.receive, stream.abort):
+                first = await anext(stream)
+                if not streams and (isinstance(body, GenerateBody) or not body.stream):
+                    return writer.whole([part async for part in text_deltas(stream, first)])
         except BaseException:
-            watch.close()
+            stream.abort()
             raise
-        watch.close()
-        return writer.whole(parts)
+        return EventStream(_events(text_deltas(stream, first), writer, request.id), stream.abort)
 
     def _writer(self, body: AnyBody, num_prompt: int, request_id: str) -> ResponseWriter:
         if isinstance(body, GenerateBody):
