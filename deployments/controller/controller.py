@@ -109,15 +109,14 @@ async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
     return await asyncio.to_thread(solve, problem, strategy)
 
 
-class RayFleet(Fleet):
+class RayFleet(DeploymentHandles, Fleet):
     """The ingresses and replicas of one application. Must be used inside a process of the application."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._app = settings.app
+        super().__init__(settings.app)
         self._devices = tuple(initial_replicas(settings))
         """The accelerator types that the application may use."""
         self._node_labels = settings.node_labels
-        self._handles = DeploymentHandles(settings.app)
 
     async def scale(self, device: str, replicas: int) -> None:
         try:
@@ -140,14 +139,14 @@ class RayFleet(Fleet):
         devices = dict.fromkeys(stage.device for stage in placed.plan.stages)
         assignments = {deployment_name(device): assignments_on(device, [placed]) for device in devices}
         await asyncio.gather(
-            *(self._handles.broadcast(name, "prepare", each, timeout_s=PREPARE_S) for name, each in assignments.items())
+            *(self.broadcast(name, "prepare", each, timeout_s=PREPARE_S) for name, each in assignments.items())
         )
 
     async def follow(self, placed: PlacedPlan) -> None:
-        await self._handles.broadcast("ingress", "follow", placed, timeout_s=FOLLOW_S)
+        await self.broadcast("ingress", "follow", placed, timeout_s=FOLLOW_S)
 
     async def suspend(self, reason: str) -> None:
-        await self._handles.broadcast("ingress", "suspend", reason, timeout_s=FOLLOW_S)
+        await self.broadcast("ingress", "suspend", reason, timeout_s=FOLLOW_S)
 
     async def ingress_reports(self) -> list[IngressReport]:
         return await self._reports("ingress")
@@ -170,7 +169,7 @@ class RayFleet(Fleet):
 
     async def _reports(self, deployment: str) -> list[Any]:
         """Returns the reports of a deployment; none if a replica dies during the collection."""
-        return await self._handles.try_broadcast(deployment, "report", REPORT_S) or []
+        return await self.try_broadcast(deployment, "report", REPORT_S) or []
 
 
 def export_metrics(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:

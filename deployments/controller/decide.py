@@ -1,4 +1,4 @@
-"""The controller's decisions: pure functions from a frozen view of the service to actions.
+"""The controller's decisions: pure functions from a frozen view of the service to what the control loop does next.
 
 `CHECKS` lists the checks of one tick in their order. The tick ends after the first check that changes the plan.
 `evaluate_proposal` compares the best found plan with the current plan. `deployments/controller/act.py` acts on them.
@@ -14,20 +14,14 @@ from typing import Any
 import numpy as np
 
 from deployments.controller.intake import ran_since
-from deployments.controller.observe import (
-    LEAST_PROBES,
-    Forecast,
-    ObservedStream,
-    Tuning,
-    effective_probes,
-)
+from deployments.controller.observe import LEAST_PROBES, Forecast, ObservedStream, Tuning, effective_probes
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
-from optimizer.cost.evaluate import Evaluation, evaluate, objective_value, predictions, violations
+from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import apply_rescoring, rescore
 from optimizer.live.changeover import Delivered, Trial, judge, num_started
 from optimizer.live.hysteresis import weigh
@@ -36,8 +30,7 @@ from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_repl
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
 from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_reach
-from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from profiles.lengths import Lengths
+from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, if_feasible
 
 SETTLE_LOOKS = 4
 """The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
@@ -45,8 +38,8 @@ REST_PERIODS = 5
 """The number of periods without work for a straggler, before it is tried again."""
 BLAME_PERIODS = 5
 """The number of periods in which a plan that was rolled back is not chosen again."""
-START_TRIES = 2
-"""The number of timeouts while a change waits for its replicas, after which the change is given up."""
+LONGEST_START_S = 240.0
+"""How long a change waits for its replicas until it is given up. They load their model and warm up."""
 TRIES = 10
 """The number of failures of any kind after which a change is given up. Dead processes usually restart sooner."""
 RECENT_INPUTS = (100, 300, 1000)
@@ -57,80 +50,51 @@ REFUSED = frozenset({"overloaded", "admission"})
 """Drop reasons of inputs that never entered the model."""
 
 
-# Actions
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogEvent:
-    """Log an event and store it in the history."""
-
-    kind: str
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateState:
-    """Change fields of the state."""
-
-    changes: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyPlan:
-    """Change over to a plan."""
+class NewPlan:
+    """A plan that the controller or an operator proposes."""
 
     placed: PlacedPlan
     reason: str
+    """Why it was made, such as `period`."""
     words: str
-    sized_for_rps: float | None
+    """The verdict on it."""
+    sized_for_rps: float | None = None
     """The rate for which the plan was made; None: it maximizes the rate."""
     trial: Trial | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Suspend:
-    """Refuse all inputs."""
-
-    reason: str
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """The answer to an operator, if the plan was applied."""
+        return {"epoch": self.placed.epoch, "changed": True, "reason": self.reason, "words": self.words}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRejected:
-    """Store a plan that was proposed and rejected in the history."""
+class Outcome:
+    """What the control loop does after a check, in the order of the fields."""
 
-    placed: PlacedPlan
-    reason: str
-    words: str
+    events: tuple[tuple[str, str], ...] = ()
+    """Events to log, each with its kind and text."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The changed fields of the state."""
+    thresholds: NewThresholds | None = None
+    """Thresholds to apply, as the tuner has found them."""
+    rejected: NewPlan | None = None
+    """A plan that is only stored in the history."""
+    plan: NewPlan | None = None
+    """The plan to change over to."""
+    settles: bool = False
+    """Whether the service is brought to the state: a change is continued, or deviations are repaired."""
+    replan: str | None = None
+    """Why the controller plans, and changes to the new plan if it is worth it; None: it does not plan."""
 
-
-@dataclass(frozen=True, slots=True)
-class Replan:
-    """Forecast, plan, and change to the new plan if it is worth it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FinishChange:
-    """Continue or repair the change to the current plan."""
-
-
-Action = LogEvent | UpdateState | ApplyPlan | NewThresholds | Suspend | RecordRejected | Replan | FinishChange
-"""What the control loop does next. It applies new thresholds as the tuner has found them."""
-Actions = tuple[Action, ...]
+    @property
+    def ends_tick(self) -> bool:
+        """Whether the plan may have changed, so that the other checks wait for the next tick."""
+        return any(each is not None for each in (self.thresholds, self.plan, self.replan))
 
 
 # The view on which decisions are based
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningBasis:
-    """The inputs of the last planning."""
-
-    forecast: Forecast
-    problem: PlanProblem
-    counts: Mapping[str, int]
-    """The available accelerators by type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,38 +102,31 @@ class View:
     """Everything that decisions depend on at one moment. They read the stream and the tuner but do not change them."""
 
     settings: ControlSettings
+    stream: ObservedStream
+    tuning: Tuning
+    state: State
     now_s: float
     """Wall clock."""
-    state: State
     looked_s: float
     """When the next four fields were collected."""
     ingresses: Sequence[IngressReport] = ()
     replicas: Sequence[ReplicaReport] = ()
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    """The available accelerators by type."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """The usable accelerators by type, including those of stragglers."""
     running: Mapping[str, int] = field(default_factory=dict)
     """Replicas that accept calls, by accelerator type."""
-    stream: ObservedStream
-    tuning: Tuning
     baseline: Mapping[str, ReplicaReport] = field(default_factory=dict)
     """Earlier reports by replica. The work since then is compared to find stragglers."""
-    basis: PlanningBasis | None = None
-    """None before the first planning of this process."""
-    first_counts: Mapping[str, int] = field(default_factory=dict)
-    """The accelerators at the first tick, by type."""
+    forecast: Forecast | None = None
+    """The forecast of the last planning; None before the first planning of this process."""
+    problem: PlanProblem
+    """The problem of the last planning; before the first, that of the settings."""
+    planned_counts: Mapping[str, int] = field(default_factory=dict)
+    """The usable accelerators by type at the last planning; before the first, at the first tick."""
     is_restored: bool = False
-    """Whether an earlier process made the plan, so that its basis is unknown."""
+    """Whether an earlier process made the plan, so that its forecast is unknown."""
     failed: int = 0
-    """How often the current change has failed."""
-    late: int = 0
-    """How often in a row the replicas of the current change did not start in time."""
-    had_alarm: bool = False
-    """Whether an alarm of the tuner was handled during a change of plan since the last tick."""
-
-    @property
-    def problem(self) -> PlanProblem:
-        """The problem of the last planning; before the first, that of the settings."""
-        return self.settings.problem if self.basis is None else self.basis.problem
+    """How often a tick has failed since the last change of plan began or ended."""
 
     @property
     def period(self) -> int:
@@ -177,10 +134,10 @@ class View:
         return int(self.now_s // self.settings.period_s)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The usable accelerators by type, including those of stragglers."""
-        devices = self.settings.problem.devices.items()
-        return {device: min(supply.count, self.capacity.get(device, 0)) for device, supply in devices}
+    def is_period_over(self) -> bool:
+        """Whether the window of the last forecast is over. This is also true if the clock was set back."""
+        period_s = self.settings.period_s
+        return self.looked_s // period_s != self.state.planned_s // period_s
 
     @property
     def next_epoch(self) -> int:
@@ -188,25 +145,24 @@ class View:
         return max([self.state.placed.epoch, *(report.epoch for report in self.ingresses)]) + 1
 
     @property
-    def hosted(self) -> dict[str, str]:
-        """The slot of the stage that each replica hosts, by replica."""
-        return {each.replica: each.slot for each in self.replicas if each.slot}
-
-    @property
     def is_changing(self) -> bool:
         """Whether the ingresses do not follow the current plan yet."""
         return self.state.followed != self.state.placed
-
-    def has_room(self, placed: PlacedPlan) -> bool:
-        """Whether the accelerators of a plan are available."""
-        counts = self.counts
-        return all(count <= counts.get(device, 0) for device, count in placed.occupied.items())
 
     @property
     def policy(self) -> PolicySpec:
         """The exit policy of new plans: the policy of the settings, with the tuned thresholds if there are any."""
         tuned, policy = self.state.thresholds, self.settings.policy
         return policy if tuned is None else replace(policy, thresholds=tuned)
+
+    @property
+    def thresholds(self) -> Mapping[int, float]:
+        """The current thresholds of all ramps of the problem."""
+        return self.stream.thresholds(self.state)
+
+    def has_room(self, placed: PlacedPlan) -> bool:
+        """Whether the accelerators of a plan are available."""
+        return all(count <= self.counts.get(device, 0) for device, count in placed.occupied.items())
 
     def uses_current_thresholds(self, placed: PlacedPlan) -> bool:
         """Whether a plan uses the controller's current thresholds. An operator's plan may have others."""
@@ -216,32 +172,32 @@ class View:
         return _thresholds_at(policy, ramps) == _thresholds_at(self.policy, ramps)
 
     def with_current_thresholds(self, plan: Plan) -> Plan:
-        """Returns an earlier plan with the current thresholds."""
+        """Returns an earlier plan with the current thresholds, and with predictions for them."""
         foreign = plan.policy is not None and plan.policy.name != self.policy.name
-        return plan if foreign or self.state.thresholds is None else replace(plan, policy=self.policy)
-
-    def place(self, plan: Plan, resting: Sequence[RestingReplica] | None = None) -> PlacedPlan:
-        """Returns the plan as the next epoch. Replicas keep their stages if possible.
-
-        `resting`: the replicas that get no work; None: those of the state.
-        """
-        avoided = avoided_replicas(self.state.resting if resting is None else resting)
-        return PlacedPlan(plan=replace(plan, epoch=self.next_epoch), avoided=avoided, hosted=self.hosted)
+        if foreign or self.state.thresholds is None or plan.policy == self.policy:
+            return plan
+        return self.completed(replace(plan, policy=self.policy, predicted={}))
 
     def completed(self, plan: Plan) -> Plan:
         """Returns a plan with its missing policy, which probes need, and with its missing predictions."""
-        plan, basis = replace(plan, policy=plan.policy or self.policy), self.basis
-        if basis is None or plan.predicted:
+        plan, forecast = replace(plan, policy=plan.policy or self.policy), self.forecast
+        if forecast is None or plan.predicted:
             return plan
         try:
-            figures = evaluate(basis.problem, plan.stages, basis.forecast.reach, shares=plan.shares)
-            return replace(plan, predicted=predictions(basis.problem, figures))
+            figures = evaluate(self.problem, plan.stages, forecast.reach, shares=plan.shares)
+            return replace(plan, predicted=predictions(self.problem, figures))
         except PlanError:  # a plan with batch sizes that were not measured is allowed, without predictions
             return plan
 
-    def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> ApplyPlan:
-        """Returns the change to a plan that is made for the same rate as the current one."""
-        return ApplyPlan(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
+    def place(self, plan: Plan) -> PlacedPlan:
+        """Returns the plan as the next epoch. Replicas keep their stages if possible."""
+        avoided = avoided_replicas(self.state.resting)
+        hosted = {each.replica: each.slot for each in self.replicas if each.slot}
+        return PlacedPlan(plan=replace(plan, epoch=self.next_epoch), avoided=avoided, hosted=hosted)
+
+    def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> NewPlan:
+        """Returns a new plan for the same rate as the current one."""
+        return NewPlan(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
 
 
 def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
@@ -253,112 +209,109 @@ def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | Non
 # The checks of one tick
 
 
-def thresholds_found(view: View) -> Actions:
+def thresholds_found(view: View) -> Outcome | None:
     """Checks whether the tuner has found new thresholds: applies them, and replans if the plan may not be the best.
 
     An alarm ends the trial of a plan, because its prediction was for other thresholds. Other thresholds wait for the
     end of a trial or change. Thresholds also change while a plan is held.
     """
-    state, said = view.state, view.tuning.said
-    if said is None:
-        return _after("alarm", view) if view.had_alarm and _is_too_careful(view, {}) else ()
-    if said.why != "alarm" and (state.trial is not None or view.is_changing):
-        return ()
-    was_safe = state.thresholds is not None and view.tuning.is_safe(state.thresholds)
+    state, said, tuning = view.state, view.tuning.said, view.tuning
+    if said is None or (said.why != "alarm" and (state.trial is not None or view.is_changing)):
+        return None
+    was_safe = state.thresholds is not None and tuning.is_safe(state.thresholds)
     on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
     # Inputs may leave at some ramp, but at none that is active in the plan: an exit was moved.
-    is_moved = bool(on) and view.tuning.is_safe(on) and not view.tuning.is_safe(said.thresholds)
-    replans = was_safe or is_moved or _is_too_careful(view, said.thresholds)
-    return said, *(_after(said.why, view) if replans else ())
-
-
-def _after(reason: str, view: View) -> Actions:
-    return () if view.state.hold else (Replan("after an alarm" if reason == "alarm" else "after new thresholds"),)
+    is_moved = bool(on) and tuning.is_safe(on) and not tuning.is_safe(said.thresholds)
+    if not (was_safe or is_moved or _is_too_careful(view, said.thresholds)) or state.hold:
+        return Outcome(thresholds=said)
+    return Outcome(thresholds=said, replan="after an alarm" if said.why == "alarm" else "after new thresholds")
 
 
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     """Whether no input leaves under these thresholds although more inputs arrive than the plan can then serve."""
-    merged = {**view.stream.thresholds(view.state), **thresholds}
     recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
-    if not view.tuning.is_safe(merged) or recent is None or recent.seconds <= 0:
+    if not view.tuning.is_safe(thresholds) or recent is None or recent.seconds <= 0:
         return False
-    reach = view.stream.reach(replace(view.state, thresholds=merged), view.now_s)
+    reach = view.stream.reach(replace(view.state, thresholds=thresholds), view.now_s)
     capacity_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
     return recent.arrived / recent.seconds > capacity_rps
 
 
-def accelerators_changed(view: View) -> Actions:
+def accelerators_changed(view: View) -> Outcome | None:
     """Checks whether accelerators were added or lost. Without enough for the plan, a smaller plan is needed."""
-    counts, suspended, hold = view.counts, view.state.suspended, view.state.hold
-    before = view.first_counts if view.basis is None else view.basis.counts
-    is_unchanged = view.basis is not None and counts == before and not _is_period_over(view)
-    if suspended is not None and is_unchanged:
-        return (Suspend(suspended),)
-    first_actions: Actions = ()
-    if suspended is not None:
+    counts, before, state = view.counts, view.planned_counts, view.state
+    if state.suspended is not None:
+        if view.forecast is not None and counts == before and not view.is_period_over:
+            return None
         reason = "recovery"
-    elif not view.has_room(view.state.placed):
+    elif not view.has_room(state.placed):
         reason = "capacity lost"
-        first_actions = UpdateState({"hold": False}), *_shrink_plan(view)
-    elif counts != before and not hold:
+    elif counts != before and not state.hold:
         reason = "capacity changed"
     else:
-        return ()
-    event = LogEvent(kind="capacity", words=f"{reason}: {dict(before)} before, {counts} now")
-    return *first_actions, event, Replan(reason)
+        return None
+    event = "capacity", f"{reason}: {dict(before)} before, {counts} now"
+    if reason != "capacity lost":
+        return Outcome(events=(event,), replan=reason)
+    return Outcome(events=(event,), state={"hold": False}, plan=_shrunk(view), replan=reason)
 
 
-def _shrink_plan(view: View) -> Actions:
-    """Returns the change to the same splits on the replicas that still run, if every stage has one.
+def _shrunk(view: View) -> NewPlan | None:
+    """Returns the same splits on the replicas that still run; None unless every stage has one.
 
     Nothing has to start or move for it. The replan then compares other plans with it.
     """
-    placed = view.state.placed
+    placed, left = view.place(view.state.placed.plan), dict[str, int]()
     resting = Counter(placed.avoided.values())
-    left: dict[str, int] = {}
     for device in {stage.device for stage in placed.plan.stages}:
         left |= divide_replicas(placed.needed(device), view.running.get(device, 0) - resting[device])
-    if view.is_changing or min(left.values()) < 1:
-        return ()
-    plan = placed.plan.with_replicas([min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()])
-    less = replace(placed, plan=view.completed(replace(plan, epoch=view.next_epoch)), hosted=view.hosted)
-    words = "the same splits on what still runs"
-    return (view.same_rate(less, "capacity lost", words),) if view.has_room(less) else ()
+    fewer = {slot: min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()}
+    less = _with_replicas(view, placed, fewer)
+    if less is None or view.is_changing or not view.has_room(less):
+        return None
+    return view.same_rate(less, "capacity lost", "the same splits on what still runs")
 
 
-def change_failed(view: View) -> Actions:
+def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) -> PlacedPlan | None:
+    """Returns a plan with other numbers of replicas, by slot; None if a stage would have none."""
+    if min(counts.values()) < 1:
+        return None
+    plan = placed.plan.with_replicas([counts[slot] for slot in placed.slots])
+    return replace(placed, plan=view.completed(plan))
+
+
+def change_failed(view: View) -> Outcome | None:
     """Checks whether the change to the current plan failed too often: returns to the plan that is still followed."""
-    state, followed = view.state, view.state.followed
-    all_run = all(view.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
-    is_late = view.late >= START_TRIES and not all_run
-    if followed is None or not (is_late or view.failed >= TRIES):
-        return ()
-    if followed.plan.stages == state.placed.plan.stages:
-        return ()
-    placed = view.place(view.with_current_thresholds(followed.plan))
+    placed, followed = view.state.placed, view.state.followed
+    all_run = all(view.running.get(device, 0) >= number for device, number in placed.occupied.items())
+    is_late = view.now_s >= view.state.at_s + LONGEST_START_S and not all_run
+    if followed is None or followed.plan.stages == placed.plan.stages or not (is_late or view.failed >= TRIES):
+        return None
+    words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"
+    back = _roll_back(view, followed.plan, words)
+    return None if back.plan is None else replace(back, events=(("error", words),))
+
+
+def _roll_back(view: View, plan: Plan, words: str) -> Outcome:
+    """Bars the current plan for a while, and returns to an earlier plan or, without its accelerators, replans."""
+    placed = view.place(view.with_current_thresholds(plan))
+    blamed = {**view.state.blamed, view.state.placed.plan.planned_stages: view.period + BLAME_PERIODS}
     if not view.has_room(placed):
-        return ()
-    words = f"gives up plan {state.placed.epoch}: the change to it failed repeatedly"
-    return _blame(view), LogEvent(kind="error", words=words), view.same_rate(placed, "roll back", words)
+        return Outcome(state={"blamed": blamed}, replan="roll back")
+    return Outcome(state={"blamed": blamed}, plan=view.same_rate(placed, "roll back", words))
 
 
-def _blame(view: View) -> UpdateState:
-    """Returns the action that bars the current plan for a while."""
-    stages = view.state.placed.plan.planned_stages
-    return UpdateState({"blamed": {**view.state.blamed, stages: view.period + BLAME_PERIODS}})
-
-
-def change_unfinished(_: View) -> Actions:
+def change_unfinished(_: View) -> Outcome:
     """Continues an unfinished change, and repairs deviations from the current plan."""
-    return (FinishChange(),)
+    return Outcome(settles=True)
 
 
-def trial_over(view: View) -> Actions:
+def trial_over(view: View) -> Outcome | None:
     """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
     since = delivered(view.stream.counts(state.followed_s))
     if state.hold or state.trial is None or since is None or view.is_changing:
-        return ()
+        return None
     judgement = judge(
         state.trial,
         since,
@@ -367,91 +320,76 @@ def trial_over(view: View) -> Actions:
         patience_s=settings.period_s,
     )
     if judgement is None:
-        return ()
-    over = LogEvent(kind="trial", words=judgement.words), UpdateState({"trial": None, "previous": None})
-    if not judgement.rolls_back or state.previous is None:
+        return None
+    over = Outcome(events=(("trial", judgement.words),), state={"trial": None, "previous": None})
+    if not judgement.change or state.previous is None:
         return over
-    placed = view.place(view.with_current_thresholds(state.previous.plan))
-    fits = view.has_room(placed)
-    back = view.same_rate(placed, "roll back", judgement.words) if fits else Replan("roll back")
-    return *over, _blame(view), back
+    back = _roll_back(view, state.previous.plan, judgement.words)
+    return replace(back, events=over.events, state={**over.state, **back.state})
 
 
-def slow_replicas(view: View) -> Actions:
+def slow_replicas(view: View) -> Outcome | None:
     """Checks whether replicas are slower than their peers. Such stragglers get no work for a while."""
-    state = view.state
-    slow = {} if state.hold else _stragglers(view)
+    slow = {} if view.state.hold else _stragglers(view)
     if not slow:
-        return ()
-    until = view.period + REST_PERIODS
+        return None
+    until, names = view.period + REST_PERIODS, {each.replica for each in slow}
     new = [RestingReplica(replica=each.replica, device=each.device, until=until) for each in slow]
-    names = {each.replica for each in new}
-    resting = (*(rest for rest in state.resting if rest.replica not in names), *new)
-    placed = _without(slow, view, resting)
-    words = "; ".join(slow.values())
-    return (
-        *(LogEvent(kind="straggler", words=each) for each in slow.values()),
-        UpdateState({"resting": resting}),
-        Replan("straggler") if placed is None else view.same_rate(placed, "straggler", words),
+    resting = (*(rest for rest in view.state.resting if rest.replica not in names), *new)
+    placed = _without(slow, replace(view, state=replace(view.state, resting=resting)))
+    return Outcome(
+        events=tuple(("straggler", words) for words in slow.values()),
+        state={"resting": resting},
+        plan=None if placed is None else view.same_rate(placed, "straggler", "; ".join(slow.values())),
+        replan="straggler" if placed is None else None,
     )
 
 
-def _without(slow: Iterable[ReplicaTimes], view: View, resting: Sequence[RestingReplica]) -> PlacedPlan | None:
-    """Returns the current plan with replacements for slow replicas, or without them if no accelerators are free.
+def _without(slow: Iterable[ReplicaTimes], view: View) -> PlacedPlan | None:
+    """Returns the current plan with replacements for slow replicas, which rest already in the view's state.
 
-    Returns None if a stage would have no replica.
+    If no accelerators are free, their stages have fewer replicas. Returns None if a stage would have none.
     """
-    placed = view.place(view.state.placed.plan, resting)
+    placed: PlacedPlan | None = view.place(view.state.placed.plan)
     for each in slow:
-        if view.has_room(placed):
-            break
-        stage = placed.stage_of.get(each.slot)
-        if stage is None or stage.replicas == 1:
-            return None
-        plan = placed.plan.with_replicas([one.replicas - (one is stage) for one in placed.plan.stages])
-        placed = replace(placed, plan=view.completed(plan))
-    return placed if view.has_room(placed) else None
+        if placed is not None and not view.has_room(placed):
+            counts = {slot: stage.replicas - (slot == each.slot) for slot, stage in placed.stage_of.items()}
+            placed = _with_replicas(view, placed, counts)
+    return placed if placed is not None and view.has_room(placed) else None
 
 
-def plan_out_of_date(view: View) -> Actions:
+def plan_out_of_date(view: View) -> Outcome | None:
     """Checks whether the period is over or the stream has changed, so that a new plan is needed."""
-    state, basis, settings = view.state, view.basis, view.settings
+    state, forecast = view.state, view.forecast
     if state.hold:
-        return ()
-    if basis is None and view.is_restored:
-        return (Replan("restart"),)  # deviations can only be detected with a forecast
-    if basis is not None and basis.forecast.at_s <= state.changed_s <= view.looked_s:
+        return None
+    if forecast is None and view.is_restored:  # deviations can only be detected with a forecast
+        return Outcome(replan="restart")
+    if forecast is not None and forecast.at_s <= state.changed_s <= view.looked_s:
         return _after_change(view, state.changed_s)
-    if _is_period_over(view):
-        return (Replan("period"),)
-    if basis is None or view.looked_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
-        return ()
-    deviations = _deviations(view, basis)
+    if view.is_period_over:
+        return Outcome(replan="period")
+    if forecast is None or view.looked_s < state.planned_s + SETTLE_LOOKS * view.settings.watch_s:
+        return None
+    deviations = _deviations(view, forecast)
     if deviations:
-        events = [LogEvent(kind="reaction", words=words) for _, words in deviations.values()]
-        update = UpdateState({name: since_s for name, (since_s, _) in deviations.items()})
-        changed_s = update.changes.get("changed_s", state.changed_s)
-        only_rate_changed = changed_s < basis.forecast.at_s
-        replan = (Replan("reaction"),) if only_rate_changed else _after_change(view, changed_s)
-        return *events, update, *replan
-    has_first_probes = basis.forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
-    return (Replan("first probes"),) if has_first_probes else ()
+        changes = {name: since_s for name, (since_s, _) in deviations.items()}
+        changed_s = changes.get("changed_s", state.changed_s)
+        only_rate_changed = changed_s < forecast.at_s
+        outcome = Outcome(replan="reaction") if only_rate_changed else _after_change(view, changed_s) or Outcome()
+        return replace(outcome, events=tuple(("reaction", words) for _, words in deviations.values()), state=changes)
+    has_first_probes = forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
+    return Outcome(replan="first probes") if has_first_probes else None
 
 
-def _is_period_over(view: View) -> bool:
-    """Whether the window of the last forecast is over. This is also true if the clock was set back."""
-    period_s = view.settings.period_s
-    return view.looked_s // period_s != view.state.planned_s // period_s
-
-
-def _after_change(view: View, changed_s: float) -> Actions:
+def _after_change(view: View, changed_s: float) -> Outcome | None:
     """Replans once there are enough probes since the stream changed, or one period after the change."""
     is_late = view.looked_s >= changed_s + view.settings.period_s
-    return (Replan("reaction"),) if is_late or _num_probes(view, changed_s) >= LEAST_PROBES else ()
+    return Outcome(replan="reaction") if is_late or _num_probes(view, changed_s) >= LEAST_PROBES else None
 
 
 def _num_probes(view: View, since_s: float) -> int:
-    """Number of probes that what was seen since a time is worth."""
+    """Returns the number of probes that the observations since a time are worth."""
     return effective_probes(view.stream.observed(view.state, since_s, view.looked_s))
 
 
@@ -459,48 +397,43 @@ Deviation = tuple[float, str]
 """The start of the intervals that deviate from the forecast, and a description."""
 
 
-def _deviations(view: View, basis: PlanningBasis) -> dict[str, Deviation]:
+def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
     """Returns the deviations of the stream from the forecast, by the field of the state that records their start."""
-    state, settings, plan = view.state, view.settings, view.state.placed.plan
-    intervals = view.stream.counts(max(state.followed_s, basis.forecast.at_s))
-    ticks = settings.period_s / settings.watch_s
+    state, settings = view.state, view.settings
+    intervals = view.stream.counts(max(state.followed_s, forecast.at_s))
+    ticks = max(1.0, settings.period_s / settings.watch_s)  # they share the probability of a false alarm
     found = {
-        "changed_s": _survival_deviation(basis, plan, intervals, ticks),
-        "rate_changed_s": _rate_deviation(basis.forecast, intervals, state.sized_for_rps, ticks),
+        "changed_s": _survival_deviation(forecast, state.placed.plan, intervals, ticks * len(RECENT_INPUTS)),
+        "rate_changed_s": _rate_deviation(forecast, intervals, state.sized_for_rps, ticks),
     }
     return {name: deviation for name, deviation in found.items() if deviation is not None}
 
 
 def _survival_deviation(
-    basis: PlanningBasis, plan: Plan, intervals: Sequence[Interval], ticks: float
+    forecast: Forecast, plan: Plan, intervals: Sequence[Interval], num_tests: float
 ) -> Deviation | None:
-    """Returns the deviation of the exits of recent answers from the forecast; None if there is none.
-
-    `ticks`: the number of ticks per forecast, which share the probability of a false alarm.
-    """
-    if not plan.ramps or not basis.forecast.num_probes:  # a forecast without probes cannot be judged
+    """Returns the deviation of the exits of recent answers from the forecast; None if there is none."""
+    if not plan.ramps or not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
-    expected = expected_shares(basis.forecast.of(plan.used), plan.ramps, basis.forecast.reach)
-    expected = replace(expected, coverage=_shared_coverage(expected.coverage, ticks * len(RECENT_INPUTS)))
+    expected = expected_shares(forecast.of(plan.used), plan.ramps, forecast.reach)
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         num_pending = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
         num_dropped = sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
-        words = survival_deviation(expected, recent.exits, unknown=num_pending + num_dropped)
+        words = survival_deviation(expected, recent.exits, unknown=num_pending + num_dropped, num_tests=num_tests)
         if words is not None:
             return recent.since_s, words
     return None
 
 
 def _rate_deviation(
-    forecast: Forecast, intervals: Sequence[Interval], sized_for_rps: float | None, ticks: float
+    forecast: Forecast, intervals: Sequence[Interval], sized_for_rps: float | None, num_tests: float
 ) -> Deviation | None:
     """Returns the deviation of the recent arrival rate from the forecast; None if there is none."""
-    recent = total(intervals[-RATE_LOOKS:])
-    if recent is None or forecast.rate is None:
+    recent, rate = total(intervals[-RATE_LOOKS:]), forecast.rate
+    if recent is None or rate is None:
         return None
-    rate = replace(forecast.rate, coverage=_shared_coverage(forecast.rate.coverage, ticks))
-    words = rate_deviation(rate, recent.arrived, recent.seconds, sized_for_rps=sized_for_rps)
+    words = rate_deviation(rate, recent.arrived, recent.seconds, sized_for_rps=sized_for_rps, num_tests=num_tests)
     return None if words is None else (recent.since_s, words)
 
 
@@ -511,11 +444,6 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
         if answers <= 0:
             return total(intervals[index:])
     return None
-
-
-def _shared_coverage(coverage: float, num_tests: float) -> float:
-    """Returns the coverage of each of several tests that together have this coverage (Bonferroni)."""
-    return 1 - (1 - coverage) / max(1.0, num_tests)
 
 
 def _stragglers(view: View) -> dict[ReplicaTimes, str]:
@@ -570,7 +498,7 @@ def delivered(intervals: Sequence[Interval]) -> Delivered | None:
     )
 
 
-CHECKS: tuple[Callable[[View], Actions], ...] = (
+CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
     thresholds_found,
     accelerators_changed,
     change_failed,
@@ -587,9 +515,7 @@ CHECKS: tuple[Callable[[View], Actions], ...] = (
 Solve = Callable[[PlanProblem, Strategy], Awaitable[Decision]]
 
 
-def problems_to_solve(
-    base: PlanProblem, forecast: Forecast, counts: Mapping[str, int], lengths: Lengths | None
-) -> tuple[PlanProblem, ...]:
+def problems_to_solve(base: PlanProblem, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
     """Returns the expected problem on the available accelerators, followed by problems to try if it has no plan.
 
     A required rate is replaced by the upper end of the forecast rate. At a low rate there may be no plan, because
@@ -600,7 +526,7 @@ def problems_to_solve(
         device: replace(supply, count=min(supply.count, counts.get(device, 0)))
         for device, supply in base.devices.items()
     }
-    problem = replace(forecast.expected(base), devices=devices, lengths=lengths)
+    problem = replace(forecast.expected(base), devices=devices)
     named_per_s = problem.required_per_s
     if named_per_s is None:
         return (problem,)
@@ -647,23 +573,21 @@ async def propose(
 
 
 def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[Stage, ...]]) -> Planned | None:
-    """Returns the best plan that is not blamed; None if all are."""
-    stages = [each for each in dict.fromkeys((planned.stages, *planned.candidates)) if each not in blamed]
-    kept = [each for each in stages if each == planned.stages or not violations(problem, each, evaluate(problem, each))]
-    if not kept:
+    """Returns the best plan that is not blamed, with the other feasible plans as candidates; None if all are blamed."""
+    if not blamed:
+        return planned
+    plans = [each for each in dict.fromkeys((planned.stages, *planned.candidates)) if each not in blamed]
+    feasible = [plan for plan in (if_feasible(problem, each) for each in plans) if plan is not None]
+    if not feasible:
         return None
-    if kept[0] == planned.stages:
-        return replace(planned, candidates=tuple(kept[1:]))
-    figures = evaluate(problem, kept[0])
-    gap = gap_between(objective_value(problem, figures), planned.bound)
-    return replace(planned, stages=kept[0], figures=figures, gap=gap, candidates=tuple(kept[1:]))
+    return feasible[0].planned(problem, planned.strategy, planned.bound, [each.stages for each in feasible])
 
 
 # Whether a found plan is worth the change
 
 
-def end_rests(view: View) -> UpdateState:
-    """Ends expired rests and blames, and the rests of replicas that no longer exist."""
+def ended_rests(view: View) -> dict[str, Any]:
+    """Returns the fields of the state without expired rests and blames, and without rests of lost replicas."""
     reported = {report.replica for report in view.replicas}
     reporting_types = {report.device for report in view.replicas}
     # If no replica of a type reports, its replicas may still exist.
@@ -674,27 +598,16 @@ def end_rests(view: View) -> UpdateState:
         if rest.until > view.period and (rest.replica in reported or rest.device in silent_types)
     )
     blamed = {stages: until for stages, until in view.state.blamed.items() if until > view.period}
-    return UpdateState({"resting": resting, "blamed": blamed})
+    return {"resting": resting, "blamed": blamed}
 
 
-def _without_plan(view: View, none: NoPlan, reason: str) -> tuple[Actions, str]:
-    """Keeps or restores the current plan if its accelerators exist, because late answers are better than none."""
-    words = f"no plan meets the problem on {view.counts}: what is missing is {none.binding}"
-    placed = view.state.placed
-    if not view.has_room(placed):
-        return (Suspend(words),), words
-    if view.state.suspended is not None:
-        back = view.place(placed.plan)
-        return (ApplyPlan(placed=back, reason=reason, words=words, sized_for_rps=None),), words
-    return (LogEvent(kind="no plan", words=f"{words}; keeps plan {placed.epoch}"),), words
-
-
-def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Actions, str]:
-    """Returns the actions for the best plan that was found for the view's basis, and the verdict as text."""
+def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Outcome, str]:
+    """Returns what follows from the best plan that was found for the view's forecast, and the verdict as text."""
     if isinstance(found, NoPlan):
-        return _without_plan(view, found, reason)
+        words = f"no plan meets the problem on {view.counts}: what is missing is {found.binding}"
+        return _without_plan(view, words, reason), words
     state, settings, problem = view.state, view.settings, view.problem
-    reach = None if view.basis is None else view.basis.forecast.reach
+    reach = None if view.forecast is None else view.forecast.reach
     figures = evaluate(problem, found.stages, reach)
     placed = view.place(_plan_of(view, found, figures))
     verdict = weigh(
@@ -707,25 +620,33 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Actions
         least_gain=settings.least_gain,
         reach=reach,
     )
+    words = verdict.words
+    new = NewPlan(placed=placed, reason=reason, words=words, sized_for_rps=problem.required_per_s)
     if verdict.change:
-        change = ApplyPlan(
-            placed=placed,
-            reason=reason,
-            words=verdict.words,
-            sized_for_rps=problem.required_per_s,
-            trial=_trial(view, figures, placed) if _stands(view) else None,
-        )
-        return (change,), verdict.words
+        trial = _trial(view, figures, placed) if _stands(view) else None
+        return Outcome(plan=replace(new, trial=trial)), words
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
-        return (view.same_rate(same, "straggler", "other replicas rest now"),), verdict.words
+        return Outcome(plan=view.same_rate(same, "straggler", "other replicas rest now")), words
     if not view.uses_current_thresholds(state.placed):
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
-        return (view.same_rate(same, reason, "the controller's own thresholds again"),), verdict.words
-    keep = LogEvent(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
-    refused = () if verdict.same else (RecordRejected(placed=placed, reason=reason, words=verdict.words),)
-    return (keep, *refused), verdict.words
+        return Outcome(plan=view.same_rate(same, reason, "the controller's own thresholds again")), words
+    keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {words}"
+    is_same = state.placed.plan.planned_stages == found.stages
+    return Outcome(events=(keep,), rejected=None if is_same else new), words
+
+
+def _without_plan(view: View, words: str, reason: str) -> Outcome:
+    """Keeps or restores the current plan if its accelerators exist, because late answers are better than none."""
+    placed = view.state.placed
+    if not view.has_room(placed):
+        changes = {"suspended": words, "trial": None, "previous": None, "followed": None}
+        events = () if view.state.suspended == words else (("suspended", words),)
+        return Outcome(events=events, state=changes, settles=True)
+    if view.state.suspended is not None:
+        return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
+    return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 
 
 def _stands(view: View) -> bool:

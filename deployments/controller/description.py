@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from deployments.controller.act import ControlLoop
@@ -20,7 +21,7 @@ LAST_EVENTS = 20
 def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> dict[str, Any]:
     """Returns what `GET /plan` shows as plain data."""
     view = loop.view
-    state, now_s, basis = view.state, view.now_s, view.basis
+    state, now_s, forecast = view.state, view.now_s, view.forecast
     period_s, bytes_N = view.settings.period_s, view.settings.problem.bytes_per_sample_N
     bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in state.placed.plan.stages[:-1]]
     return {
@@ -33,7 +34,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> di
         "hold": state.hold,
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
         "predicted": dict(state.placed.plan.predicted),
-        "forecast": None if basis is None else _forecast(basis.forecast),
+        "forecast": None if forecast is None else _forecast(forecast),
         "observed": _observed(view),
         "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
         "accelerators": _accelerators(view, settings),
@@ -69,16 +70,13 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
 
 def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
     """Describes the thresholds of all ramps, and the evidence for an alarm."""
-    thresholds, state = view.stream.thresholds(view.state), view.tuning.state
+    thresholds, state = view.thresholds, view.tuning.state
     return {
         "how": view.settings.tuning,
         "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},
         "safe": view.tuning.is_safe(thresholds),
         "alarms": num_alarms,
-        "evidence": None if state is None else state.evidence,
-        "watched": 0 if state is None else state.watched,
-        "next_test": None if state is None else state.next_test,
-        "rows": 0 if state is None else state.rows,
+        **({"evidence": None, "watched": 0, "rows": 0, "next_test": None} if state is None else asdict(state)),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from deployments.controller.remember import KEEP_S, State
 from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, PlanError
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.cost.rescore import joint_reach
@@ -75,33 +75,36 @@ def room(resources: Mapping[str, float], device: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """One forecast of survival and rate."""
+    """One forecast of survival, rate and lengths."""
 
     at_s: float
     """When it was made."""
+    thresholds: Mapping[int, float]
+    """The thresholds of all ramps for which it was made."""
     survival: SurvivalForecast
     """The expected survival. With few probes, it is a mean with the prior, and its intervals contain both."""
     num_probes: int
     """The effective number of probes; see `effective_probes`."""
     how: str
     """The method, for the user."""
-    thresholds: Mapping[int, float] = field(default_factory=dict)
-    """The thresholds of all ramps for which it was made."""
-    reach: Reach | None = None
-    """The share of inputs that reach each block according to recent probes; None with too few probes."""
-    rate: RateForecast | None = None
-    """None before the first input was counted."""
-    survival_of: Mapping[Used, SurvivalForecast] = field(default_factory=dict)
+    survival_of: Mapping[Used, SurvivalForecast]
     """For a cascade, forecasts for plans that skip networks, by the networks that they use."""
+    reach: Reach | None
+    """The share of inputs that reach each block according to recent probes; None with too few probes."""
+    rate: RateForecast | None
+    """None before the first input was counted."""
+    lengths: Lengths | None
+    """None if inputs have no lengths."""
 
     def of(self, used: Used) -> SurvivalForecast:
         """Returns the survival forecast for plans that use exactly these networks."""
         return self.survival_of.get(used, self.survival)
 
     def expected(self, problem: PlanProblem) -> PlanProblem:
-        """Returns the problem with the expected survival."""
-        of_others = {used: forecast.next_survival for used, forecast in self.survival_of.items()}
-        return replace(problem, survival_N=self.survival.next_survival, survival_of=of_others or None)
+        """Returns the problem with the expected survival and lengths."""
+        survival_of = {used: forecast.next_survival for used, forecast in self.survival_of.items()} or None
+        survival_N = self.survival.next_survival
+        return replace(problem, survival_N=survival_N, survival_of=survival_of, lengths=self.lengths)
 
 
 LEAST_PROBES = 30
@@ -126,6 +129,7 @@ class ObservedStream:
         self.problem = settings.problem
         self._calibrated = thresholds_of(settings.policy, settings.problem)
         """The thresholds of the problem's survival."""
+        self._all_stay_N = (1.0,) * settings.problem.num_blocks
         self._period_s, self._coverage = settings.period_s, settings.coverage
         self.began_s = since_s
         self._stream: ExitStream | None = None
@@ -203,95 +207,93 @@ class ObservedStream:
         records = self.records(state, now_s)
         if records is not None:
             return joint_reach(records, self.thresholds(state))
-        if self._is_calibrated(state):
-            return None
-        stay_N = self._prior_N(state)
-        return lambda _: stay_N
+        return None if self._is_calibrated(state) else lambda _: self._all_stay_N
 
     def forecast(self, state: State, now_s: float) -> Forecast:
         """Returns the forecasts for the next window. Fitting takes up to a second, so call it in a thread."""
-        thresholds = self.thresholds(state)
-        whole = self._survival(now_s, state.changed_s, thresholds, self._prior_N(state))
-        others, every = {}, tuple(range(len(self.problem.networks)))
-        for used in network_sets(self.problem) if every else ():
-            theirs = {ramp: thresholds[ramp] for ramp in ramps_of(self.problem, used)}
-            if used == every or not theirs:  # network sets without ramps need no forecast
-                continue
-            stay_N = (1.0,) * self.problem.num_blocks
-            prior_N = survival_with(self.problem, used) if self._is_calibrated(state) else stay_N
-            others[used] = self._survival(now_s, state.changed_s, theirs, prior_N).survival
-        rate, reach = self._rate(state.rate_changed_s, now_s), self.reach(state, now_s)
-        return replace(whole, thresholds=thresholds, reach=reach, rate=rate, survival_of=others)
-
-    def lengths(self, state: State, now_s: float) -> Lengths | None:
-        """Returns the problem's lengths of inputs, scaled to the mean of recent answers; None without lengths.
-
-        If long inputs are refused or late more often than short ones, the mean is too low.
-        """
-        known = self.problem.lengths
-        if known is None:
-            return None
-        recent = total(self.counts(max(state.changed_s, now_s - RECENT_WINDOWS * self._period_s)))
-        if recent is None or recent.answered < LEAST_MEASURED:
-            return known
-        most = min(most_tokens(self.problem.latency[device]) for device in self.problem.devices)
-        return known.stretched(recent.answered_tokens / recent.answered, most=most)
+        thresholds, problem, calibrated = self.thresholds(state), self.problem, self._is_calibrated(state)
+        prior_N = tuple(problem.survival_N) if calibrated else self._all_stay_N
+        survival, num_probes, how = self._survival(now_s, state.changed_s, thresholds, prior_N)
+        others, every = {}, tuple(range(len(problem.networks)))
+        for used in network_sets(problem) if every else ():
+            theirs = {ramp: thresholds[ramp] for ramp in ramps_of(problem, used)}
+            if used != every and theirs:  # network sets without ramps need no forecast
+                prior_N = survival_with(problem, used) if calibrated else self._all_stay_N
+                others[used], _, _ = self._survival(now_s, state.changed_s, theirs, prior_N)
+        return Forecast(
+            at_s=now_s,
+            thresholds=thresholds,
+            survival=survival,
+            num_probes=num_probes,
+            how=how,
+            survival_of=others,
+            reach=self.reach(state, now_s),
+            rate=self._rate(state.rate_changed_s, now_s),
+            lengths=self._lengths(state, now_s),
+        )
 
     def _is_calibrated(self, state: State) -> bool:
-        """Whether the thresholds are those of the problem's survival."""
+        """Whether the thresholds are those of the problem's survival. Under others, all inputs are expected to stay."""
         return self.thresholds(state) == self._calibrated
-
-    def _prior_N(self, state: State) -> tuple[float, ...]:
-        """Returns the survival expected without probes. Under tuned thresholds, all inputs are assumed to stay."""
-        return tuple(self.problem.survival_N) if self._is_calibrated(state) else (1.0,) * self.problem.num_blocks
 
     def _survival(
         self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: tuple[float, ...]
-    ) -> Forecast:
+    ) -> tuple[SurvivalForecast, int, str]:
         """Forecasts from whole windows, or else from one window with all inputs since the stream changed.
 
-        With few inputs in that window, the prior has weight.
+        With few inputs in that window, the prior has weight. Returns also the effective number of probes, and the
+        method.
         """
         from profiles.forecast import forecast_survival
         from profiles.windows import SurvivalHistory
 
-        def made(history: SurvivalHistory, num_probes: int, how: str) -> Forecast:
-            survival = forecast_survival(history, prior=prior_N, coverage=self._coverage)
-            return Forecast(at_s=now_s, survival=survival, num_probes=num_probes, how=how)
+        def made(history: SurvivalHistory) -> SurvivalForecast:
+            return forecast_survival(history, prior=prior_N, coverage=self._coverage)
 
         whole = [] if self._stream is None else windows(self._stream, now_s)
         estimates = [each.estimate(thresholds) for each in whole if each.start_s >= changed_s]
         num_probes = sum(map(effective_probes, estimates))
         if num_probes >= LEAST_PROBES:
-            return made(survival_history(estimates), num_probes, f"{len(estimates)} windows")
+            return made(survival_history(estimates)), num_probes, f"{len(estimates)} windows"
         window = self.window(changed_s, now_s)
         estimate = None if window is None else window.estimate(thresholds)
         num_probes = effective_probes(estimate)
         if estimate is None or estimate.survival is None:
-            return made(SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan)), 0, "expected")
-        pooled = made(survival_history([estimate]), num_probes, f"worth {num_probes} probes")
+            return made(SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))), 0, "expected"
+        seen, how = made(survival_history([estimate])), f"worth {num_probes} probes"
         if num_probes >= LEAST_PROBES:
-            return pooled
-        seen, weight, prior = pooled.survival, num_probes / LEAST_PROBES, np.array(prior_N)
+            return seen, num_probes, how
+        weight, prior = num_probes / LEAST_PROBES, np.array(prior_N)
         leaning = replace(  # without changing the observed shares per ramp
             seen,
             survival_HK=weight * seen.survival_HK + (1 - weight) * prior,
             survival_low_HK=np.minimum(seen.survival_low_HK, prior),
             survival_high_HK=np.maximum(seen.survival_high_HK, prior),
         )
-        return replace(pooled, survival=leaning, how=f"{pooled.how}, and what was expected")
+        return leaning, num_probes, f"{how}, and what was expected"
 
     def _rate(self, changed_s: float, now_s: float) -> RateForecast | None:
         from profiles.forecast import forecast_rate
 
-        rate_W = window_rates(self._counts, changed_s, now_s, self._period_s)
-        if np.isfinite(rate_W).any():
-            return forecast_rate(rate_W, coverage=self._coverage, window_s=self._period_s)
+        rate_rps_W, window_s = window_rates(self._counts, changed_s, now_s, self._period_s), self._period_s
         recent = total(self.counts(changed_s))
-        if recent is None or recent.seconds <= 0:
-            return None
-        rate_rps = np.array([recent.arrived / recent.seconds])
-        return forecast_rate(rate_rps, coverage=self._coverage, window_s=recent.seconds)
+        if not np.isfinite(rate_rps_W).any():
+            if recent is None or recent.seconds <= 0:
+                return None
+            rate_rps_W, window_s = np.array([recent.arrived / recent.seconds]), recent.seconds
+        return forecast_rate(rate_rps_W, coverage=self._coverage, window_s=window_s)
+
+    def _lengths(self, state: State, now_s: float) -> Lengths | None:
+        """Returns the problem's lengths of inputs, scaled to the mean of recent answers; None without lengths.
+
+        If long inputs are refused or late more often than short ones, the mean is too low.
+        """
+        known = self.problem.lengths
+        recent = total(self.counts(max(state.changed_s, now_s - RECENT_WINDOWS * self._period_s)))
+        if known is None or recent is None or recent.answered < LEAST_MEASURED:
+            return known
+        most = min(most_tokens(self.problem.latency[device]) for device in self.problem.devices)
+        return known.stretched(recent.answered_tokens / recent.answered, most=most)
 
 
 def effective_probes(estimate: WindowEstimate | None) -> int:
@@ -337,20 +339,14 @@ class Tuning:
         self._make = make
         self._problem = problem
         self._tuner: Tuner | None = None
-        self._shape: StreamShape | None = None
         self._followed: tuple[Mapping[int, float], float] | None = None
         """The current thresholds and since when they apply; None if inputs are refused or the plan has others."""
         self._entry: tuple[str, int] | None = None
-        self._batching: Batching | None = None
-        """The batches of the first split; None before the first plan."""
+        """The accelerator type and the batch size of the first split; None before the first plan."""
         self._since_s = 0.0
         """Inputs that arrived earlier were answered under an unknown plan."""
         self.said: NewThresholds | None = None
         """The tuner's last result, until it is applied."""
-
-    @property
-    def is_on(self) -> bool:
-        return self._make is not None
 
     @property
     def alarm(self) -> NewThresholds | None:
@@ -364,30 +360,39 @@ class Tuning:
 
     def is_safe(self, thresholds: Mapping[int, float]) -> bool:
         """Whether no input leaves under these thresholds; False before the first observations."""
-        return self._shape is not None and no_input_leaves(self._shape.score, thresholds)
+        return self._tuner is not None and no_input_leaves(self._tuner.settings.score, thresholds)
 
     def observe(self, parts: Sequence[Observations]) -> None:
         """Passes observations to the tuner. A new result replaces one that is not applied yet.
 
-        Raises OfframpError for observations that the tuner cannot use.
+        Raises OfframpError for observations that the tuner cannot use, and for a result without all thresholds.
         """
-        if self._make is None or self._followed is None:
+        if self._make is None or self._followed is None or not parts:
             return
         seen = Observations.join(parts[0].shape, parts)
         seen = seen.take(seen.times_s_N >= self._since_s)
         if self._tuner is None:
-            self._shape, self._tuner = seen.shape, self._make(seen.shape)
+            self._tuner = self._make(seen.shape)
             self._tuner.follow(*self._followed)
-            if self._batching is not None:
-                self._tuner.set_batching(self._batching)
+            self._set_batching()
         said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
-        if said is not None:
-            if self.alarm is not None and said.why != "alarm":  # the new result inherits the pending alarm's urgency
-                said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
-            self.said = said
+        if said is None:
+            return
+        if missing := sorted(set(self._followed[0]) - set(said.thresholds)):
+            raise PlanError(f"{said.words}: no threshold for ramps {missing}")
+        if self.alarm is not None and said.why != "alarm":  # the new result inherits the pending alarm's urgency
+            said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
+        self.said = said
 
-    def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """Sets the thresholds that all ingresses follow, and since when."""
+    def follow(self, thresholds: Mapping[int, float], since_s: float, first: Stage) -> None:
+        """Sets the thresholds and the first stage that all ingresses follow, and since when.
+
+        Exits shrink the batches of the first split.
+        """
+        entry = first.device, full_inputs(self._problem.latency[first.device], first.splits[0])
+        if entry != self._entry:
+            self._entry = entry
+            self._set_batching()
         if self._followed is None:
             self._since_s = since_s
         elif self._followed[0] == thresholds:  # another plan with the same thresholds
@@ -396,29 +401,24 @@ class Tuning:
         if self._tuner is not None:
             self._tuner.follow(thresholds, since_s)
 
-    def serve(self, first: Stage) -> None:
-        """Sets the first stage of the followed plan. Exits shrink the batches of its first split."""
-        if not self.is_on:
-            return
-        entry = first.device, full_inputs(self._problem.latency[first.device], first.splits[0])
-        if entry != self._entry:
-            self._entry, self._batching = entry, batching_of(self._problem, *entry)
-            if self._tuner is not None:
-                self._tuner.set_batching(self._batching)
+    def _set_batching(self) -> None:
+        if self._tuner is not None and self._entry is not None:
+            self._tuner.set_batching(batching_of(self._problem, *self._entry))
 
     def pause(self) -> None:
         """Ignores observations until the next `follow`, and drops a result that is not applied yet."""
         self._followed = self.said = None
 
 
-def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:
+def tuner_of(settings: ControlSettings) -> MakeTuner | None:
     """Returns the tuner of the settings; None if tuning is off or there are no ramps."""
+    problem = settings.problem
     if settings.tuning == "off" or not problem.ramps:
         return None
     assert settings.accuracy_budget is not None, "`check_tuning` refuses settings without a budget"
     guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
     # Savings are shares of the model's time, which differ little between devices, so any device will do. Under load,
-    # batches are large. `Tuning.serve` replaces this batch size by the plan's.
+    # batches are large. `Tuning.follow` replaces this batch size by the plan's.
     device = device_names(problem)[0]
     batching = batching_of(problem, device, problem.latency[device].batches[-1])
     name = settings.tuning
@@ -458,31 +458,23 @@ class MissingAccelerators:
         self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan | None, now_s: float
     ) -> dict[str, int]:
         """Returns the available accelerators by type. `placed`: the current plan; None while it changes."""
-        if placed is None:
+        occupied, stages = ({}, ()) if placed is None else (placed.occupied, placed.plan.stages)
+        self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
+        least = Counter(stage.device for stage in stages)
+        # A type that never ran a replica per stage may only be slow to start.
+        if not any(running.get(device, 0) < num <= self._ran.get(device, 0) for device, num in least.items()):
             self._empty_s = None
-        else:
-            self._look(capacity, running, placed, now_s)
+        elif self._empty_s is None:
+            self._empty_s = now_s
+        elif now_s >= self._empty_s + EMPTY_S:
+            self._empty_s = None
+            for device, needed in occupied.items():
+                missing = min(needed - running.get(device, 0), capacity.get(device, 0))
+                if missing > 0:
+                    self._missing[device] = missing, needed, capacity[device], now_s + BELIEVED_S
         self._missing = {
             device: (missing, needed, counted, until_s)
             for device, (missing, needed, counted, until_s) in self._missing.items()
             if now_s < until_s and capacity.get(device, 0) == counted and running.get(device, 0) < needed
         }
         return {device: count - self._missing.get(device, (0,))[0] for device, count in capacity.items()}
-
-    def _look(self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan, now_s: float) -> None:
-        """Updates the missing accelerators. A type that never ran a replica per stage may only be slow to start."""
-        self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
-        stages = Counter(stage.device for stage in placed.plan.stages)
-        is_empty = any(running.get(device, 0) < least <= self._ran.get(device, 0) for device, least in stages.items())
-        if not is_empty:
-            self._empty_s = None
-            return
-        if self._empty_s is None:
-            self._empty_s = now_s
-        if now_s < self._empty_s + EMPTY_S:
-            return
-        self._empty_s = None
-        for device, needed in placed.occupied.items():
-            missing = min(needed - running.get(device, 0), capacity.get(device, 0))
-            if missing > 0:
-                self._missing[device] = missing, needed, capacity[device], now_s + BELIEVED_S

@@ -1,4 +1,4 @@
-"""A change from one plan to the next: its steps, and the trial of the new plan.
+"""A change from one plan to the next: the numbers of replicas, and the trial of the new plan.
 
 A replica can host any stage of its accelerator type, so a change only needs enough replicas of each type. Types that
 need more replicas grow before the switch. Types that need fewer shrink after the earlier plan has drained. So neither
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from earlyexit.errors import DataError, PlanError
+from optimizer.live.hysteresis import Verdict
 from optimizer.plans.plan import PlacedPlan
 
 
@@ -24,75 +25,27 @@ def num_started(before: PlacedPlan | None, after: PlacedPlan) -> int:
     return sum(max(0, needed - before_counts.get(device, 0)) for device, needed in after.occupied.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """Set the number of replicas of an accelerator type, including avoided ones."""
-
-    device: str
-    replicas: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Await:
-    """Wait until accelerator types run at least these numbers of replicas."""
-
-    replicas: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Prepare every replica for all stages of the next plan on its accelerator type, while it serves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Switch every ingress to the next plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Wait until no input of an earlier plan is in flight."""
-
-
-ChangeStep = Scale | Await | Prepare | Switch | Drain
-
-
-def steps(
-    before: PlacedPlan | None,
-    after: PlacedPlan,
-    available: Mapping[str, int],
+def due_requests(
+    needed: Mapping[str, int],
     running: Mapping[str, int],
-    coming: Mapping[str, int] | None = None,
-) -> tuple[ChangeStep, ...]:
-    """Returns the steps from `before` to `after`, from the replicas that are running to those that `after` needs.
+    requested: Mapping[str, int],
+    *,
+    at_once: int | None = None,
+    may_shrink: bool,
+) -> dict[str, int]:
+    """Returns the numbers of replicas to request now, by accelerator type, so that a plan gets those that it needs.
 
-    `available` has the accelerators per type. `coming` includes starting replicas, which hold accelerators but must be
-    awaited; None: no replica is starting. If `before` equals `after`, the steps only correct the numbers of replicas.
-    Raises PlanError if `after` and its avoided replicas need more accelerators than are available.
+    `requested`: the numbers that were requested last. A type whose number is unknown is requested again. `at_once`: how
+    many replicas of a type may start at the same time, because starting takes processor time from replicas that serve;
+    None: all. `may_shrink`: whether surplus replicas may stop.
     """
-    coming = running if coming is None else coming
-    requested = {} if before is None else before.occupied
-    needed = {device: after.occupied.get(device, 0) for device in sorted({*requested, *after.occupied, *coming})}
-    for device, number in needed.items():
-        if number > available.get(device, 0):
-            raise PlanError(
-                f"the plan and its avoided replicas need {number} {device}, but only {available.get(device, 0)} exist"
-            )
-    missing = {device: number for device, number in needed.items() if number > running.get(device, 0)}
-    # A type with the right number of replicas is scaled too if another number was requested, or it would not stay so.
-    scales = {
-        device: Scale(device=device, replicas=number)
-        for device, number in needed.items()
-        if (number or device in coming)  # the application has no deployment for other types
-        and not number == running.get(device, 0) == coming.get(device, 0) == requested.get(device, 0)
-    }
-    shrinking = tuple(scale for device, scale in scales.items() if running.get(device, 0) > scale.replicas)
-    before_switch: tuple[ChangeStep, ...] = tuple(scale for scale in scales.values() if scale not in shrinking)
-    before_switch = (*before_switch, Await(replicas=missing)) if missing else before_switch
-    if before == after:
-        return (*shrinking, *before_switch, Prepare()) if missing else (*shrinking, *before_switch)
-    after_switch: tuple[ChangeStep, ...] = (Drain(), *shrinking) if shrinking else ()
-    return (*before_switch, Prepare(), Switch(), *after_switch)
+    numbers = {}
+    for device in sorted({*needed, *running}):
+        now, wanted = running.get(device, 0), needed.get(device, 0)
+        number = min(wanted, now + (at_once or wanted))
+        if (now or wanted) and (now <= wanted or may_shrink) and number != requested.get(device):
+            numbers[device] = number
+    return numbers
 
 
 LEAST_INPUTS = 100
@@ -150,14 +103,6 @@ class Trial:
             raise PlanError("predicted_rps and before_predicted_rps must be above 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """The result of a trial."""
-
-    rolls_back: bool
-    words: str
-
-
 def judge(
     trial: Trial,
     served: Delivered,
@@ -165,8 +110,8 @@ def judge(
     margin: float,
     settle_s: float,
     patience_s: float,
-) -> Judgement | None:
-    """Judges a plan by what was `served` since the switch. Returns None while it is too early.
+) -> Verdict | None:
+    """Judges a plan by what was `served` since the switch: a change rolls it back. Returns None while it is too early.
 
     It is too early before `settle_s` and, with few inputs, before `patience_s`. Arrivals count, not answers, so that a
     plan that answers nothing is judged too. The plan is rolled back if more than `margin` of the expected goodput is
@@ -177,20 +122,18 @@ def judge(
         return None
     if has_few:
         words = f"only {served.arrived} inputs arrived in {served.seconds:.0f} s, too few to judge"
-        return Judgement(rolls_back=False, words=f"keeps plan {trial.epoch}: {words}")
+        return Verdict(change=False, words=f"keeps plan {trial.epoch}: {words}")
     kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
     promise = (
         f"plan {trial.epoch} gives {served.goodput_rps:.4g}/s in time, {kept:.1%} of what was expected "
         f"({expected_rps:.4g}/s)"
     )
     if kept >= 1 - margin:
-        return Judgement(rolls_back=False, words=f"keeps the plan: {promise}")
+        return Verdict(change=False, words=f"keeps the plan: {promise}")
     if trial.before is None:
-        return Judgement(rolls_back=False, words=f"keeps the plan: {promise}; none was measured before it")
+        return Verdict(change=False, words=f"keeps the plan: {promise}; none was measured before it")
     before_kept = trial.before.kept(trial.before_predicted_rps)
     before_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
     is_worse = before_kept > kept and before_rps > kept * expected_rps
     before = f"the one before kept {before_kept:.1%} of its own and would give {before_rps:.4g}/s"
-    return Judgement(
-        rolls_back=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}"
-    )
+    return Verdict(change=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}")

@@ -29,8 +29,6 @@ class Verdict:
 
     change: bool
     words: str
-    same: bool = False
-    """Whether the new plan equals the current one."""
 
 
 def weigh(
@@ -54,7 +52,7 @@ def weigh(
     if current is None:
         return Verdict(change=True, words="takes the plan: there is none yet")
     if tuple(current) == new.stages:
-        return Verdict(change=False, words="keeps the plan: it is still the best", same=True)
+        return Verdict(change=False, words="keeps the plan: it is still the best")
     gain, broken = _compared(problem, current, new.stages, reach)
     if broken:
         return Verdict(change=True, words=f"changes the plan: the current one breaks a promise: {'; '.join(broken)}")

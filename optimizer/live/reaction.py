@@ -67,19 +67,20 @@ def survival_deviation(
     exits: Mapping[int, int],
     *,
     unknown: int = 0,
+    num_tests: float = 1.0,
     least_difference: float = LEAST_DIFFERENCE,
 ) -> str | None:
     """Returns a message on the ramp where exits differ most from the forecast; None if there is no drastic difference.
 
     `exits` counts answers under the current plan by the block after which they left. `unknown` counts inputs that
     entered the model but did not leave it yet, or were dropped inside. They may have left early or not, so they widen
-    the interval. Rejected inputs do not count. Inputs are assumed independent. Each of the R active ramps is tested at
-    1/R of the forecast's error probability (Bonferroni).
+    the interval. Rejected inputs do not count. Inputs are assumed independent. The active ramps and `num_tests` tests
+    share the forecast's error probability (Bonferroni).
     """
     num_inputs = sum(exits.values())
     if num_inputs < LEAST_INPUTS or not expected.ramps:
         return None
-    width = NormalDist().inv_cdf(1 - (1 - expected.coverage) / (2 * len(expected.ramps)))
+    width = NormalDist().inv_cdf(1 - (1 - expected.coverage) / (2 * len(expected.ramps) * num_tests))
     largest, message = 0.0, None
     for ramp in expected.ramps:
         num_left = sum(count for block, count in exits.items() if block <= ramp)
@@ -108,11 +109,13 @@ def rate_deviation(
     seconds: float,
     *,
     sized_for_rps: float | None,
+    num_tests: float = 1.0,
 ) -> str | None:
     """Returns a message if the arrivals of the last `seconds` differ drastically from the forecast, else None.
 
     Arrivals include rejected inputs. `sized_for_rps` is the rate for which the plan was made: a higher one counts even
     within the forecast's interval. It is None if the plan maximizes the rate, so that demand does not change the plan.
+    `num_tests` tests share the forecast's error probability.
     """
     if sized_for_rps is None or seconds <= 0:
         return None
@@ -121,7 +124,7 @@ def rate_deviation(
     )
     allowed_rps = min(high_rps, max(sized_for_rps, median_rps))
     # Score interval of the mean of a Poisson count.
-    width = NormalDist().inv_cdf((1 + forecast.coverage) / 2)
+    width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * num_tests))
     centre, spread = num_arrived + width**2 / 2, width * math.sqrt(num_arrived + width**2 / 4)
     fewest, most = centre - spread, centre + spread
     rate_rps = num_arrived / seconds

@@ -18,7 +18,7 @@ from optimizer.calibration.sequences import learn_then_test_sequences, sequences
 from optimizer.calibration.thresholds import lay_path, learn_then_test
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.rescore import joint_reach
-from optimizer.live.changeover import Delivered, steps
+from optimizer.live.changeover import Delivered
 from optimizer.live.reaction import expected_shares
 from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
@@ -37,7 +37,6 @@ from tests.exit_records import share_card
 from tests.latency_profile import latency_profile
 from tests.optimizer.generation import test_file as generation
 from tests.optimizer.generation.sequences import asking, two_blocks
-from tests.optimizer.live import test_changeover as changeover
 from tests.optimizer.live.test_hysteresis import trial
 from tests.optimizer.live.test_reaction import FORECAST
 from tests.optimizer.live.tuning import test_greedy as greedy
@@ -225,8 +224,6 @@ CASES: dict[str, Case] = {
     "sequences: torn apart": lambda: sequences_of(replace(GENERATIONS, sequences_N=np.array([1, 1, 2, 2, 1, 1, 1]))),
     "ensemble: a gain of nothing": lambda: gain(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
     # The live planner
-    "change-over: too many": lambda: steps(None, changeover.placed(("T4", 3), avoided={"slow": "T4"}), {"T4": 3}, {}),
-    "change-over: a type that is not there": lambda: steps(None, changeover.placed(("T4", 1)), {"V100": 3}, {}),
     "reaction: a ramp beyond the forecast": lambda: expected_shares(FORECAST, (1, 3)),
     "trial: contradicting counts": lambda: Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0),
     "trial: no predicted rate": lambda: trial(None, predicted_rps=0.0),

@@ -117,7 +117,7 @@ def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
 
 
 def asked_of(stream: ObservedStream, now_s: float, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
-    return problems_to_solve(stream.problem, stream.forecast(STATE, now_s), counts, stream.lengths(STATE, now_s))
+    return problems_to_solve(stream.problem, stream.forecast(STATE, now_s), counts)
 
 
 def counted(arrived: int, since_s: float, at_s: float) -> Interval:
@@ -296,9 +296,8 @@ def answered(num: int, tokens: int, at_s: float) -> Interval:
 def test_lengths_and_those_of_questions_are_the_problems_until_enough_inputs_were_answered() -> None:
     stream = known(with_lengths())
     stream.add_counts(answered(200, 8000, START_S + 10.0))
-    assert stream.lengths(STATE, START_S + 20.0) == Lengths.of([10, 10, 40])
+    assert stream.forecast(STATE, START_S + 20.0).lengths == Lengths.of([10, 10, 40])
     stream.add_counts(answered(200, 8000, START_S + 20.0))
-    assert stream.lengths(STATE, START_S + 20.0) == Lengths.of([20, 20, 80])
     (question,) = asked_of(stream, START_S + 20.0, {"cpu": 4})
     assert question.lengths == Lengths.of([20, 20, 80])
 

@@ -55,8 +55,8 @@ def test_a_changeover_moves_replicas_to_other_stages_and_loses_no_input() -> Non
     assert seconds(result.done) == [
         "10.10 prepare 1",
         "10.10 follow 1",  # no replica has to start
-        "10.35 scale cpu to 3",  # no input runs under the plan before
-        "11.35 split-cpu#3 ends",
+        "12.50 scale cpu to 3",  # at the next look, no input runs under the plan before
+        "13.50 split-cpu#3 ends",
     ]
     figures = result.outcome.figures()
     assert (figures.answered, figures.drops) == (3000, {})

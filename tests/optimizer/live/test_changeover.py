@@ -1,4 +1,4 @@
-"""Changes of plans: literal logs, and properties of random changes."""
+"""Numbers of replicas in changes of plans: literal ones, and properties of random changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from numpy.random import Generator, default_rng
 
 from earlyexit.network.boundary import Split
-from optimizer.live.changeover import Await, ChangeStep, Drain, Scale, Switch, num_started, steps
+from optimizer.live.changeover import due_requests, num_started
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 
 Counts = Mapping[str, int]
@@ -22,44 +22,33 @@ def placed(*stages: tuple[str, int], epoch: int = 0, avoided: Mapping[str, str] 
     return PlacedPlan(plan=Plan(stages=tuple(made), epoch=epoch), avoided=avoided or {})
 
 
-def line(step: ChangeStep) -> str:
-    match step:
-        case Scale(device=device, replicas=replicas):
-            return f"{device}={replicas}"
-        case Await(replicas=awaited):
-            return "await " + " ".join(f"{device}={each}" for device, each in awaited.items())
-        case _:
-            return type(step).__name__.lower()
+def log(before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = None, **starting: int) -> list[str]:
+    """What is requested before the switch and after the drain. By default the replicas of the plan before are running.
 
-
-def log(
-    before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = None, coming: Counts | None = None
-) -> str:
-    """The steps of a change. By default the replicas of the plan before are running."""
-    now = {**({} if before is None else before.occupied), **(running or {})}
-    return ", ".join(line(each) for each in steps(before, after, {"T4": 9, "V100": 9}, now, coming or now))
+    `starting`: the numbers that an earlier change has requested.
+    """
+    occupied = {} if before is None else before.occupied
+    now, requested = {**occupied, **(running or {})}, {**occupied, **starting}
+    first = due_requests(after.occupied, now, requested, may_shrink=False)
+    last = due_requests(after.occupied, now | first, now | first, may_shrink=True)
+    return [" ".join(f"{device}={each}" for device, each in numbers.items()) for numbers in (first, last)]
 
 
 def test_a_change_over_starts_no_replica_that_moves_to_another_stage() -> None:
     grown = placed(("T4", 4), ("V100", 1), epoch=1)
     # Within the same counts nothing starts; else a type grows before the switch, and another shrinks after the drain.
-    assert log(placed(("T4", 2), ("T4", 2)), placed(("T4", 3), ("T4", 1), epoch=1)) == "prepare, switch"
-    assert log(placed(("T4", 2), ("V100", 2)), grown) == "T4=4, await T4=4, prepare, switch, drain, V100=1"
+    assert log(placed(("T4", 2), ("T4", 2)), placed(("T4", 3), ("T4", 1), epoch=1)) == ["", ""]
+    assert log(placed(("T4", 2), ("V100", 2)), grown) == ["T4=4", "V100=1"]
     # An avoided replica keeps its accelerator.
-    avoiding = placed(("T4", 1), ("T4", 2), epoch=1, avoided={"slow": "T4"})
-    assert log(placed(("T4", 3)), avoiding) == "T4=4, await T4=4, prepare, switch"
-    assert log(None, placed(("T4", 2))) == "T4=2, await T4=2, prepare, switch"
+    assert log(placed(("T4", 3)), placed(("T4", 1), ("T4", 2), epoch=1, avoided={"slow": "T4"})) == ["T4=4", ""]
+    assert log(None, placed(("T4", 2))) == ["T4=2", ""]
     # What ran before is not known.
-    assert log(None, placed(("T4", 2)), {"T4": 2, "V100": 1}) == "T4=2, prepare, switch, drain, V100=0"
-    # The same plan, where nothing is wrong, where a replica died, and where a type is idle.
-    same = placed(("T4", 3))
-    assert log(same, same) == ""
-    assert log(same, same, {"T4": 2}) == "T4=3, await T4=3, prepare"
-    assert log(same, same, {"T4": 3, "V100": 1}) == "V100=0"
-    # A replica that was lost does not come back, and one that starts is waited for.
-    assert log(same, placed(("T4", 2), epoch=1), {"T4": 2}) == "T4=2, prepare, switch"
-    starts = log(placed(("T4", 4)), grown, {"T4": 4, "V100": 0}, {"T4": 4, "V100": 1})
-    assert starts == "V100=1, await V100=1, prepare, switch"
+    assert log(None, placed(("T4", 2)), {"T4": 2, "V100": 1}) == ["T4=2", "V100=0"]
+    # The same plan, where a type is idle.
+    assert log(placed(("T4", 3)), placed(("T4", 3)), {"T4": 3, "V100": 1}) == ["", "V100=0"]
+    # A replica that was lost does not come back, and one that starts is not requested again.
+    assert log(placed(("T4", 3)), placed(("T4", 2), epoch=1), {"T4": 2}) == ["T4=2", ""]
+    assert log(placed(("T4", 4)), grown, {"V100": 0}, V100=1)[0] == ""
     before = placed(("T4", 2), ("T4", 2), ("V100", 1))
     assert num_started(before, placed(("T4", 4), ("V100", 3))) == 2
     assert num_started(None, placed(("T4", 4), ("V100", 3))) == 7
@@ -84,27 +73,19 @@ def test_in_every_change_over_no_plan_lacks_replicas_and_none_has_too_many() -> 
         rng = default_rng(seed)
         counts = {device: int(rng.integers(1, 8)) for device in ("T4", "V100")[: rng.integers(1, 3)]}
         before, after = (random_plan(rng, counts, epoch=epoch) for epoch in (0, 1))
-        running = {device: int(rng.integers(0, count + 1)) for device, count in counts.items()}
+        now = {device: int(rng.integers(0, count + 1)) for device, count in counts.items()}
         if rng.random() < 0.5:
-            running = {device: before.occupied.get(device, 0) for device in counts}
-        known = before if rng.random() < 0.9 else None
-        now, is_switched, is_drained = dict(running), False, False
-        for step in steps(known, after, counts, running):
-            match step:
-                case Scale(device=device, replicas=replicas):
-                    assert replicas == after.occupied.get(device, 0), seed
-                    assert is_drained or replicas >= now[device], "nothing is taken from a plan that is followed"
-                    started += max(0, replicas - now[device])
-                    now[device] = replicas
-                case Await(replicas=awaited):
-                    assert all(now[device] == each for device, each in awaited.items()), seed
-                case Switch():
-                    is_switched = True
-                    assert all(now[device] >= each for device, each in after.occupied.items()), seed
-                case Drain():
-                    is_drained = is_switched
-                case _:
-                    assert not is_switched, seed
-        assert is_switched
+            now = {device: before.occupied.get(device, 0) for device in counts}
+        known = before.occupied if rng.random() < 0.9 else {}
+        requested = {device: number for device, number in known.items() if now[device] == number}
+        at_once = int(rng.integers(1, 4)) if rng.random() < 0.5 else None
+        while numbers := due_requests(after.occupied, now, requested, at_once=at_once, may_shrink=False):
+            for device, number in numbers.items():
+                assert now[device] <= number <= after.occupied[device], "nothing is taken from a plan that is followed"
+                assert number - now[device] <= (at_once or counts[device]), seed
+                started += number - now[device]
+            now, requested = now | numbers, requested | numbers
+        assert all(now[device] >= each for device, each in after.occupied.items()), seed
+        now |= due_requests(after.occupied, now, now, may_shrink=True)
         assert {device: each for device, each in now.items() if each} == after.occupied, seed
     assert started > 100

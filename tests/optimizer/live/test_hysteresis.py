@@ -11,7 +11,7 @@ import pytest
 
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate
-from optimizer.live.changeover import Delivered, Judgement, Trial, judge
+from optimizer.live.changeover import Delivered, Trial, judge
 from optimizer.live.hysteresis import Verdict, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
 from optimizer.plans.plan import Stage
@@ -126,7 +126,7 @@ def trial(before: Delivered | None, *, predicted_rps: float = 200.0, before_pred
     return Trial(epoch=3, predicted_rps=predicted_rps, before=before, before_predicted_rps=before_predicted_rps)
 
 
-def judged(tried: Trial, now: Delivered) -> Judgement | None:
+def judged(tried: Trial, now: Delivered) -> Verdict | None:
     return judge(tried, now, margin=0.2, settle_s=10.0, patience_s=120.0)
 
 
@@ -150,19 +150,19 @@ def test_a_plan_keeps_a_share_of_the_expected_goodput(now: Delivered, kept: floa
 def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> None:
     verdict = judged(trial(AS_PROMISED), served(300, 190, dropped=110))
     words = "keeps the plan: plan 3 gives 190/s in time, 95.0% of what was expected (200/s)"
-    assert verdict == Judgement(rolls_back=False, words=words)
+    assert verdict == Verdict(change=False, words=words)
     kept = judged(trial(AS_PROMISED), served(20, 20))
     assert kept is not None
-    assert not kept.rolls_back
+    assert not kept.change
     # 148 of 150 settled inputs were in time: of 300/s that is 148 of the 150/s that the plan could do.
     words = (
         "rolls back: plan 3 gives 100/s in time, 50.0% of what was expected (200/s); "
         "the one before kept 98.7% of its own and would give 148/s"
     )
-    assert judged(trial(AS_PROMISED), served(300, 100, dropped=200)) == Judgement(rolls_back=True, words=words)
+    assert judged(trial(AS_PROMISED), served(300, 100, dropped=200)) == Verdict(change=True, words=words)
     nothing = judged(trial(AS_PROMISED), served(300, 0))
     assert nothing is not None
-    assert nothing.rolls_back
+    assert nothing.change
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_plan_is_kept_if_the_one_before_is_no_better_or_unknown(
 ) -> None:
     verdict = judged(trial(before), now)
     assert verdict is not None
-    assert not verdict.rolls_back
+    assert not verdict.change
     assert verdict.words.startswith("keeps the plan: ")
     assert words in verdict.words
 
@@ -187,7 +187,7 @@ def test_a_trial_waits_for_inputs_but_not_forever() -> None:
     assert judged(trial(AS_PROMISED), served(300, 0, seconds=5.0)) is None
     assert judged(trial(AS_PROMISED), served(1, 0)) is None
     words = "keeps plan 3: only 0 inputs arrived in 120 s, too few to judge"
-    assert judged(trial(AS_PROMISED), served(0, 0, seconds=120.0)) == Judgement(rolls_back=False, words=words)
+    assert judged(trial(AS_PROMISED), served(0, 0, seconds=120.0)) == Verdict(change=False, words=words)
 
 
 def ran(replica: str, slot: str, seconds: float, *, batches: int = 10, device: str = "T4") -> ReplicaTimes:
