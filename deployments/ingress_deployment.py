@@ -230,11 +230,11 @@ class Ingress(BackgroundTasks):
             prefix=settings.route_prefix,
         )
         site = below_prefix(api, settings.route_prefix, settings.app)
+        site = with_access_log(site) if settings.access_log else site  # Serve logs what passes through its layers
         if settings.listener is None:
-            fast_paths = () if settings.access_log else api.fast_paths  # only Serve's layers write the access log
-            replace_http_server(partial(start_in_serve, site, fast_paths))
+            replace_http_server(partial(start_in_serve, site, api.fast_paths))
         else:
-            self._http_server = HttpServer(with_access_log(site) if settings.access_log else site)
+            self._http_server = HttpServer(site)
             self.start("listen", self._http_server.serve([take_listener(settings.listener)]))
         return api
 
