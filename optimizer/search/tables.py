@@ -19,7 +19,7 @@ from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
 from optimizer.search.moves import RULES, LinkArrays, link_arrays
 from optimizer.search.space import Space
-from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
+from optimizer.search.split_times import ranks_of
 from optimizer.search.step import FloatArray, IntArray, hop_s, locate, seconds_at
 
 
@@ -171,24 +171,3 @@ def after_split_s(tables: RunTables, block: int, run: int, entry: int, rank: int
 def entry_of(tables: RunTables, rank: int) -> int:
     """Returns the entry of a split that begins at a rank."""
     return rank if tables.stops else 0
-
-
-@compiled
-def may_be_off(tables: RunTables, block: int) -> bool:
-    """Returns whether a block may have no active ramp after it."""
-    return bool(tables.rank_N[block] == 0 or tables.rule != ALL)
-
-
-@compiled
-def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
-    """Returns whether a ramp may be active after a block. An optional ramp at which no input leaves stays off."""
-    ramp = tables.rank_N[block]
-    if ramp == 0 or tables.rule == NONE:
-        return False
-    return bool(tables.rule == ALL or tables.unanswered_Q[ramp] < tables.unanswered_Q[rank])
-
-
-@compiled
-def may_go_on(tables: RunTables, block: int, active: int) -> bool:
-    """Returns whether a split may continue after a block, whose ramp is active or not."""
-    return bool((active == 0 or tables.rule != SPLIT_ENDS) and not crosses_after(tables, block))

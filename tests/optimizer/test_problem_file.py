@@ -28,7 +28,7 @@ from optimizer.problems.problem_shape import LEAST_RATE
 from optimizer.problems.what_if import Axis, variants, with_batch_limit
 from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
-from optimizer.search.soonest.bound import best_price_row
+from optimizer.search.soonest.prices import planes_of
 from optimizer.search.space import SPACES
 from optimizer.search.tables import tables_of
 from profiles.catalogue import published_profile
@@ -181,8 +181,8 @@ def test_the_most_extreme_allowed_latencies_have_plans(
 def test_a_bound_is_given_where_numbers_are_too_far_apart_for_the_linear_program(tmp_path: Path) -> None:
     problem = replace(read(tmp_path, GOOD), objective=MinimizeLatency(rate_per_s=50.0), slo=Slo(latency_s=1e-300))
     tables = tables_of(problem, SPACES["best"], "stop")
-    least = best_price_row(problem, tables).bound
-    assert least >= best_price_row(replace(problem, slo=Slo(latency_s=1e15)), tables).bound
+    patient = replace(problem, slo=Slo(latency_s=1e15))
+    assert planes_of(problem, tables).least_time(50.0).value >= planes_of(patient, tables).least_time(50.0).value
 
 
 PROBLEM = """\

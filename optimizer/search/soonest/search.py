@@ -1,9 +1,14 @@
 """Label setting for the least mean answer time: layer by layer, one layer per block, with limited width.
 
-A label is dropped if another label at the same place dominates it, if a row of prices proves that it leads to no plan,
-or if its bound shows that it leads to no better plan than the incumbent. Beyond the width of a layer, labels are
-dropped as well, and the least of their bounds is kept: no plan that was dropped is better. So a narrow search gives a
-plan, a wider one proves that it is the best, and a search that would have to be too wide ends with a gap.
+A label is the beginning of a plan up to a block, inside an open split of an open stage. Every label passes the next
+block, with or without its ramp, and then goes on, begins another split of its stage, or begins another stage. The
+replicas of the open stage are not counted yet. Its work so far gives a lower bound on them. The waits of its further
+splits are kept as inputs, and they are multiplied by the replicas when the stage closes.
+
+A label is dropped if another label at the same place dominates it, or if its bound shows that it leads to no plan, or
+to no better one than the incumbent. Beyond the width of a layer, labels are dropped as well, and the least
+of their bounds is kept: no plan that was dropped is better. So a narrow search gives a plan, a wider one proves that it
+is the best, and a search that would have to be too wide ends with a gap.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,36 +25,58 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, if_feasible
-from optimizer.search.soonest.bound import PriceRow, best_price_row, price_rows
-from optimizer.search.soonest.labels import (
-    ACTION,
-    BOUND,
-    IS_ACTIVE,
-    LATENCY,
-    MEAN,
-    NUM_FLOATS,
-    PARENT,
-    RUN,
-    TOLERANCE,
-    USED,
-    Cutoffs,
-    RowArrays,
-    extend_labels,
-)
-from optimizer.search.step import IntArray, Labels, undominated
-from optimizer.search.tables import RunTables
-from optimizer.search.walks import CUT, GO_ON
+from optimizer.search.soonest.prices import PriceRow, planes_of, price_rows
+from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
+from optimizer.search.step import FloatArray, IntArray, undominated
+from optimizer.search.tables import RunTables, crosses_after
+from optimizer.search.walks import CUT, GO_ON, HOP
+from profiles.scores import BoolArray
 
 WIDTHS = (500, 5_000, 50_000, 400_000)
 """Labels per layer of the successive searches. The next one runs only if the one before dropped better bounds."""
-OUTPUT_ROOM = 200_000
-"""Labels that are written at once."""
-MOST_ROW_STATES = 40_000_000
-"""Numbers in all rows of prices together. Larger problems have fewer rows."""
+TOGETHER = 20_000
+"""Labels that are extended at once, which limits the memory."""
 TIE_TOLERANCE = 1e-11
 """Relative difference below which two answer times are a tie. The cheaper plan wins a tie."""
 MOST_PLANS = 8
 MOST_TRIED = 200
+# Relative difference that the order of a sum may cause. It is far below the differences between plans.
+ROUNDING = 1e-13
+TOLERANCE = 5e-10
+
+MEAN, LATENCY, RAMPS, WORK, MEAN_INPUTS, INPUTS, NUM_SUMS = range(7)
+"""Columns of `Layer.sums_LF`: seconds of the mean answer time; seconds of the worst case (both without the waits of
+the open stage's further splits); seconds of ramps beyond their budget; device seconds per input of the open stage;
+inputs that each of its replicas waits for, weighted by the share without an answer; the same unweighted."""
+
+
+class Layer(NamedTuple):
+    """The labels before a block (L)."""
+
+    run_L: IntArray
+    """Run, entry and rank of the open split; see `RunTables`."""
+    entry_L: IntArray
+    rank_L: IntArray
+    used_LC: IntArray
+    """Replicas of closed stages."""
+    sums_LF: FloatArray
+    bound_L: FloatArray
+    """Lower bound on the objective of the label's plans."""
+    parent_L: IntArray
+    """The label in the layer before."""
+    action_L: IntArray
+    """What follows the parent's block: GO_ON, CUT or HOP."""
+    ramp_L: IntArray
+    """Rank of the active ramp behind the parent's block; 0 if there is none."""
+
+    def take(self, rows_S: IntArray | BoolArray | slice) -> Layer:
+        """Returns some of the labels: a copy, except for a slice."""
+        return Layer._make(each[rows_S] for each in self)
+
+    @staticmethod
+    def joined(parts: Sequence[Layer]) -> Layer:
+        """Returns the labels of all parts."""
+        return Layer._make(map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,52 +98,197 @@ class LatencySearch:
     worst_case: bool = False
     """Whether the worst-case latency is minimized, without a limit, instead of the mean answer time."""
     widths: tuple[int, ...] = WIDTHS
-    _layers: list[Labels] = field(default_factory=list)
+    _rows: list[PriceRow] = field(init=False)
+    _most: float = field(init=False)
+    """The largest value of a plan of interest: that of the incumbent."""
+    _layers: list[Layer] = field(init=False)
 
     def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> LatencyResult:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
-        row = best_price_row(self.problem, self.tables, worst_case=self.worst_case)
-        plans: tuple[FeasiblePlan, ...] = ()
-        least, value = row.bound, incumbent
-        if not self.worst_case:  # the mean answer time is at most the worst case
-            value = min(value, self.problem.slo.limit_s)
-        if math.isinf(least) or least > value * (1 + TIE_TOLERANCE):
-            return LatencyResult(plans=(), bound=math.inf)
-        most_rows = max(1, MOST_ROW_STATES // num_states(self.tables))
-        all_rows = price_rows(self.problem, self.tables, row, most_rows, worst_case=self.worst_case)
-        rows = _row_arrays(self.tables, all_rows)
+        planes, plans = planes_of(self.problem, self.tables, worst_case=self.worst_case), tuple[FeasiblePlan, ...]()
+        least = planes.least_time(self.tables.rate_per_s)
+        value, dropped = min(incumbent, self._limit_s), math.inf  # the mean answer time is at most the worst case
+        if math.isinf(least.value) or least.value > value * (1 + TIE_TOLERANCE):
+            return LatencyResult(plans=plans, bound=math.inf)
+        self._rows = price_rows(planes, self.tables, least.prices)
         for width in self.widths:
-            dropped = self._search(rows, value, width)
-            plans = self._feasible_plans(value) or plans
-            value = min(value, time_of(plans[0], self.worst_case)) if plans else value
-            bound = max(least, min(dropped, value))
+            self._most = value * (1 + TIE_TOLERANCE)
+            dropped = self._search(width)
+            plans = self._feasible_plans() or plans
+            value = min([value, *(time_of(plan, self.worst_case) for plan in plans[:1])])
             if dropped >= value * (1 - TIE_TOLERANCE):
                 return LatencyResult(plans=plans, bound=value if plans else math.inf)
             if plans and any_plan:
                 break
-        return LatencyResult(plans=plans, bound=bound)
+        return LatencyResult(plans=plans, bound=max(least.value, min(dropped, value)))
 
-    def _search(self, rows: RowArrays, value: float, width: int) -> float:
+    @property
+    def _limit_s(self) -> float:
+        return math.inf if self.worst_case else self.problem.slo.limit_s
+
+    def _search(self, width: int) -> float:
         """Fills the layers. Returns the least bound of the labels that were dropped because of the width."""
-        cutoffs = Cutoffs(
-            math.inf if self.worst_case else float(self.problem.slo.limit_s), float(self.problem.max_usd_per_hour),
-            _ramp_rounding_s(self.tables), value * (1 + TIE_TOLERANCE), self.worst_case,
-        )  # fmt: skip
-        self._layers, dropped = [_first_labels(self.tables)], math.inf
+        self._layers, dropped = [_first_layer(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
-            layer = _undominated(_joined(list(_successors(self.tables, rows, cutoffs, block, self._layers[-1]))))
-            beyond = layer.float_LF[width:, BOUND]
-            if len(beyond) and block + 1 < self.problem.num_blocks:
-                dropped, layer = min(dropped, float(beyond.min())), _take(layer, np.arange(width))
+            layer = self._next_layer(block)
+            beyond_L = layer.bound_L[width:]
+            if len(beyond_L) and block + 1 < self.problem.num_blocks:
+                dropped, layer = min(dropped, float(beyond_L.min())), layer.take(np.arange(width))
             self._layers.append(layer)
         return dropped
 
-    def _feasible_plans(self, value: float) -> tuple[FeasiblePlan, ...]:
+    def _next_layer(self, block: int) -> Layer:
+        """Returns the undominated labels behind a block, the lowest bound first."""
+        layer = self._layers[-1]._replace(parent_L=np.arange(len(self._layers[-1].run_L)))
+        parts = [layer.take(slice(0))]
+        for first in range(0, len(layer.run_L), TOGETHER):
+            some = layer.take(slice(first, first + TOGETHER))
+            parts.append(_undominated(Layer.joined([parts[0], *self._behind(block, some)])))
+        return _undominated(Layer.joined(parts)) if len(parts) != 2 else parts[1]
+
+    def _behind(self, block: int, labels: Layer) -> Iterator[Layer]:
+        """Yields what follows a block, without and with its ramp."""
+        tables, rank = self.tables, int(self.tables.rank_N[block])
+        crosses, is_end = crosses_after(tables, block), block + 1 == self.problem.num_blocks
+        off = [] if rank > 0 and tables.rule == ALL else [0]
+        on = [] if rank == 0 or tables.rule == NONE else [rank]
+        for ramp in off + on:
+            passed = self._passed(block, labels, ramp)
+            if is_end:
+                yield self._complete(passed)
+                continue
+            if not crosses and not (ramp and tables.rule == SPLIT_ENDS):
+                yield self._after(block, passed, GO_ON)
+            if tables.may_split:
+                yield self._after(block, passed, CUT)
+            if tables.may_hop:
+                yield self._after(block, passed, HOP)
+
+    def _passed(self, block: int, labels: Layer, ramp: int) -> Layer:
+        """Returns the labels with the seconds of a block and of the ramp behind it; rank 0: no active ramp."""
+        tables = self.tables
+        # An optional ramp at which no input leaves stays off.
+        is_useful_L = tables.unanswered_Q[ramp] < tables.unanswered_Q[labels.rank_L]
+        labels = labels.take(is_useful_L | (ramp == 0 or tables.rule == ALL))
+        block_s_L = self._seconds(tables.block_s_CNG[:, block], labels)
+        self._add(labels, block_s_L, -tables.ramp_budget)
+        if ramp:
+            ramp_s_L = self._seconds(tables.ramp_s_CQG[:, ramp], labels)
+            self._add(labels, ramp_s_L, float(tables.ramp_budget > 0))
+            labels.rank_L[:] = ramp
+        labels.ramp_L[:] = ramp
+        return labels
+
+    def _seconds(self, seconds_CG: FloatArray, labels: Layer) -> FloatArray:
+        """Returns the seconds of one batch, interpolated between measured sizes."""
+        state, device_L = (labels.run_L, labels.entry_L, labels.rank_L), self.tables.device_R[labels.run_L]
+        cell_L = self.tables.cell_REQ[state]
+        low_L = seconds_CG[device_L, cell_L]
+        high_L = seconds_CG[device_L, np.minimum(cell_L + 1, seconds_CG.shape[1] - 1)]
+        return np.asarray(low_L + self.tables.part_REQ[state] * (high_L - low_L))
+
+    def _add(self, labels: Layer, seconds_L: FloatArray, beyond: float) -> None:
+        """Adds seconds of a batch to the sums; `beyond` is the share that counts as beyond the ramps' budget."""
+        labels.sums_LF[:, MEAN] += self.tables.unanswered_Q[labels.rank_L] * seconds_L
+        labels.sums_LF[:, LATENCY] += seconds_L
+        labels.sums_LF[:, RAMPS] += beyond * seconds_L
+        labels.sums_LF[:, WORK] += self._per_input(labels, seconds_L)
+
+    def _per_input(self, labels: Layer, seconds_L: FloatArray) -> FloatArray:
+        """Returns the seconds of a batch per input of the service."""
+        return np.asarray(self.tables.enters_E[labels.entry_L] * seconds_L / self.tables.batch_R[labels.run_L])
+
+    def _after(self, block: int, labels: Layer, action: int) -> Layer:
+        """Returns the promising labels before the next block, after GO_ON, CUT or HOP."""
+        tables, crosses, work_L = self.tables, crosses_after(self.tables, block), labels.sums_LF[:, WORK]
+        after_s_L = np.zeros(len(work_L))
+        if action == HOP or crosses:
+            leaving_L = tables.batch_R[labels.run_L] * tables.inside_EQ[labels.entry_L, labels.rank_L]
+            after_s_L = tables.link.delay_s + tables.link.bytes_N[block] * leaving_L / tables.link.bandwidth
+        if action == HOP:  # replicas send while they compute
+            work_L = np.maximum(work_L, self._per_input(labels, after_s_L))
+        fits_L, replicas_L = self._replicas(labels, work_L)
+        labels, replicas_L = labels.take(fits_L), replicas_L[fits_L]
+        labels.action_L[:] = action
+        if action == GO_ON:
+            return self._promising(block + 1, labels, replicas_L)
+        after_s_L = after_s_L[fits_L] + (tables.link.crossing_s if crosses else 0.0)
+        if action == HOP:
+            self._close(labels, replicas_L)
+        labels.sums_LF[:, MEAN] += tables.unanswered_Q[labels.rank_L] * after_s_L
+        labels.sums_LF[:, LATENCY] += after_s_L
+        return self._begun(block, labels, replicas_L, action)
+
+    def _replicas(self, labels: Layer, work_L: FloatArray) -> tuple[BoolArray, IntArray]:
+        """Returns whether the open stage fits the devices and the budget, and the least replicas that it needs."""
+        tables, device_L = self.tables, self.tables.device_R[labels.run_L]
+        needed_L = np.maximum(np.ceil(work_L * tables.rate_per_s * (1 - ROUNDING)), 1)
+        usd_L = labels.used_LC @ tables.usd_C + needed_L * tables.usd_C[device_L]
+        fits_L = needed_L <= tables.count_C[device_L] - labels.used_LC[np.arange(len(device_L)), device_L]
+        fits_L &= usd_L <= self.problem.max_usd_per_hour * (1 + TOLERANCE)
+        return fits_L, np.where(fits_L, needed_L, 0).astype(np.int64)
+
+    def _close(self, labels: Layer, replicas_L: IntArray) -> None:
+        """Closes the open stages. The waits of their further splits follow from their replicas."""
+        sums_LF = labels.sums_LF
+        sums_LF[:, :2] += replicas_L[:, None] * sums_LF[:, MEAN_INPUTS:] / self.tables.rate_per_s
+        sums_LF[:, WORK:] = 0.0
+        labels.used_LC[np.arange(len(replicas_L)), self.tables.device_R[labels.run_L]] += replicas_L
+
+    def _begun(self, block: int, labels: Layer, replicas_L: IntArray, action: int) -> Layer:
+        """Returns one label for every split that may begin behind a block."""
+        tables = self.tables
+        entry_L = labels.rank_L if tables.stops else np.zeros_like(labels.rank_L)
+        if action == CUT:
+            may_begin_LR = tables.device_R[labels.run_L, None] == tables.device_R
+        else:
+            may_begin_LR, replicas_L = (labels.used_LC < tables.count_C)[:, tables.device_R], np.ones_like(replicas_L)
+        label_S, run_S = np.nonzero(may_begin_LR & (tables.enters_E[entry_L] > 0)[:, None])
+        labels = labels.take(label_S)._replace(run_L=run_S, entry_L=entry_L[label_S])
+        inputs_S = tables.batch_R[run_S] / tables.enters_E[labels.entry_L]
+        waits_S2 = np.stack([tables.unanswered_Q[labels.rank_L] * inputs_S / 2, inputs_S], axis=1)
+        if action == CUT and not crosses_after(tables, block):  # each replica fills a batch of its own
+            labels.sums_LF[:, MEAN_INPUTS:] += waits_S2
+        else:
+            labels.sums_LF[:, :2] += waits_S2 / tables.rate_per_s
+        return self._promising(block + 1, labels, replicas_L[label_S])
+
+    def _promising(self, block: int, labels: Layer, replicas_L: IntArray) -> Layer:
+        """Returns the labels that may lead to a better plan, if their stages need `replicas_L` at least."""
+        sums_LF, rate_per_s, device_L = labels.sums_LF, self.tables.rate_per_s, self.tables.device_R[labels.run_L]
+        times_L2 = sums_LF[:, :2] + replicas_L[:, None] * sums_LF[:, MEAN_INPUTS:] / rate_per_s
+        is_promising_L = np.ones(len(device_L), dtype=bool)
+        for row, (prices, limit, to_end_NREQ) in enumerate(self._rows):
+            price_L = times_L2 @ np.array([prices.mean, prices.latency]) + prices.ramps * sums_LF[:, RAMPS]
+            price_L += prices.work_C[device_L] * sums_LF[:, WORK]
+            price_L += labels.used_LC @ ((prices.work_C + prices.hop_C) / rate_per_s)
+            price_L += to_end_NREQ[block, labels.run_L, labels.entry_L, labels.rank_L]
+            if row == 0:
+                labels.bound_L[:] = np.maximum(price_L - limit, 0.0)
+                is_promising_L &= labels.bound_L <= self._most
+            else:
+                is_promising_L &= price_L - limit <= TOLERANCE * (limit + prices.ramps * times_L2[:, 1])
+        return labels.take(is_promising_L)
+
+    def _complete(self, labels: Layer) -> Layer:
+        """Returns the plans that keep their limits and are no worse than the incumbent, after the last block."""
+        fits_L, replicas_L = self._replicas(labels, labels.sums_LF[:, WORK])
+        labels = labels.take(fits_L)
+        self._close(labels, replicas_L[fits_L])
+        for each_L in (labels.run_L, labels.entry_L, labels.rank_L):
+            each_L[:] = 0
+        labels.action_L[:] = HOP
+        latency_L, excess_L = labels.sums_LF[:, LATENCY], labels.sums_LF[:, RAMPS]
+        labels.bound_L[:] = latency_L if self.worst_case else labels.sums_LF[:, MEAN]
+        keeps_L = (latency_L <= self._limit_s * (1 + TOLERANCE)) & (excess_L <= TOLERANCE * latency_L)
+        return labels.take(keeps_L & (labels.bound_L <= self._most))
+
+    def _feasible_plans(self) -> tuple[FeasiblePlan, ...]:
         """Returns the best plans of the last layer that keep every promise by `optimizer.cost.evaluate`."""
         plans: list[FeasiblePlan] = []
-        for label in range(min(len(self._layers[-1].int_LI), MOST_TRIED)):
+        for label in range(min(len(self._layers[-1].run_L), MOST_TRIED)):
             plan = if_feasible(self.problem, self._chain(label))
-            if plan is not None and time_of(plan, self.worst_case) <= value * (1 + TIE_TOLERANCE):
+            if plan is not None and time_of(plan, self.worst_case) <= self._most:
                 plans.append(plan)
             if len(plans) == MOST_PLANS:
                 break
@@ -122,39 +296,28 @@ class LatencySearch:
 
     def _chain(self, label: int) -> tuple[Stage, ...]:
         """Returns the stages of a plan of the last layer."""
-        path: list[tuple[IntArray, IntArray]] = []
-        for layer in range(len(self._layers) - 1, 0, -1):
-            after_I = self._layers[layer].int_LI[label]
-            label = int(after_I[PARENT])
-            path.append((self._layers[layer - 1].int_LI[label], after_I))
-        return tuple(self._stages(list(reversed(path))))
-
-    def _stages(self, path: list[tuple[IntArray, IntArray]]) -> Iterator[Stage]:
-        """Yields the stages of a path, which holds the labels before and after every block."""
-        names, problem = device_names(self.problem), self.problem
+        path = [label]
+        for layer in reversed(self._layers[1:]):
+            path.insert(0, int(layer.parent_L[path[0]]))
+        names, tables = device_names(self.problem), self.tables
+        stages: list[Stage] = []
         splits: list[Split] = []
         first, ramps = 0, []
-        for block, (before_I, after_I) in enumerate(path):
-            device, is_end = int(self.tables.device_R[before_I[RUN]]), block + 1 == len(path)
-            if after_I[IS_ACTIVE]:
+        for block, (before, after) in enumerate(pairwise(path)):
+            layer, behind = self._layers[block], self._layers[block + 1]
+            if behind.ramp_L[after]:
                 ramps.append(block)
-            if after_I[ACTION] == GO_ON and not is_end:
+            if behind.action_L[after] == GO_ON:
                 continue
-            batch = int(self.tables.batch_R[before_I[RUN]])
-            splits.append(
-                Split(first=first, end=block + 1, batch=batch, ramps=tuple(ramps), after_answer=self.after_answer)
-            )
-            first, ramps = block + 1, []
-            if after_I[ACTION] != CUT:
-                replicas = int(after_I[USED + device] - before_I[USED + device])
-                yield Stage(device=names[device], replicas=replicas, splits=tuple(splits))
+            run, end = layer.run_L[before], block + 1
+            batch, device = int(tables.batch_R[run]), tables.device_R[run]
+            splits.append(Split(first=first, end=end, batch=batch, ramps=tuple(ramps), after_answer=self.after_answer))
+            first, ramps = end, []
+            if behind.action_L[after] == HOP:
+                replicas = int(behind.used_LC[after, device] - layer.used_LC[before, device])
+                stages.append(Stage(device=names[device], replicas=replicas, splits=tuple(splits)))
                 splits = []
-        assert first == problem.num_blocks
-
-
-def num_states(tables: RunTables) -> int:
-    """Returns the size of a table with a number for every block and state of a split."""
-    return len(tables.rank_N) * tables.cell_REQ.size
+        return tuple(stages)
 
 
 def time_of(plan: FeasiblePlan, worst_case: bool) -> float:
@@ -176,65 +339,21 @@ def ranked(plans: Sequence[FeasiblePlan], worst_case: bool) -> tuple[FeasiblePla
     return tuple(sorted(plans, key=order))
 
 
-def _first_labels(tables: RunTables) -> Labels:
+def _first_layer(tables: RunTables) -> Layer:
     """Returns one label for every first split."""
-    num_runs = len(tables.device_R)
-    int_LI = np.zeros((num_runs, USED + len(tables.count_C)), dtype=np.int64)
-    int_LI[:, RUN] = np.arange(num_runs)
     wait_s_R = tables.batch_R / tables.rate_per_s
-    float_LF = np.zeros((num_runs, NUM_FLOATS))
-    float_LF[:, MEAN], float_LF[:, LATENCY] = wait_s_R / 2, wait_s_R
-    return Labels(int_LI, float_LF)
+    sums_RF = np.zeros((len(wait_s_R), NUM_SUMS))
+    sums_RF[:, MEAN], sums_RF[:, LATENCY] = wait_s_R / 2, wait_s_R
+    none_R, used_RC = np.zeros_like(tables.device_R), np.zeros((len(wait_s_R), len(tables.count_C)), dtype=np.int64)
+    return Layer(np.arange(len(wait_s_R)), none_R, none_R, used_RC, sums_RF, 0.0 * wait_s_R, none_R, none_R, none_R)
 
 
-def _successors(tables: RunTables, rows: RowArrays, cutoffs: Cutoffs, block: int, layer: Labels) -> Iterator[Labels]:
-    """Yields the labels behind a block, part by part."""
-    most = max(OUTPUT_ROOM, 2 * (1 + 2 * len(tables.device_R)))
-    output = Labels(np.empty((most, layer.int_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_FLOATS)))
-    label = 0
-    while label < len(layer.int_LI):
-        count, label = extend_labels(tables, rows, cutoffs, block, layer, label, output)
-        yield _undominated(Labels(output.int_LI[:count].copy(), output.float_LF[:count].copy()))
-    yield Labels(output.int_LI[:0], output.float_LF[:0])
-
-
-def _joined(parts: list[Labels]) -> Labels:
-    return Labels(np.concatenate([part.int_LI for part in parts]), np.concatenate([part.float_LF for part in parts]))
-
-
-def _take(labels: Labels, which_L: IntArray) -> Labels:
-    return Labels(labels.int_LI[which_L], labels.float_LF[which_L])
-
-
-def _undominated(labels: Labels) -> Labels:
+def _undominated(labels: Layer) -> Layer:
     """Returns the labels that no other label at the same place dominates, the lowest bound first."""
-    place_LI = np.concatenate([labels.int_LI[:, :PARENT], labels.int_LI[:, USED:]], axis=1)
-    hash_L = place_LI @ _hash_factors(place_LI.shape[1])  # equal places have equal hashes; a collision does no harm
-    order_L = np.lexsort((labels.float_LF[:, BOUND], hash_L))
-    changes_L = (place_LI[order_L[1:]] != place_LI[order_L[:-1]]).any(1)
-    _, kept_L = undominated(order_L, np.append(0, changes_L).cumsum(), labels.float_LF, 0, BOUND, 0.0, len(order_L))
-    kept_L = kept_L[np.argsort(labels.float_LF[kept_L, BOUND], kind="stable")]
-    return _take(labels, kept_L)
-
-
-def _hash_factors(count: int) -> IntArray:
-    return np.random.default_rng(0).integers(-(2**62), 2**62, count) | 1
-
-
-def _row_arrays(tables: RunTables, rows: list[PriceRow]) -> RowArrays:
-    return RowArrays(
-        mean_V=np.array([row.prices.mean for row in rows]),
-        latency_V=np.array([row.prices.latency for row in rows]),
-        ramps_V=np.array([row.prices.ramps for row in rows]),
-        work_VC=np.array([row.prices.work_C / tables.rate_per_s for row in rows]),
-        device_VC=np.array([(row.prices.work_C + row.prices.hop_C) / tables.rate_per_s for row in rows]),
-        limit_V=np.array([row.limit for row in rows]),
-        has_objective_V=np.array([int(row.has_objective) for row in rows], dtype=np.int64),
-        bound_VNREQ=np.array([row.costs.inside_NFREQ[:, 0] for row in rows]),
-    )
-
-
-def _ramp_rounding_s(tables: RunTables) -> float:
-    """Returns by how many seconds rounding may make a plan's ramps exceed their budget."""
-    fastest_N = np.where(tables.block_s_CNG > 0, tables.block_s_CNG, np.inf).min(axis=(0, 2))
-    return TOLERANCE * tables.ramp_budget * float(fastest_N.sum())
+    place_LI = np.column_stack([labels.run_L, labels.entry_L, labels.rank_L, labels.used_LC])
+    # Equal places have equal hashes; a collision does no harm.
+    hash_L = place_LI @ (np.random.default_rng(0).integers(-(2**62), 2**62, place_LI.shape[1]) | 1)
+    order_L = np.lexsort((labels.parent_L, labels.bound_L, hash_L))
+    group_L = np.append(0, (place_LI[order_L[1:]] != place_LI[order_L[:-1]]).any(1).cumsum())
+    _, kept_L = undominated(order_L, group_L, labels.sums_LF, 0, NUM_SUMS, 0.0, len(order_L))
+    return labels.take(kept_L[np.argsort(labels.bound_L[kept_L], kind="stable")])

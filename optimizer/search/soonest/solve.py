@@ -12,16 +12,8 @@ from optimizer.problems.problem import MaximizeRate, MinimizeLatency, PlanProble
 from optimizer.search.beam import solve_at_scale
 from optimizer.search.decision import Decision, FeasiblePlan, NoPlan, Planned, why_infeasible, without_budget
 from optimizer.search.exact import solve_exactly
-from optimizer.search.soonest.bound import best_price_row
-from optimizer.search.soonest.search import (
-    TIE_TOLERANCE,
-    WIDTHS,
-    LatencyResult,
-    LatencySearch,
-    num_states,
-    ranked,
-    time_of,
-)
+from optimizer.search.soonest.prices import planes_of
+from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencyResult, LatencySearch, ranked, time_of
 from optimizer.search.space import Space, parts_of, payable_names
 from optimizer.search.tables import tables_of
 
@@ -49,32 +41,30 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
     """Returns a lower bound on the mean answer time of all plans of a space; None if no plan exists."""
-    searches = _searches(problem, space, ())
-    least_s = min((best_price_row(search.problem, search.tables).bound for search in searches), default=math.inf)
-    return None if math.isinf(least_s) else least_s
+    rate_per_s, searches = problem.required_per_s or math.inf, _searches(problem, space, ())
+    bounds = [planes_of(each.problem, each.tables).least_time(rate_per_s).value for each in searches]
+    return min((bound for bound in bounds if math.isfinite(bound)), default=None)
 
 
-def _best(problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False) -> LatencyResult:
-    """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part."""
+def _best(
+    problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False, any_plan: bool = False
+) -> LatencyResult:
+    """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part.
+
+    With `worst_case`, the worst-case latency is minimized, whatever the SLO. `any_plan` stops at the first plans.
+    """
     plans: list[FeasiblePlan] = []
     bound = incumbent = math.inf
     for search in _searches(problem, space, widths, worst_case=worst_case):
-        result = search.best(incumbent)
+        result = search.best(incumbent, any_plan=any_plan)
         plans, bound = [*plans, *result.plans], min(bound, result.bound)
         incumbent = min([incumbent, *(time_of(plan, worst_case) for plan in result.plans)])
+        if plans and any_plan:
+            break
     best_first = ranked(plans, worst_case)
     if best_first and incumbent <= bound * (1 + TIE_TOLERANCE):
         bound = time_of(best_first[0], worst_case)
     return LatencyResult(plans=best_first, bound=bound)
-
-
-def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    """Returns the first plan that narrow searches find; None if they find none."""
-    for search in _searches(problem, space, NARROW):
-        plans = search.best(any_plan=True).plans
-        if plans:
-            return plans[0]
-    return None
 
 
 def _searches(
@@ -86,41 +76,37 @@ def _searches(
             batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
             for batch in batches if space.one_batch else [None]:
                 tables = tables_of(part, space, after_answer, batch)
-                _check_size(num_states(tables))
+                num_states = len(tables.rank_N) * tables.cell_REQ.size
+                if num_states > MOST_STATES:
+                    raise PlanError(
+                        f"the least mean answer time is sought among {MOST_STATES:,} states at most (blocks x batch "
+                        f"sizes of all devices x ramps x ramps), not {num_states:,}; leave out some ramps or "
+                        "batch sizes"
+                    )
                 yield LatencySearch(
                     problem=part, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
                 )
 
 
-def _check_size(size: int) -> None:
-    if size > MOST_STATES:
-        raise PlanError(
-            f"the least mean answer time is sought among {MOST_STATES:,} states at most (blocks x batch sizes of all "
-            f"devices x ramps x ramps), not {size:,}; leave out some ramps or batch sizes"
-        )
-
-
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
     """Returns which promise cannot be kept. The ramp budget is dropped before the money budget."""
+
+    def quickest(other: PlanProblem) -> FeasiblePlan | None:
+        plans = _best(other, space, NARROW, worst_case=True).plans
+        return plans[0] if plans else None
+
+    def without_ramp_budget(other: PlanProblem) -> PlanProblem:
+        assert isinstance(other.objective, MinimizeLatency)
+        return replace(other, objective=replace(other.objective, ramp_budget=None))
+
     return why_infeasible(
         problem,
         space.strategy,
-        possible=lambda other: _lowest_latency_plan(other, space),
+        possible=quickest,
         nearest_slo_s=lambda plan: plan.figures.latency_s / (1 - problem.slo.slack),
         highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
-        relaxed=(("ramps", _without_ramp_budget), ("budget", without_budget)),
+        relaxed=(("ramps", without_ramp_budget), ("budget", without_budget)),
     )
-
-
-def _lowest_latency_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    """Returns the plan of the lowest worst-case latency, whatever the SLO."""
-    plans = _best(problem, space, NARROW, worst_case=True).plans
-    return plans[0] if plans else None
-
-
-def _without_ramp_budget(problem: PlanProblem) -> PlanProblem:
-    assert isinstance(problem.objective, MinimizeLatency)
-    return replace(problem, objective=replace(problem.objective, ramp_budget=None))
 
 
 def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
@@ -129,6 +115,10 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     With a ramp budget the result may be a few per cent too low, because narrow searches miss plans. Plans whose inputs
     stay reach their highest rate without ramps, and then as much as if the inputs stopped.
     """
+
+    def has_plan(rate_per_s: float) -> bool:
+        return bool(_best(problem.with_rate(rate_per_s), space, NARROW, any_plan=True).plans)
+
     no_ramps = replace(space, ramps="none")
     fastest = _fastest(problem, space if "stop" in space.after_answer else no_ramps)
     if fastest is None:
@@ -137,19 +127,13 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     budget = math.inf if problem.ramp_budget is None else problem.ramp_budget * (1 + TOLERANCE)
     if fastest.figures.ramp_overhead <= budget:
         return high
-    least = high * LEAST_RATE
     plain = _fastest(problem, no_ramps) if space.ramps in ("choose", "split-ends") else None
-    low = plain.figures.rate_per_s if plain is not None else None
-    if low is None and _any_plan(problem.with_rate(least), space) is None:
+    low = high * LEAST_RATE if plain is None else plain.figures.rate_per_s
+    if plain is None and not has_plan(low):
         return None
-    while low is None or high > low * (1 + RATE_RESOLUTION):
-        middle = (low * high) ** 0.5 if low is not None else high / 2
-        if _any_plan(problem.with_rate(middle), space) is not None:
-            low = middle
-        else:
-            high = middle
-        if low is None and high < least:
-            return None
+    while high > low * (1 + RATE_RESOLUTION):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if has_plan(middle) else (low, middle)
     return low
 
 
