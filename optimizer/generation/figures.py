@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from optimizer.generation.demand import KvMemory
-from optimizer.generation.steps import generation_of, num_chunks, step_table
+from optimizer.generation.steps import generation_of, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
 
@@ -62,6 +62,10 @@ def sequence_figures(
     per_s = rate_per_s / generation.num_steps
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     share = problem.share_after(max(ramps, default=None))
+    tables = [step_table(problem, stage.device) for stage in stages]
+    prompt_s = sum(
+        float(table.prompt_s_N[stage.first : stage.end].sum()) for table, stage in zip(tables, stages, strict=True)
+    )
     busy_s = sum(stage.replicas for stage in stages) / per_s if per_s else math.inf
     return SequenceFigures(
         tokens_per_s=rate_per_s + per_s,
@@ -69,8 +73,8 @@ def sequence_figures(
         running=running,
         token_s=running / rate_per_s if rate_per_s else math.inf,
         most_token_s=latency_s,
-        ttft_s=ttft_s(problem, stages, latency_s),
-        prompt_share=prompt_seconds(problem, stages) / busy_s,
+        ttft_s=max(table.num_chunks for table in tables) * latency_s + prompt_s,
+        prompt_share=prompt_s / busy_s,
         filled=generation.eventually_run(share) / share - 1 if share else 0.0,
         pages=None if generation.kv is None else tuple(_pages(problem, stages, generation.kv, running)),
     )
@@ -86,22 +90,10 @@ def running_sequences(stages: Sequence[Stage]) -> int:
     return inside + sum(stage.splits[0].batch - 1 for stage in stages[1:])
 
 
-def prompt_seconds(problem: PlanProblem, stages: Sequence[Stage]) -> float:
-    """Returns the seconds of a prompt of mean length on a plan's accelerators, without waits."""
-    tables = {stage.device: step_table(problem, stage.device) for stage in stages}
-    return sum(float(tables[stage.device].prompt_s_N[stage.splits[0].first : stage.end].sum()) for stage in stages)
-
-
-def ttft_s(problem: PlanProblem, stages: Sequence[Stage], latency_s: float) -> float:
-    """Returns the worst-case time to the first token; see `SequenceFigures`."""
-    chunks = max(num_chunks(problem, stage.device) for stage in stages)
-    return chunks * latency_s + prompt_seconds(problem, stages)
-
-
 def _pages(problem: PlanProblem, stages: Sequence[Stage], kv: KvMemory, running: int) -> Iterator[StagePages]:
     """Yields the pages of each stage. Every sequence has keys and values on one replica of every stage."""
     for stage in stages:
-        share = (stage.end - stage.splits[0].first) / problem.num_blocks
+        share = (stage.end - stage.first) / problem.num_blocks
         free_bytes = max(0.0, kv.memory_bytes[stage.device] - kv.weights_bytes * share)
         page_bytes = kv.bytes_per_token * share * kv.page_tokens
         per_replica = math.ceil(running / stage.replicas)

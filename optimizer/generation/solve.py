@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.cost.evaluate import evaluate, merit, step_figures, violations
 from optimizer.generation.figures import broken_promises, running_sequences
-from optimizer.generation.steps import generation_of, num_chunks, step_table
+from optimizer.generation.steps import generation_of, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.problems.what_if import with_batch_limit
@@ -90,10 +90,9 @@ def _without_promises(problem: PlanProblem) -> PlanProblem | None:
     relaxed = replace(generation, ttft_s=None, most_running=None, kv=None)
     if generation.ttft_s is None:
         return replace(problem, generation=relaxed)
-    names = device_names(problem) or tuple(problem.devices)
-    prompt_s = float(np.min([step_table(problem, name).prompt_s_N for name in names], axis=0).sum())
-    chunks = min(num_chunks(problem, name) for name in names)
-    step_s = (generation.ttft_s * (1 - slo.slack) - prompt_s) / chunks
+    tables = [step_table(problem, name) for name in device_names(problem) or problem.devices]
+    prompt_s = float(np.min([table.prompt_s_N for table in tables], axis=0).sum())
+    step_s = (generation.ttft_s * (1 - slo.slack) - prompt_s) / min(table.num_chunks for table in tables)
     if step_s <= 0:
         return None
     tighter = replace(slo, latency_s=min(slo.latency_s, step_s / (1 - slo.slack)))

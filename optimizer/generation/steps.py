@@ -40,19 +40,26 @@ class StepTable:
     body: LatencyTable
     """Steps, without the vocabulary head."""
     head_s_B: FloatArray
+    ramp_s_EB: FloatArray
+    """With a late head, ramps do not include the head's time."""
     prompt_s_N: FloatArray
     """Mean seconds of a prompt, per block."""
+    num_chunks: int
+    """The number of batches that a prompt of mean length takes."""
 
 
 def step_table(problem: PlanProblem, device: str) -> StepTable:
     """Returns the latency of steps on a device, for a problem of generation."""
     generation, whole = generation_of(problem), problem.latency[device]
     body, head_s_B = without_head(whole)
-    prompts = (body, head_s_B) if generation.prefill is None else without_head(generation.prefill[device])
+    prefill = whole if generation.prefill is None else generation.prefill[device]
+    chunk = chunk_of(prefill, generation.chunk)
     return StepTable(
         body=at_context(body, generation.mean_context),
         head_s_B=head_s_B,
-        prompt_s_N=_prompt_s_N(generation.prompt, *prompts, generation.chunk),
+        ramp_s_EB=np.maximum(whole.ramp_s_EB - (head_s_B if generation.late_head else 0.0), 0.0),
+        prompt_s_N=_prompt_s_N(generation.prompt, *without_head(prefill), chunk),
+        num_chunks=max(1, int(np.ceil(generation.prompt.mean / chunk))),
     )
 
 
@@ -68,20 +75,12 @@ def chunk_of(table: LatencyTable, chunk: int | None) -> int:
     return measured if chunk is None else min(chunk, measured)
 
 
-def num_chunks(problem: PlanProblem, device: str) -> int:
-    """Returns the number of batches that a prompt of mean length takes on a device."""
-    generation = generation_of(problem)
-    table = problem.latency[device] if generation.prefill is None else generation.prefill[device]
-    return max(1, int(np.ceil(generation.prompt.mean / chunk_of(table, generation.chunk))))
-
-
-def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk: int | None) -> FloatArray:
+def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk: int) -> FloatArray:
     """Returns the mean seconds of a prompt per block, in chunks. The head runs on its last token alone."""
-    size, length = chunk_of(body, chunk), body.length or 1
-    seconds_N = np.zeros(len(body.block_s_NB))
-    chunk_s_N = body.blocks_at(np.array([size / length]))[:, 0]
+    length, seconds_N = body.length or 1, np.zeros(len(body.block_s_NB))
+    chunk_s_N = body.blocks_at(np.array([chunk / length]))[:, 0]
     for tokens, share in prompt.shares or ((prompt.mean, 1.0),):
-        chunks, rest = divmod(tokens, size)
+        chunks, rest = divmod(tokens, chunk)
         seconds_N += share * chunks * chunk_s_N
         if rest:
             seconds_N += share * body.blocks_at(np.array([rest / length]))[:, 0]
@@ -111,36 +110,28 @@ def seconds_of_steps(
             f"blocks {split.first} to {split.end - 1} run {tokens[0]:.6g} tokens at once at batch {split.batch}, "
             f"including skipped ones; the largest measured batch on {device} is {whole.batches[-1]}"
         )
-    ramp_s_EB = ramp_seconds_of(whole, table, generation)
+
+    def mean_s(inside: float, num_tokens: float, seconds_B: FloatArray) -> float:
+        """Returns the mean seconds of a run that is skipped if no input is inside. Both numbers are means."""
+        probability = 1 - max(0.0, 1 - inside / split.batch) ** split.batch
+        return (
+            probability * float(np.interp(num_tokens / probability, whole.batches, seconds_B)) if probability else 0.0
+        )
+
     steps = []
     for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
-        block_s = _expected_s(inside, num_tokens, split.batch, table.body.block_s_NB[block], whole.batches)
+        block_s = mean_s(inside, num_tokens, table.body.block_s_NB[block])
         block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
         if block == split.first and block > 0:
             block_s += generation.regroup_s
-        ramp_s = 0.0
-        if block in split.ramps:
-            ramp_s_B = ramp_s_EB[problem.ramps.index(block)]
-            ramp_s = _expected_s(inside, inside, split.batch, ramp_s_B, whole.batches)
-        steps.append((block_s, ramp_s))
+        is_active = block in split.ramps
+        steps.append(
+            (block_s, mean_s(inside, inside, table.ramp_s_EB[problem.ramps.index(block)]) if is_active else 0.0)
+        )
     is_last = split.end == problem.num_blocks
     if generation.late_head:
         head_tokens = split.batch - (0.0 if is_last else split.batch * share_N[split.end] / enters)
     else:
         head_tokens = survivors[-1] if is_last else 0.0
-    head_s = _expected_s(head_tokens, head_tokens, split.batch, table.head_s_B, whole.batches)
-    steps[-1] = steps[-1][0] + head_s, steps[-1][1]
+    steps[-1] = steps[-1][0] + mean_s(head_tokens, head_tokens, table.head_s_B), steps[-1][1]
     return steps
-
-
-def ramp_seconds_of(whole: LatencyTable, table: StepTable, generation: Generation) -> FloatArray:
-    """Returns the seconds of ramps by batch (E, B). With a late head, they do not include the head's time."""
-    if not generation.late_head:
-        return whole.ramp_s_EB
-    return np.asarray(np.maximum(whole.ramp_s_EB - table.head_s_B, 0.0))
-
-
-def _expected_s(inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]) -> float:
-    """Returns the mean seconds of a run that is skipped if no input is inside. `inside` and `tokens` are means."""
-    probability = 1 - max(0.0, 1 - inside / batch) ** batch
-    return probability * float(np.interp(tokens / probability, batches, seconds_B)) if probability else 0.0

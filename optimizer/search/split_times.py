@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.generation.steps import ramp_seconds_of, step_table
+from optimizer.generation.steps import step_table
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.compiled import compiled
 from optimizer.search.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
@@ -62,7 +62,7 @@ def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
     ramp_s_EB, late_head = table.ramp_s_EB, False
     if generation is not None:
         steps, late_head = step_table(problem, device), generation.late_head
-        body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, ramp_seconds_of(table, steps, generation)
+        body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, steps.ramp_s_EB
         np.cumsum(steps.prompt_s_N / generation.num_steps, out=beside_K[1:])
         begin_s, most_batch = float(generation.regroup_s), float(generation.batch_limit)
     sums_GK = np.zeros((len(table.batches), len(body.block_s_NB) + 1))
