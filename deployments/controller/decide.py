@@ -25,7 +25,7 @@ from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import apply_rescoring, rescore
 from optimizer.live.changeover import Delivered, Trial, judge, num_started
 from optimizer.live.hysteresis import weigh
-from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
+from optimizer.live.reaction import rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
@@ -415,12 +415,15 @@ def _survival_deviation(
     """Returns the deviation of the exits of recent answers from the forecast; None if there is none."""
     if not plan.ramps or not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
-    expected = expected_shares(forecast.of(plan.used), plan.ramps, forecast.reach)
+    expected, reach = forecast.of(plan.used), forecast.reach
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         num_pending = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
         num_dropped = sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
-        words = survival_deviation(expected, recent.exits, unknown=num_pending + num_dropped, num_tests=num_tests)
+        unknown = num_pending + num_dropped
+        words = survival_deviation(
+            expected, plan.ramps, recent.exits, reach=reach, unknown=unknown, num_tests=num_tests
+        )
         if words is not None:
             return recent.since_s, words
     return None

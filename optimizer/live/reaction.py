@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from earlyexit.errors import PlanError
-from optimizer.problems.problem import Reach, nested_shares
+from optimizer.problems.problem import Reach
 
 if TYPE_CHECKING:  # avoids the import of scipy
     from profiles.forecast import RateForecast, SurvivalForecast
@@ -25,69 +24,44 @@ LEAST_DIFFERENCE = 0.05
 LEAST_RATE_DIFFERENCE = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedShares:
-    """The share of inputs that is expected to reach each block under a plan, with its interval."""
-
-    ramps: tuple[int, ...]
-    """The active ramps."""
-    share_N: tuple[float, ...]
-    low_N: tuple[float, ...]
-    high_N: tuple[float, ...]
-    coverage: float
-
-
-def expected_shares(forecast: SurvivalForecast, ramps: Sequence[int], reach: Reach | None = None) -> ExpectedShares:
-    """Returns the next window's forecast for a plan with these active ramps, whose exits are nested as for the planner.
-
-    With `reach`, for example from joint exit records, the interval keeps its width and shifts to those shares. Raises
-    PlanError for a ramp that is not before the last block.
-    """
-    num_blocks = forecast.survival_HK.shape[1]
-    outside = [ramp for ramp in ramps if not 0 <= ramp < num_blocks - 1]
-    if outside:
-        raise PlanError(f"ramps must be after blocks 0 to {num_blocks - 2}, not {outside}")
-    nested_N, low_N, high_N = (
-        nested_shares(each_HK[0].tolist(), ramps)
-        for each_HK in (forecast.survival_HK, forecast.survival_low_HK, forecast.survival_high_HK)
-    )
-    share_N = nested_N if reach is None else list(reach(ramps))
-    shift_N = [share - nested for share, nested in zip(share_N, nested_N, strict=True)]
-    return ExpectedShares(
-        ramps=tuple(sorted(ramps)),
-        share_N=tuple(share_N),
-        low_N=tuple(max(0.0, low + shift) for low, shift in zip(low_N, shift_N, strict=True)),
-        high_N=tuple(min(1.0, high + shift) for high, shift in zip(high_N, shift_N, strict=True)),
-        coverage=forecast.coverage,
-    )
-
-
 def survival_deviation(
-    expected: ExpectedShares,
+    forecast: SurvivalForecast,
+    ramps: Sequence[int],
     exits: Mapping[int, int],
     *,
+    reach: Reach | None = None,
     unknown: int = 0,
     num_tests: float = 1.0,
     least_difference: float = LEAST_DIFFERENCE,
 ) -> str | None:
     """Returns a message on the ramp where exits differ most from the forecast; None if there is no drastic difference.
 
-    `exits` counts answers under the current plan by the block after which they left. `unknown` counts inputs that
-    entered the model but did not leave it yet, or were dropped inside. They may have left early or not, so they widen
-    the interval. Rejected inputs do not count. Inputs are assumed independent. The active ramps and `num_tests` tests
-    share the forecast's error probability (Bonferroni).
+    `ramps` are the active ramps of the current plan, and `exits` counts its answers by the block after which they left.
+    With `reach`, for example from joint exit records, the next window's interval keeps its width and shifts to those
+    shares. `unknown` counts inputs that entered the model but did not leave it yet, or were dropped inside. They may
+    have left early or not, so they widen the interval. Rejected inputs do not count. Inputs are assumed independent.
+    The active ramps and `num_tests` tests share the forecast's error probability (Bonferroni). Raises PlanError for a
+    ramp that is not before the last block.
     """
-    num_inputs = sum(exits.values())
-    if num_inputs < LEAST_INPUTS or not expected.ramps:
+    num_blocks, num_inputs = forecast.survival_HK.shape[1], sum(exits.values())
+    outside = [ramp for ramp in ramps if not 0 <= ramp < num_blocks - 1]
+    if outside:
+        raise PlanError(f"ramps must be after blocks 0 to {num_blocks - 2}, not {outside}")
+    if num_inputs < LEAST_INPUTS or not ramps:
         return None
-    width = NormalDist().inv_cdf(1 - (1 - expected.coverage) / (2 * len(expected.ramps) * num_tests))
+    width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * len(ramps) * num_tests))
     largest, message = 0.0, None
-    for ramp in expected.ramps:
+    for ramp in sorted(ramps):
+        nested, share_low, share_high = (
+            float(each_HK[0, ramp + 1])
+            for each_HK in (forecast.survival_HK, forecast.survival_low_HK, forecast.survival_high_HK)
+        )
+        share = nested if reach is None else reach(ramps)[ramp + 1]
+        low, high = 1 - min(1.0, share_high + share - nested), 1 - max(0.0, share_low + share - nested)
         num_left = sum(count for block, count in exits.items() if block <= ramp)
         least, most = left_interval(num_left, num_inputs, unknown, width)
-        low, high = 1 - expected.high_N[ramp + 1], 1 - expected.low_N[ramp + 1]
         left, excess = num_left / num_inputs, max(least - high, low - most)
-        if excess > largest and abs(left - (1 - expected.share_N[ramp + 1])) >= least_difference:
+        if excess > largest and abs(left - (1 - share)) >= least_difference:
             largest = excess
             message = f"{left:.1%} of {num_inputs} inputs left by ramp {ramp}, {low:.1%} to {high:.1%} were expected"
     return message

@@ -19,7 +19,7 @@ from optimizer.calibration.thresholds import lay_path, learn_then_test
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.rescore import joint_reach
 from optimizer.live.changeover import Delivered
-from optimizer.live.reaction import expected_shares
+from optimizer.live.reaction import survival_deviation
 from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.guarantee import Alarm
@@ -224,7 +224,7 @@ CASES: dict[str, Case] = {
     "sequences: torn apart": lambda: sequences_of(replace(GENERATIONS, sequences_N=np.array([1, 1, 2, 2, 1, 1, 1]))),
     "ensemble: a gain of nothing": lambda: gain(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
     # The live planner
-    "reaction: a ramp beyond the forecast": lambda: expected_shares(FORECAST, (1, 3)),
+    "reaction: a ramp beyond the forecast": lambda: survival_deviation(FORECAST, (1, 3), {}),
     "trial: contradicting counts": lambda: Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0),
     "trial: no predicted rate": lambda: trial(None, predicted_rps=0.0),
     "alarm: a negative loss": lambda: Alarm(0.01, 0.1).update(np.array([0, -0.1])),

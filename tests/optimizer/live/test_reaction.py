@@ -9,52 +9,54 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from optimizer.live.reaction import ExpectedShares, expected_shares, left_interval, rate_deviation, survival_deviation
+from optimizer.live.reaction import left_interval, rate_deviation, survival_deviation
 from profiles.forecast import Method, RateForecast, SurvivalForecast
 
 METHOD = Method(how="assumed")
-FORECAST = SurvivalForecast(
-    survival_HK=np.array([[1.0, 0.8, 0.6, 0.4], [1.0, 0.7, 0.5, 0.3]]),
-    survival_low_HK=np.array([[1.0, 0.75, 0.5, 0.3], [1.0, 0.6, 0.4, 0.2]]),
-    survival_high_HK=np.array([[1.0, 0.85, 0.7, 0.5], [1.0, 0.8, 0.6, 0.4]]),
-    go_on_HR=np.ones((2, 3)),
-    go_on_low_HR=np.ones((2, 3)),
-    go_on_high_HR=np.ones((2, 3)),
-    coverage=0.95,
-    methods_R=(METHOD, METHOD, METHOD),
-)
 
 
-def one_ramp(share: float = 0.5, low: float = 0.45, high: float = 0.55, coverage: float = 0.95) -> ExpectedShares:
+def shares(means: list[float], lows: list[float], highs: list[float]) -> SurvivalForecast:
+    """A forecast of one window."""
+    mean_HK, low_HK, high_HK = (np.array([[1.0, *each]]) for each in (means, lows, highs))
+    go_on_HR, methods_R = np.ones((1, len(means))), (METHOD,) * len(means)
+    return SurvivalForecast(
+        survival_HK=mean_HK, survival_low_HK=low_HK, survival_high_HK=high_HK, go_on_HR=go_on_HR,
+        go_on_low_HR=go_on_HR, go_on_high_HR=go_on_HR, coverage=0.95, methods_R=methods_R,
+    )  # fmt: skip
+
+
+FORECAST = shares([0.8, 0.6, 0.4], [0.75, 0.5, 0.3], [0.85, 0.7, 0.5])
+
+
+def one_ramp(share: float = 0.5, low: float = 0.45, high: float = 0.55) -> SurvivalForecast:
     """Two blocks with a ramp between."""
-    return ExpectedShares(ramps=(0,), share_N=(1.0, share), low_N=(1.0, low), high_N=(1.0, high), coverage=coverage)
+    return shares([share], [low], [high])
 
 
 def left(early: int, late: int) -> dict[int, int]:
     return {0: early, 1: late}
 
 
-def test_expected_shares_change_at_active_ramps_only() -> None:
-    expected = expected_shares(FORECAST, (1,))
-    assert expected.share_N == (1.0, 1.0, 0.6, 0.6)
-    assert expected.low_N == (1.0, 1.0, 0.5, 0.5)
-    assert expected.high_N == (1.0, 1.0, 0.7, 0.7)
-    expected = expected_shares(FORECAST, (1,), reach=lambda active: (1.0, 1.0, 0.95, 0.95))
-    assert expected.share_N[2] == 0.95
-    assert expected.low_N[2] == pytest.approx(0.85)
-    assert expected.high_N[2] == 1.0
+def test_joint_records_shift_the_interval_and_only_active_ramps_count() -> None:
+    few = {0: 0, 1: 100, 2: 0, 3: 900}
+    words = survival_deviation(FORECAST, (1,), few)
+    assert words == "10.0% of 1000 inputs left by ramp 1, 30.0% to 50.0% were expected"
+    words = survival_deviation(FORECAST, (1,), {1: 300, 3: 700}, reach=lambda active: (1.0, 1.0, 0.95, 0.95))
+    assert words == "30.0% of 1000 inputs left by ramp 1, 0.0% to 15.0% were expected"
+    assert survival_deviation(FORECAST, (1,), few, reach=lambda active: (1.0, 1.0, 0.95, 0.95)) is None
+    assert survival_deviation(FORECAST, (), few) is None
 
 
 def test_shares_have_wilsons_interval_and_small_differences_do_not_count() -> None:
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
     assert left_interval(300, 1000, 0, 1.96) == pytest.approx((0.2724, 0.3291), abs=1e-4)
-    found = survival_deviation(one_ramp(), left(300, 700))
+    found = survival_deviation(one_ramp(), (0,), left(300, 700))
     assert found == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
-    assert survival_deviation(one_ramp(low=0.0, high=0.67), left(300, 700)) is not None
-    assert survival_deviation(one_ramp(low=0.0, high=0.672), left(300, 700)) is None
+    assert survival_deviation(one_ramp(low=0.0, high=0.67), (0,), left(300, 700)) is not None
+    assert survival_deviation(one_ramp(low=0.0, high=0.672), (0,), left(300, 700)) is None
     sharp = one_ramp(low=0.499, high=0.501)
-    assert survival_deviation(sharp, left(54_000, 46_000)) is None
-    found = survival_deviation(sharp, left(54_000, 46_000), least_difference=0.03)
+    assert survival_deviation(sharp, (0,), left(54_000, 46_000)) is None
+    found = survival_deviation(sharp, (0,), left(54_000, 46_000), least_difference=0.03)
     assert found == "54.0% of 100000 inputs left by ramp 0, 49.9% to 50.1% were expected"
 
 
@@ -64,27 +66,24 @@ def test_shares_have_wilsons_interval_and_small_differences_do_not_count() -> No
     ids=["fewer than the least inputs", "inside", "38 %, which noise of 120 inputs explains", "nothing"],
 )
 def test_sampling_noise_is_no_deviation(exits: Mapping[int, int]) -> None:
-    assert survival_deviation(one_ramp(), exits) is None
+    assert survival_deviation(one_ramp(), (0,), exits) is None
 
 
 def test_the_ramp_with_the_largest_deviation_is_named() -> None:
-    expected = expected_shares(FORECAST, (0, 1, 2))
-    found = survival_deviation(expected, {0: 200, 1: 900, 2: 0, 3: 0})
+    found = survival_deviation(FORECAST, (0, 1, 2), {0: 200, 1: 900, 2: 0, 3: 0})
     assert found == "100.0% of 1100 inputs left by ramp 1, 30.0% to 50.0% were expected"  # at ramp 2 50 % to 70 %
-    assert survival_deviation(expected, {0: 200, 1: 200, 2: 200, 3: 400}) is None
-    assert survival_deviation(one_ramp(), left(700, 300)) is not None
-    assert survival_deviation(one_ramp(), left(700, 300), unknown=400) is None
+    assert survival_deviation(FORECAST, (0, 1, 2), {0: 200, 1: 200, 2: 200, 3: 400}) is None
+    assert survival_deviation(one_ramp(), (0,), left(700, 300)) is not None
+    assert survival_deviation(one_ramp(), (0,), left(700, 300), unknown=400) is None
 
 
 def test_false_deviations_are_rare() -> None:
     rng = default_rng(7)
-    expected = expected_shares(FORECAST, (0, 1, 2))
-    sharp = ExpectedShares(
-        ramps=(0, 1, 2), share_N=expected.share_N, low_N=expected.share_N, high_N=expected.share_N, coverage=0.95
-    )
+    sharp = shares([0.8, 0.6, 0.4], [0.8, 0.6, 0.4], [0.8, 0.6, 0.4])
     draws = rng.multinomial(300, [0.2, 0.2, 0.2, 0.4], size=1000)
     alarms = sum(
-        survival_deviation(sharp, dict(enumerate(draw.tolist())), least_difference=0.0) is not None for draw in draws
+        survival_deviation(sharp, (0, 1, 2), dict(enumerate(draw.tolist())), least_difference=0.0) is not None
+        for draw in draws
     )
     assert 10 <= alarms <= 65  # at most 5 % for three ramps together, and some
 
