@@ -68,7 +68,12 @@ def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
 
 def greedy_tuner(batching: Batching, budget: float) -> Tune:
     """Returns Apparate's threshold search for a mean loss of at most `budget` on the records."""
-    return lambda records: greedy(WindowReplay(records, batching, budget)).thresholds
+
+    def tune(records: ExitRecords) -> Mapping[int, float]:
+        window = WindowReplay(records, batching, budget)
+        return window.thresholds(greedy(window))
+
+    return tune
 
 
 PERIOD = 128

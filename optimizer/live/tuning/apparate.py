@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,20 +32,6 @@ ROUNDING = 1e-9
 """Difference below which two sums of losses are equal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundThresholds:
-    """The result of a search."""
-
-    errors: tuple[float, ...]
-    """The threshold on the error of each ramp of the records."""
-    thresholds: Mapping[int, float]
-    """The same thresholds in the unit of the records' score."""
-    loss: float
-    """Mean loss of the answers in the window."""
-    earlier_s: float
-    """Mean seconds by which answers come earlier than at the end of the model with these ramps."""
-
-
 class WindowReplay:
     """Replays a window under any thresholds on errors, with all ramps of the records active."""
 
@@ -55,47 +40,47 @@ class WindowReplay:
         if not 0 < budget < 1:
             raise DataError(f"the budget must be between 0 and 1, not {budget}")
         self.records = records
-        self.budget = budget
-        self.num_evaluated = 0
-        """Threshold vectors evaluated so far."""
+        self._most_loss = budget + ROUNDING
         self._scores_NR = records.sureness_NR
         self._highest = max(float(records.scores_NR.max(initial=0.0)), 1e-6)  # used for entropies only
         released_s = batching.released_s_N(records.ramps)
-        exits = [*records.ramps, records.num_blocks - 1]
-        self._earlier_E = released_s[-1] - released_s[exits]
+        self._earlier_E = released_s[-1] - released_s[[*records.ramps, records.num_blocks - 1]]
         self._losses_NE = np.column_stack([records.losses_NR, np.zeros(len(records))])
-        self._rows = np.arange(len(records))
 
-    def threshold(self, error: float) -> float:
-        """Returns the threshold in the unit of the records' score. At an error of 0 no input leaves."""
+    def thresholds(self, errors: Sequence[float]) -> dict[int, float]:
+        """Returns the thresholds by ramp, in the unit of the records' score. At an error of 0 no input leaves."""
         score = SCORES[self.records.score]
-        if error <= 0:
-            return score.never
-        return 1 - error if score.larger_is_surer else error * self._highest
+
+        def threshold(error: float) -> float:
+            if error <= 0:
+                return score.never
+            return 1 - error if score.larger_is_surer else error * self._highest
+
+        return dict(zip(self.records.ramps, map(threshold, errors), strict=True))
 
     def evaluate(self, errors: Sequence[float]) -> tuple[float, float]:
-        """Returns the mean loss, and the mean seconds by which answers come earlier; see `FoundThresholds`."""
-        self.num_evaluated += 1
+        """Returns the mean loss, and the mean seconds by which answers come earlier than at the end of this model."""
         direction = SCORES[self.records.score].direction
-        limits_R = np.array([self.threshold(error) * direction for error in errors], dtype=np.float32)
+        limits_R = np.array([threshold * direction for threshold in self.thresholds(errors).values()], dtype=np.float32)
         # The column after the ramps stands for the end, where all inputs leave.
         leaves_NE = np.ones(self._losses_NE.shape, dtype=bool)
         np.greater_equal(self._scores_NR, limits_R, out=leaves_NE[:, :-1])
         column_N = leaves_NE.argmax(1)
-        loss = float(self._losses_NE[self._rows, column_N].sum()) / len(self._rows)
-        return loss, float(self._earlier_E[column_N].sum()) / len(self._rows)
+        losses_N = self._losses_NE[np.arange(len(column_N)), column_N]
+        return float(losses_N.sum()) / len(column_N), float(self._earlier_E[column_N].sum()) / len(column_N)
 
     def allows(self, loss: float) -> bool:
         """Returns whether a mean loss is within the budget."""
-        return loss <= self.budget + ROUNDING
+        return loss <= self._most_loss
 
 
-def greedy(window: WindowReplay) -> FoundThresholds:
-    """Runs algorithm 1: in each round, raises the threshold of the ramp that saves most time per loss.
+def greedy(window: WindowReplay) -> list[float]:
+    """Runs algorithm 1. Returns the thresholds on the errors of the window's ramps.
 
-    A ramp's step doubles when it is chosen, and it halves when it would break the budget, down to LEAST_STEP. The
-    search ends when no threshold can be raised by its least step. If no step saves time, one without effect is taken,
-    because the errors of inputs may begin further on.
+    In each round it raises the threshold of the ramp that saves most time per loss. A ramp's step doubles when it is
+    chosen, and it halves when it would break the budget, down to LEAST_STEP. The search ends when no threshold can be
+    raised by its least step. If no step saves time, one without effect is taken, because the errors of inputs may begin
+    further on.
     """
     errors = [0.0] * len(window.records.ramps)
     steps = [STEP] * len(errors)
@@ -105,9 +90,7 @@ def greedy(window: WindowReplay) -> FoundThresholds:
         trials = {ramp: window.evaluate(with_step(errors, ramp, steps[ramp])) for ramp in open_ramps}
         allowed = [ramp for ramp, (loss, _) in trials.items() if window.allows(loss)]
         if not allowed and all(steps[ramp] <= LEAST_STEP for ramp in open_ramps):
-            values = map(window.threshold, errors)
-            thresholds = dict(zip(window.records.ramps, values, strict=True))
-            return FoundThresholds(errors=tuple(errors), thresholds=thresholds, loss=current[0], earlier_s=current[1])
+            return errors
         for ramp in set(trials).difference(allowed):
             steps[ramp] = max(steps[ramp] / 2, LEAST_STEP)
         if allowed:
@@ -144,39 +127,36 @@ class ApparateTuner(Tuner):
 
     def __init__(self, settings: TunerSettings) -> None:
         super().__init__(settings)
-        self._since_s = np.inf
         self._losses: deque[float] = deque(maxlen=WINDOW)
-        self._window: Observations | None = None
         self._since_tuned = 0
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """See `Tuner`."""
-        self._thresholds = dict(thresholds)
-        self._since_s = since_s
+        super().follow(thresholds, since_s)
         self._losses.clear()
 
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
-        ramps = list(self._followed)
-        observed = last_observed(None, seen, ramps)
+        observed = last_observed(None, seen, list(self._followed))
         if not len(observed):
             return None
-        self._window = last_observed(self._window, observed, ramps, most=TUNED_ON)
+        self._rows = last_observed(self._rows, observed, list(self._followed), most=TUNED_ON)
         self._since_tuned += len(observed)
         if self._triggered(observed):
-            return self._tune(self._window, ramps, "alarm", f"too many of the last {WINDOW} answers were wrong")
+            return self._tune(self._rows, "alarm", f"too many of the last {WINDOW} answers were wrong")
         if self._since_tuned >= TUNED_ON:
-            return self._tune(self._window, ramps, "tuned", f"after {self._since_tuned} inputs")
+            return self._tune(self._rows, "tuned", f"after {self._since_tuned} inputs")
         return None
 
     @property
     def state(self) -> TunerState:
         """See `Tuner`. The evidence is the mean loss of the last answers divided by the budget."""
         number = len(self._losses)
+        mean = sum(self._losses) / number if number else 0.0
         return TunerState(
-            evidence=sum(self._losses) / number / self.settings.guarantee.budget if number else 0.0,
+            evidence=mean / self.settings.guarantee.budget,
             watched=number,
-            rows=0 if self._window is None else len(self._window),
+            rows=0 if self._rows is None else len(self._rows),
             next_test=None,
         )
 
@@ -187,14 +167,16 @@ class ApparateTuner(Tuner):
                 return True
         return False
 
-    def _tune(self, rows: Observations, ramps: list[int], why: Reason, occasion: str) -> NewThresholds:
-        records, batching = rows.records(ramps), self.settings.batching
-        found = greedy(WindowReplay(records, batching, self.settings.guarantee.budget))
+    def _tune(self, rows: Observations, why: Reason, occasion: str) -> NewThresholds:
+        records, batching = rows.records(list(self._followed)), self.settings.batching
+        window = WindowReplay(records, batching, self.settings.guarantee.budget)
+        errors = greedy(window)
+        thresholds, (loss, _) = window.thresholds(errors), window.evaluate(errors)
         self._losses.clear()
         self._since_tuned = 0
-        saved = batching.saved(records.outcome(found.thresholds), ramps)
-        words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {found.loss:.2%}"
-        return NewThresholds(thresholds=found.thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
+        saved = batching.saved(records.outcome(thresholds), records.ramps)
+        words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {loss:.2%}"
+        return NewThresholds(thresholds=thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
 
 
 def is_triggered(losses: deque[float], budget: float) -> bool:

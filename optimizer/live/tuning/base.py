@@ -71,7 +71,11 @@ class Tuner(ABC):
 
     def __init__(self, settings: TunerSettings) -> None:
         self.settings = settings
-        self._thresholds: Mapping[int, float] | None = None
+        self._thresholds: dict[int, float] | None = None
+        self._since_s = np.inf
+        """The time from which on answers are judged: earlier ones were given under other thresholds."""
+        self._rows: Observations | None = None
+        """The last fully observed inputs."""
 
     @property
     def _followed(self) -> Mapping[int, float]:
@@ -80,12 +84,12 @@ class Tuner(ABC):
             raise PlanError("call follow with the thresholds in force before observe")
         return self._thresholds
 
-    @abstractmethod
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """Sets the thresholds that are in force for inputs that arrive from `since_s` on.
 
         Only these ramps are tuned. Inputs that did not see all of them are ignored.
         """
+        self._thresholds, self._since_s = dict(thresholds), since_s
 
     def set_batching(self, batching: Batching) -> None:  # noqa: B027 - most tuners ignore batches
         """Sets the size and the seconds of batches from now on."""

@@ -150,6 +150,10 @@ def reserve_share(seen: int) -> float:
     return 1 / (1 + math.log1p(seen / EARLY) / SLOWNESS)
 
 
+def _alarm_of(settings: TunerSettings) -> Alarm:
+    return Alarm(settings.guarantee.budget, false_alarms=1 - settings.guarantee.confidence)
+
+
 ALLOWED_LOSSES = (0, 1, 3, 7, 15, 31)
 """Losses that the successive tests allow. At 1 % and 90 % they take 230 to 4,000 inputs. A larger test would say less
 about the present stream."""
@@ -167,38 +171,29 @@ class GuaranteeTuner(Tuner):
     def __init__(self, settings: TunerSettings) -> None:
         super().__init__(settings)
         self._sizes = [settings.guarantee.inputs_for(losses) for losses in ALLOWED_LOSSES]
-        self._alarm = self._new_alarm()
-        self._watched_since_s = np.inf
-        """The alarm ignores inputs that arrived earlier."""
+        self._alarm = _alarm_of(settings)
         self._changed_s = -np.inf
         """Time of the last alarm. Inputs that arrived later belong to the present stream."""
-        self._rows: Observations | None = None
-        """The last inputs, as many as the largest test and its design need."""
         self._fresh = 0
         """Number of inputs of the present stream, including those that are no longer kept."""
         self._test_index = 0
         self._next_test: int | None = None
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """See `Tuner`.
+        """See `Tuner`. If no input leaves, the alarm ignores all answers.
 
         Initial thresholds that let inputs leave are assumed to have passed a large test elsewhere. So the first test is
         the largest one, and until then the alarm protects.
         """
-        if self._thresholds == dict(thresholds) and np.isfinite(self._watched_since_s):
+        before, is_safe = self._thresholds, no_input_leaves(self.settings.score, thresholds)
+        if before == dict(thresholds) and np.isfinite(self._since_s):
             return
-        is_first = self._thresholds is None
-        has_other_ramps = not is_first and set(self._followed) != set(thresholds)
-        self._thresholds = dict(thresholds)
-        is_safe = no_input_leaves(self.settings.score, thresholds)
-        if is_safe:
-            self._watched_since_s = np.inf
-        else:
+        super().follow(thresholds, np.inf if is_safe else min(self._since_s, since_s))
+        if not is_safe:
             self._alarm.restart_bets()
-            self._watched_since_s = min(self._watched_since_s, since_s)
-        if is_first:
+        if before is None:
             self._test_index = 0 if is_safe else len(self._sizes) - 1
-        if has_other_ramps:
+        elif set(before) != set(thresholds):
             if self._rows is not None:
                 self._rows = last_observed(None, self._rows, list(thresholds))
                 self._fresh = self._num_fresh(self._rows)
@@ -226,27 +221,20 @@ class GuaranteeTuner(Tuner):
             next_test=self._rows_of_next_test,
         )
 
-    def _new_alarm(self) -> Alarm:
-        guarantee = self.settings.guarantee
-        return Alarm(guarantee.budget, false_alarms=1 - guarantee.confidence)
-
     def _watch(self, seen: Observations) -> NewThresholds | None:
-        watched = seen.take(seen.times_s_N >= self._watched_since_s)
+        watched = seen.take(seen.times_s_N >= self._since_s)
         row = self._alarm.update(answered_losses_N(watched))
-        return None if row is None else self._raise_alarm(float(watched.times_s_N[row]))
-
-    def _raise_alarm(self, at_s: float) -> NewThresholds:
+        if row is None:
+            return None
         number, mean = self._alarm.worst_recent()
         words = (
             f"alarm: the last {number} answers lost {mean:.1%} on average, "
             f"{self._alarm.budget:.1%} are allowed; no input leaves until new thresholds have passed a test"
         )
-        self._changed_s = at_s
-        self._alarm, self._watched_since_s = self._new_alarm(), np.inf
-        self._fresh = 0
-        self._test_index, self._next_test = 0, None
+        self._alarm, self._since_s, self._changed_s = _alarm_of(self.settings), np.inf, float(watched.times_s_N[row])
+        self._fresh, self._test_index, self._next_test = 0, 0, None
         thresholds = never(self.settings.score, list(self._followed))
-        return NewThresholds(thresholds=thresholds, why="alarm", words=words, at_s=at_s)
+        return NewThresholds(thresholds=thresholds, why="alarm", words=words, at_s=self._changed_s)
 
     @property
     def _rows_of_next_test(self) -> int:

@@ -65,6 +65,16 @@ class ExitPlacement:
     mean_s: float
     """Mean answer time."""
 
+    def __str__(self) -> str:
+        return (
+            f"ramp {self.ramp} at {self.thresholds[self.ramp]:.4g}, where {self.violated:.1%} would have been slow and "
+            f"precision {self.precision:.1%}"
+        )
+
+
+Change = tuple[Mapping[int, float], Reason, str]
+"""The new thresholds of the exits, and why."""
+
 
 def best_placement(
     windows: Sequence[ExitRecords],
@@ -77,32 +87,27 @@ def best_placement(
 ) -> ExitPlacement | None:
     """Returns the ramp with the least mean answer time whose tail is acceptable in all windows, or None.
 
-    PAME chooses a first exit in this way (sections 6.2 to 6.4). Windows are in order of arrival, with equal lengths of
-    at least a batch. `behind` has the thresholds of exits that stay if they are behind the ramp.
+    PAME chooses a first exit in this way (sections 6.2 to 6.4), with the loosest threshold that keeps the precision in
+    all windows. Windows are in order of arrival, with equal lengths of at least a batch. `behind` has the thresholds of
+    exits that stay if they are behind the ramp.
     """
-    placements = (placement_at(windows, batching, precision, ramp, behind or {}) for ramp in ramps)
-    acceptable = [placement for placement in placements if placement is not None and placement.violated <= tail]
-    return min(acceptable, key=lambda placement: (placement.mean_s, placement.ramp), default=None)
-
-
-def placement_at(
-    windows: Sequence[ExitRecords], batching: Batching, precision: float, ramp: int, behind: Mapping[int, float]
-) -> ExitPlacement | None:
-    """Returns an exit with the loosest threshold that keeps the precision in all windows (6.2), or None."""
-    for threshold in GRIDS[windows[0].score]:
-        thresholds = {ramp: threshold, **{later: value for later, value in behind.items() if later > ramp}}
-        outcomes = [window.outcome(thresholds) for window in windows]
-        worst = min(map(relative_precision, outcomes))
-        if worst >= precision:
+    acceptable = []
+    for ramp in ramps:
+        later = {each: threshold for each, threshold in (behind or {}).items() if each > ramp}
+        for threshold in GRIDS[windows[0].score]:
+            thresholds = {ramp: threshold, **later}
+            outcomes = [window.outcome(thresholds) for window in windows]
+            worst = min(map(relative_precision, outcomes))
+            if worst < precision:
+                continue
             times = [batching.times(outcome.exits_N, thresholds) for outcome in outcomes]
-            return ExitPlacement(
-                ramp=ramp,
-                thresholds=thresholds,
-                violated=max(each.slower for each in times),
-                precision=worst,
-                mean_s=sum(each.mean_s for each in times) / len(times),
-            )
-    return None
+            violated, mean_s = max(each.slower for each in times), sum(each.mean_s for each in times) / len(times)
+            if violated <= tail:
+                acceptable.append(
+                    ExitPlacement(ramp=ramp, thresholds=thresholds, violated=violated, precision=worst, mean_s=mean_s)
+                )
+            break
+    return min(acceptable, key=lambda placement: (placement.mean_s, placement.ramp), default=None)
 
 
 def next_threshold(score: Score, threshold: float) -> float | None:
@@ -136,45 +141,44 @@ class PameTuner(Tuner):
         super().__init__(settings)
         self._batching = settings.batching
         self._precision = 1 - settings.guarantee.budget
-        self._since_s = np.inf
-        self._waiting: Observations | None = None
-        """Inputs that are not judged yet."""
         self._calm: list[ExitRecords] = []
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """See `Tuner`. Other thresholds begin a new window."""
-        if self._thresholds == dict(thresholds):
-            return
-        self._thresholds = dict(thresholds)
-        self._since_s = since_s
-        self._waiting, self._calm = None, []
+        if self._thresholds != dict(thresholds):
+            super().follow(thresholds, since_s)
+            self._rows, self._calm = None, []
 
     def set_batching(self, batching: Batching) -> None:
         """See `Tuner`. Inputs that are not judged yet are judged in these batches."""
-        self._batching = batching
-        self._calm = []  # these windows have another length
+        self._batching, self._calm = batching, []  # the earlier windows have another length
 
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
         ramps = sorted(self._followed)
-        rows = last_observed(self._waiting, seen.take(seen.times_s_N >= self._since_s), ramps)
+        rows = last_observed(self._rows, seen.take(seen.times_s_N >= self._since_s), ramps)
         while len(rows) >= self._window_size:
-            update = self._judge(rows.take(np.arange(self._window_size)), ramps)
-            if update is not None:
-                self._waiting, self._calm = None, []
-                return update
+            window = rows.take(np.arange(self._window_size))
             rows = rows.take(np.arange(self._window_size, len(rows)))
-        self._waiting = rows
+            found = self._judge(window, ramps)
+            if found is not None:
+                self._rows, self._calm = None, []
+                thresholds, why, words = found
+                return NewThresholds(
+                    thresholds=self._with_never(thresholds), why=why, words=words, at_s=float(window.times_s_N[-1])
+                )
+        self._rows = rows
         return None
 
     @property
     def state(self) -> TunerState:
         """See `Tuner`. The evidence is the share of slow batches or the loss, whichever is closer to its limit."""
-        evidence, number = 0.0, 0 if self._waiting is None else len(self._waiting)
-        if self._waiting is not None and number:
-            outcome = outcome_of(self._waiting)
-            slow, loss = self._slow_share(outcome, self._exits_of(self._waiting)), float(outcome.losses_N.mean())
-            evidence = max(slow / SLOWER, loss / self.settings.guarantee.budget)
+        evidence, rows = 0.0, self._rows
+        if rows is not None and len(rows):
+            outcome = outcome_of(rows)
+            loss = float(outcome.losses_N.mean()) / self.settings.guarantee.budget
+            evidence = max(self._slow_share(outcome, self._exits_of(rows)) / SLOWER, loss)
+        number = 0 if rows is None else len(rows)
         return TunerState(evidence=evidence, watched=number, rows=number, next_test=self._window_size)
 
     @property
@@ -184,77 +188,60 @@ class PameTuner(Tuner):
 
     def _exits_of(self, seen: Observations) -> dict[int, float]:
         """Returns the thresholds of active ramps at which inputs may leave, ascending."""
-        unreachable = SCORES[self.settings.score].never
         active = {ramp for column, ramp in enumerate(seen.shape.ramps) if seen.active_NR[:, column].any()}
-        followed = sorted(self._followed.items())
-        return {ramp: threshold for ramp, threshold in followed if threshold != unreachable and ramp in active}
+        unreachable = SCORES[self.settings.score].never
+        return {
+            ramp: value for ramp, value in sorted(self._followed.items()) if value != unreachable and ramp in active
+        }
+
+    def _with_never(self, exits: Mapping[int, float]) -> dict[int, float]:
+        return {**never(self.settings.score, list(self._followed)), **exits}
 
     def _slow_share(self, outcome: ExitOutcome, exits: Collection[int]) -> float:
         if len(outcome.exits_N) < self._batching.size:
             return 0.0
         return self._batching.times(outcome.exits_N, exits).slower
 
-    def _judge(self, window: Observations, ramps: list[int]) -> NewThresholds | None:
+    def _judge(self, window: Observations, ramps: list[int]) -> Change | None:
         outcome, records, exits = outcome_of(window), window.records(ramps), self._exits_of(window)
-        at_s = float(window.times_s_N[-1])
         if not exits:
-            return self._search([records], exits, at_s, "no input left")
+            return self._search([records], exits, "no input left")
         slow = self._slow_share(outcome, exits)
         if slow > SLOWER:
-            return self._move_later(records, exits, slow, at_s)
+            return self._move_later(records, exits, slow)
         precision = relative_precision(outcome)
         if precision < self._precision:
-            return self._raise_threshold(outcome, exits, precision, at_s)
+            return self._raise_threshold(outcome, exits, precision)
         self._calm.append(records)
         if len(self._calm) < CALM:
             return None
         calm, self._calm = self._calm, []
-        return self._search(calm, exits, at_s, f"nothing was wrong in {len(calm)} windows")
+        return self._search(calm, exits, f"nothing was wrong in {len(calm)} windows")
 
-    def _move_later(self, records: ExitRecords, exits: Mapping[int, float], slow: float, at_s: float) -> NewThresholds:
+    def _move_later(self, records: ExitRecords, exits: Mapping[int, float], slow: float) -> Change:
         first = min(exits)
         later = [ramp for ramp in records.ramps if ramp > first]
         best = best_placement([records], self._batching, self._precision, later, behind=exits)
         words = f"{slow:.1%} of the batches were slower than without exits, {SLOWER:.1%} are acceptable: "
         if best is None:
-            return self._update({}, "tuned", f"{words}no input leaves, no later exit is acceptable", at_s)
-        words += f"the exit moves from ramp {first} to {_description(best)}"
-        return self._update(best.thresholds, "tuned", words, at_s)
+            return {}, "tuned", f"{words}no input leaves, no later exit is acceptable"
+        return best.thresholds, "tuned", f"{words}the exit moves from ramp {first} to {best}"
 
-    def _raise_threshold(
-        self, outcome: ExitOutcome, exits: Mapping[int, float], precision: float, at_s: float
-    ) -> NewThresholds:
-        losses = {ramp: float(outcome.losses_N[outcome.exits_N == ramp].sum()) for ramp in exits}
-        ramp = max(losses, key=lambda ramp: losses[ramp])
+    def _raise_threshold(self, outcome: ExitOutcome, exits: Mapping[int, float], precision: float) -> Change:
+        ramp = max(exits, key=lambda ramp: outcome.losses_N[outcome.exits_N == ramp].sum())
         threshold = next_threshold(self.settings.score, exits[ramp])
         words = f"precision was {precision:.1%}, {self._precision:.1%} must be kept: "
         if threshold is None:
             others = {other: value for other, value in exits.items() if other != ramp}
-            return self._update(others, "alarm", f"{words}no input leaves at ramp {ramp} any more", at_s)
-        words += f"ramp {ramp} from {exits[ramp]:.4g} to {threshold:.4g}"
-        return self._update({**exits, ramp: threshold}, "alarm", words, at_s)
+            return others, "alarm", f"{words}no input leaves at ramp {ramp} any more"
+        return {**exits, ramp: threshold}, "alarm", f"{words}ramp {ramp} from {exits[ramp]:.4g} to {threshold:.4g}"
 
-    def _search(
-        self, windows: list[ExitRecords], exits: Mapping[int, float], at_s: float, occasion: str
-    ) -> NewThresholds | None:
+    def _search(self, windows: list[ExitRecords], exits: Mapping[int, float], occasion: str) -> Change | None:
         best = best_placement(windows, self._batching, self._precision, windows[0].ramps)
         # The thresholds in force may already name this ramp, if the plan has switched it off.
-        if best is None or self._all_thresholds(best.thresholds) == self._thresholds:
+        if best is None or self._with_never(best.thresholds) == self._thresholds:
             return None
         means_s = [self._batching.times(window.outcome(exits).exits_N, exits).mean_s for window in windows]
         if best.mean_s > (1 - LEAST_GAIN) * sum(means_s) / len(windows):
             return None
-        return self._update(best.thresholds, "tuned", f"{occasion}: {_description(best)}", at_s)
-
-    def _update(self, exits: Mapping[int, float], why: Reason, words: str, at_s: float) -> NewThresholds:
-        return NewThresholds(thresholds=self._all_thresholds(exits), why=why, words=words, at_s=at_s)
-
-    def _all_thresholds(self, exits: Mapping[int, float]) -> dict[int, float]:
-        return {**never(self.settings.score, list(self._followed)), **exits}
-
-
-def _description(placement: ExitPlacement) -> str:
-    return (
-        f"ramp {placement.ramp} at {placement.thresholds[placement.ramp]:.4g}, where {placement.violated:.1%} would "
-        f"have been slow and precision {placement.precision:.1%}"
-    )
+        return best.thresholds, "tuned", f"{occasion}: {best}"

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.apparate import WindowReplay, greedy, step_value
-from optimizer.live.tuning.pame import best_placement, placement_at
+from optimizer.live.tuning.pame import ExitPlacement, best_placement
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
@@ -44,16 +44,17 @@ def test_inputs_leave_if_their_error_is_below_the_threshold() -> None:
     # Two of four leave after one of three blocks.
     assert game.evaluate([0.2]) == (0.0, 2 * 2 / 4)
     assert game.evaluate([1.0]) == (1 / 4, 2.0)
-    found = greedy(WindowReplay(WINDOW, times(1), 0.1))
-    assert 0.25 <= found.errors[0] < 0.35
-    assert (found.loss, found.earlier_s) == (0.0, 1.5)
-    outcome = WINDOW.outcome(found.thresholds)
-    assert outcome.exits_N.tolist() == [0, 0, 0, 2]
+    game = WindowReplay(WINDOW, times(1), 0.1)
+    errors = greedy(game)
+    assert 0.25 <= errors[0] < 0.35
+    assert game.evaluate(errors) == (0.0, 1.5)
+    assert WINDOW.outcome(game.thresholds(errors)).exits_N.tolist() == [0, 0, 0, 2]
     window = records([[0.05], [0.3], [0.6]], [[0], [0], [1]], score="entropy")
-    found = greedy(WindowReplay(window, times(1), 0.1))
-    assert 0.5 <= found.errors[0] < 1
-    assert 0.3 <= found.thresholds[0] < 0.6
-    assert window.outcome(found.thresholds).exits_N.tolist() == [0, 0, 2]
+    game = WindowReplay(window, times(1), 0.1)
+    errors = greedy(game)
+    assert 0.5 <= errors[0] < 1
+    assert 0.3 <= game.thresholds(errors)[0] < 0.6
+    assert window.outcome(game.thresholds(errors)).exits_N.tolist() == [0, 0, 2]
 
 
 def test_a_step_is_worth_what_it_saves_per_loss() -> None:
@@ -65,13 +66,11 @@ def test_a_step_is_worth_what_it_saves_per_loss() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_ramps", [1, 2, 3])
 def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) -> None:
-    game, other = random_window(seed, num_ramps), random_window(seed, num_ramps)
-    found = greedy(game)
-    coarse = [other.evaluate(errors) for errors in product(np.arange(11) / 10, repeat=num_ramps)]
-    assert found.loss <= 0.03
-    assert found.earlier_s >= 0.9 * max(earlier_s for loss, earlier_s in coarse if other.allows(loss))
-    if num_ramps > 2:
-        assert game.num_evaluated < len(coarse) / 5
+    game = random_window(seed, num_ramps)
+    loss, earlier_s = game.evaluate(greedy(game))
+    coarse = [game.evaluate(errors) for errors in product(np.arange(11) / 10, repeat=num_ramps)]
+    assert loss <= 0.03
+    assert earlier_s >= 0.9 * max(earlier_s for loss, earlier_s in coarse if game.allows(loss))
 
 
 # A block takes 2 s for one input and 3 s for two; a ramp 0.5 s for one and 1 s for two. Without exits: 3 * 3 = 9 s.
@@ -97,15 +96,16 @@ def test_a_fast_exit_that_whole_batches_pass_is_moved_later() -> None:
 
 
 def test_a_placement_has_the_loosest_threshold_that_is_precise_in_every_window() -> None:
+    def at_first(windows: list[ExitRecords], precision: float, behind: dict[int, float] | None = None) -> ExitPlacement:
+        place = best_placement(windows, BATCHING, precision, [0], behind=behind, tail=1.0)
+        assert place is not None
+        return place
+
     found = placed([(0.72, 0.9), (0.82, 0.9)] * 5, [(1, 0), (0, 0)] * 5)
-    careful = placement_at([found], BATCHING, 0.99, 0, {})
-    bold = placement_at([found], BATCHING, 0.5, 0, {})
-    assert careful is not None
-    assert bold is not None
+    careful, bold = at_first([found], 0.99), at_first([found], 0.5)
     assert (careful.thresholds, careful.precision) == ({0: 0.75}, 1.0)
     assert (bold.thresholds, bold.precision) == ({0: 0.5}, 0.5)
     good, bad = placed([EASY] * 4), placed([EASY, EASY, HARD, HARD], [(1, 0), (0, 0), (0, 0), (0, 0)])
-    place = placement_at([good, bad], BATCHING, 0.75, 0, {})
-    assert place is not None
+    place = at_first([good, bad], 0.75)
     assert (place.precision, place.violated) == (0.75, 0.5)
-    assert placement_at([good, bad], BATCHING, 0.9, 0, {0: 0.5}) is not None, "at 0.98 none leaves, none is lost"
+    assert at_first([good, bad], 0.9, {0: 0.5}).thresholds == {0: 0.98}, "at 0.98 none leaves, none is lost"
