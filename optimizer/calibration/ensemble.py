@@ -22,8 +22,6 @@ MIN_PROBABILITY = 1e-12
 """Lower limit of the true label's probability, which keeps the likelihood finite."""
 FOLDS = 5
 """Folds of the cross-validation."""
-MAX_STEPS = 60
-"""Steps of a ternary search, which determine a weight up to 1e-9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,11 @@ def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: flo
         raise DataError("a gain needs inputs, each with an answer before and after")
     fixed = int((~right_before_N & right_after_N).sum())
     spoilt = int((right_before_N & ~right_after_N).sum())
-    low, high = _share_interval(fixed, fixed + spoilt, confidence)
+    low, high = 0.0, 1.0
+    if fixed + spoilt:
+        from scipy.stats import binomtest  # as in `by_likelihood`
+
+        low, high = binomtest(fixed, fixed + spoilt).proportion_ci(confidence)
     changed = (fixed + spoilt) / len(right_before_N)
     return Gain(
         num_inputs=len(right_before_N),
@@ -101,14 +103,13 @@ def by_likelihood(probabilities: Sequence[FloatArray], before_NC: FloatArray, tr
     def likelihood(weight: float) -> float:
         return float(np.log(np.maximum((1 - weight) * own_N + weight * before_N, MIN_PROBABILITY)).mean())
 
-    low, high = 0.0, MAX_WEIGHT
-    for _ in range(MAX_STEPS):
-        left, right = low + (high - low) / 3, high - (high - low) / 3
-        if likelihood(left) < likelihood(right):
-            low = left
-        else:
-            high = right
-    return low if likelihood(low) > likelihood(0.0) else 0.0
+    from scipy.optimize import minimize_scalar  # slow to import, and only ensembles need it
+
+    found = minimize_scalar(
+        lambda weight: -likelihood(weight), bounds=(0.0, MAX_WEIGHT), method="bounded", options={"xatol": 1e-10}
+    )
+    best = float(found.x)
+    return best if likelihood(best) > likelihood(0.0) else 0.0
 
 
 def best_accuracy(probabilities: Sequence[FloatArray], before_NC: FloatArray, truth_N: IntArray) -> float:
@@ -159,13 +160,3 @@ def held_out_gain(
         weights = fit_weights(known, truth_N[fitting], goes_on_NE[fitting], ends, rule)
         mixed_NC[held_out] = mix_networks([each_NC[held_out] for each_NC in probabilities], weights, ends)
     return gain(alone_NC[rows].argmax(1) == right_N, mixed_NC[rows].argmax(1) == right_N)
-
-
-def _share_interval(count: int, total: int, confidence: float) -> tuple[float, float]:
-    """Returns the exact Clopper-Pearson interval of a share; [0, 1] if `total` is 0."""
-    from scipy.stats import beta  # slow to import, and reading a calibration may import this module
-
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, count, total - count + 1)) if count else 0.0
-    high = float(beta.ppf(1 - tail, count + 1, total - count)) if count < total else 1.0
-    return low, high
