@@ -418,12 +418,9 @@ def _survival_deviation(
     expected, reach = forecast.of(plan.used), forecast.reach
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
-        num_pending = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
-        num_dropped = sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
-        unknown = num_pending + num_dropped
-        words = survival_deviation(
-            expected, plan.ramps, recent.exits, reach=reach, unknown=unknown, num_tests=num_tests
-        )
+        unknown = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
+        unknown += sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
+        words = survival_deviation(expected, plan.ramps, recent.exits, reach, unknown=unknown, num_tests=num_tests)
         if words is not None:
             return recent.since_s, words
     return None
