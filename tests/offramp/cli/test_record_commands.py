@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 
 from earlyexit.data.rows import write_labelled
+from offramp.commands import inject as injecting
 from offramp.commands.inject import read_rows, warn_of_reversed_means
 from offramp.commands.jobs import InjectJob, InjectOptions
 from tests.data import BERT12_SST2, data_folder
 from tests.offramp.cli.runs import PROBLEM, Captured, played, refused, run, written
-from tests.offramp.jobs.test_injecting import rows_of
+from tests.offramp.jobs.test_injecting import quick_ramps, rows_of
 
 HEADER = "sample_id,exit,confidence,prediction,label"
 PROMISE = ("--budget", 0.1)
@@ -143,6 +145,13 @@ def test_known_means_in_the_reverse_order_are_warned_of(capsys: Captured, mean: 
     assert job.pixels == {"mean": numbers} | ({"order": "BGR"} if bgr else {})
     warn_of_reversed_means(job)
     assert ("these are well-known means in reverse order" in capsys.readouterr().err) == warned
+
+
+def test_answers_without_names_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(injecting, "inject", partial(injecting.inject, times=quick_ramps))
+    rows = write_labelled(rows_of(labels=("cat",)), tmp_path, "rows")
+    assert run("inject", TORCH, "--data", rows, "--from-answers", "--epochs", 1, "--out", tmp_path / "m") == 0
+    assert "warning: answers are called 0 to 2: name them with --labels FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])
