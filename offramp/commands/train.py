@@ -344,16 +344,22 @@ def load_codec(spec: NamedSpec, job: NewModelJob, folder: Path) -> Codec[object]
     return find_codec(spec, folder)
 
 
+TASKS = (LabelTask.name, RegressionTask.name, PoseTask.name, SegmentationTask.name)
+"""Tasks that are made from the data."""
+BY_DATA = (LabelTask.name, RegressionTask.name)
+"""Those that do not depend on the network's inputs."""
+
+
 def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
     """Returns the task of a model with these inputs.
 
     Raises DataError for labels that do not fit the task, and InputError for an unknown task, inputs that do not fit it,
     or joints that cannot be mirrored although images are.
     """
-    if job.task in TASK_MAKERS:
-        task = TASK_MAKERS[job.task](data, inputs, job.source or "the data")
+    if job.task in TASKS:
+        task = _task_of_data(job.task, data, inputs, job.source or "the data")
     else:
-        task = find_task(_own(job.task, "task", TASK_MAKERS))
+        task = find_task(_own(job.task, "task", TASKS))
     mirrors = job.augmentation is not None and job.augmentation.mirror
     if mirrors and isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
         raise InputError(
@@ -363,43 +369,39 @@ def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
     return task
 
 
-def _label(data: LabelledRows, _: Boundary, source: str) -> LabelTask:
-    if data.part_names:
-        raise DataError(f"{source}: rows have joints or class maps, which need --task pose or segmentation")
-    if len(data.label_names) < 2:
-        raise DataError(f"{source}: only one class, {data.labels[0]!r}; a classifier needs at least two")
-    return LabelTask(data.label_names)
+def _task_of_data(name: str, data: LabelledRows, inputs: Boundary, source: str) -> Task:
+    """Returns one of `TASKS`.
 
-
-def _pose(data: LabelledRows, inputs: Boundary, source: str) -> PoseTask:
-    """Returns the task with heatmaps of a quarter of the image's side (Xiao et al. 2018) and a tolerance of a tenth."""
-    height, width = _image_sides(inputs, PoseTask.name)
+    For a regression, an error is completely wrong if it equals the range of the labels. Heatmaps of poses have a
+    quarter of the image's side (Xiao et al. 2018), and joints a tolerance of a tenth.
+    """
+    names = data.part_names
+    if name == LabelTask.name:
+        if names:
+            raise DataError(f"{source}: rows have joints or class maps, which need --task pose or segmentation")
+        if len(data.label_names) < 2:
+            raise DataError(f"{source}: only one class, {data.labels[0]!r}; a classifier needs at least two")
+        return LabelTask(data.label_names)
+    if name == RegressionTask.name:
+        numbers = RegressionTask(scale=1.0).targets(data.labels)
+        scale = float(numbers.max() - numbers.min())
+        if not scale:
+            raise DataError(f"{source}: every label is {data.labels[0]}; different numbers are needed")
+        return RegressionTask(scale=scale, offset=float(numbers.mean()))
+    if not takes_images(inputs):
+        raise InputError(f"--task {name} is for images; the network takes {inputs[0].name!r}")
+    height, width, _ = inputs[0].shape
+    if name == SegmentationTask.name:
+        if not names or data.sides is not None:
+            raise DataError(f"{source}: segmentation needs class maps and a table of classes (--classes)")
+        ignored = [each for each in names if each.lower() in IGNORED]
+        return SegmentationTask(names, height=height, width=width, ignored=ignored)
     if data.sides is None:
         raise DataError(f"{source}: poses need a table of joints (--joints)")
     if height != width:
         raise DataError(f"poses need square images; the network takes {width} x {height}")
-    return PoseTask(
-        data.part_names,
-        image_side=height,
-        heatmap_side=-(-height // HEATMAP_SHARE),
-        tolerance=height / TOLERANCE_SHARE,
-        mirror_pairs=_mirror_pairs(data.part_names),
-    )
-
-
-def _segmentation(data: LabelledRows, inputs: Boundary, source: str) -> SegmentationTask:
-    height, width = _image_sides(inputs, SegmentationTask.name)
-    if not data.part_names or data.sides is not None:
-        raise DataError(f"{source}: segmentation needs class maps and a table of classes (--classes)")
-    ignored = [name for name in data.part_names if name.lower() in IGNORED]
-    return SegmentationTask(data.part_names, height=height, width=width, ignored=ignored)
-
-
-def _image_sides(inputs: Boundary, task: str) -> tuple[int, int]:
-    if not takes_images(inputs):
-        raise InputError(f"--task {task} is for images; the network takes {inputs[0].name!r}")
-    height, width, _ = inputs[0].shape
-    return height, width
+    pairs, heatmap_side, tolerance = _mirror_pairs(names), -(-height // HEATMAP_SHARE), height / TOLERANCE_SHARE
+    return PoseTask(names, image_side=height, heatmap_side=heatmap_side, tolerance=tolerance, mirror_pairs=pairs)
 
 
 def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -416,26 +418,6 @@ def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 def _words(name: str) -> tuple[str, ...]:
     """Returns the words of a name in lower case; names may be in camel case."""
     return tuple(word.lower() for word in WORD.findall(name))
-
-
-def _regression(data: LabelledRows, _: Boundary, source: str) -> RegressionTask:
-    """Returns the task with the range of the labels as the scale: an error of this size is completely wrong."""
-    numbers = RegressionTask(scale=1.0).targets(data.labels)
-    scale = float(numbers.max() - numbers.min())
-    if not scale:
-        raise DataError(f"{source}: every label is {data.labels[0]}; different numbers are needed")
-    return RegressionTask(scale=scale, offset=float(numbers.mean()))
-
-
-TASK_MAKERS: Mapping[str, Callable[[LabelledRows, Boundary, str], Task]] = {
-    LabelTask.name: _label,
-    RegressionTask.name: _regression,
-    PoseTask.name: _pose,
-    SegmentationTask.name: _segmentation,
-}
-"""Functions that make a task from the data, the network's inputs and the name of the data, by the task's name."""
-BY_DATA = (LabelTask.name, RegressionTask.name)
-"""Tasks that depend only on the data, not on the network's inputs."""
 
 
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:
