@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, call_weight
+from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import CALL_GRACE_S, IngressOptions, PendingInput
-from deployments.ingress.core.routes import ReplicaLoad, StageReplicas
+from deployments.ingress.core.routes import StageReplicas
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine, ObservedTimes
 from earlyexit.engine.queue import NO_SEQUENCE, Member
-from earlyexit.errors import DeadlineError, OfframpError
+from earlyexit.errors import DeadlineError, OfframpError, SequenceLostError
 from optimizer.plans.plan import PlacedPlan
 from optimizer.problems.problem import PlanProblem
 from simulator.events import COMES, ENDS, WAKES, Events
@@ -34,20 +34,15 @@ from simulator.work import Ended, Exit, Input, SideBySide, Works
 class SimulatedCall(Call):
     """A call with the data of its simulated ingress. It is the `origin` of its members until their next call."""
 
-    __slots__ = ("hosting", "ingress", "members", "weight")
+    __slots__ = ("ingress", "members")
 
     ingress: SimulatedIngress
     members: Sequence[Input]
-    hosting: ReplicaLoad[SimulatedReplica] | None
-    """The replica that runs the call; None before one is chosen."""
-    weight: int
-    """The weight of the call in the load of its replica (`weight_of`)."""
 
     def begin(self, ingress: SimulatedIngress, members: Sequence[Input]) -> None:
         """Sets the ingress that sends the call, and its members."""
         self.ingress = ingress
         self.members = members
-        self.hosting = None
         reserve_s = self.reserve_s
         for member in members:
             member.origin = self
@@ -465,20 +460,19 @@ class SimulatedIngress(Driver):
 
     def go(self, call: SimulatedCall, block: int, delay_s: float) -> bool:
         """Passes a call to a replica; returns False if its slot has no replica."""
-        replicas = self._slots[call.stage.slot].of[self.index]
-        if not replicas.is_up:
+        try:
+            replica = call.choose_replica(self._slots[call.stage.slot].of[self.index], block)
+        except SequenceLostError:
+            self.restart(call)
+            return True
+        if replica is None:
             return False
-        call.weight, batch = call_weight(call.stage, block, call.inputs)
-        self._dispatch(call, replicas.assign(call.weight, batch, fills=call.stage.assignment.fills), block, delay_s)
-        return True
-
-    def _dispatch(self, call: SimulatedCall, load: ReplicaLoad[SimulatedReplica], block: int, delay_s: float) -> None:
-        call.hosting, replica = load, load.replica
         replica.calls.add(call)
         if delay_s:
             self._events.at(self._events.time_s + delay_s, COMES, partial(replica.submit, call), block)
         else:
             replica.submit(call, block)
+        return True
 
     def _members(self, call: SimulatedCall) -> Sequence[Input]:
         """Returns the new inputs of a call as members of an engine's batches."""

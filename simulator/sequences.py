@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Answered, placements_of
+from deployments.ingress.core.calls import Answered
 from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
-from earlyexit.errors import OfframpError, SequenceLostError, StageUnavailableError
+from earlyexit.errors import OfframpError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import PlacedPlan
 from simulator.events import WAKES
@@ -75,27 +75,13 @@ class GeneratingIngress(SimulatedIngress):
         self.loop.follow(placed.plan)
         super().follow(placed)
 
-    def go(self, call: SimulatedCall, block: int, delay_s: float) -> bool:
-        """Passes a call to the replica of its sequences. Sequences whose replica is gone are restarted."""
-        slot, batch, fills = call.stage.slot, call.stage.budgets[0].inputs, call.stage.assignment.fills
-        placements, replicas = placements_of(call.inputs), self._slots[slot].of[self.index]
-        if slot not in placements[0].replicas and not replicas.is_up:
-            return False
-        call.weight = 0  # replicas are chosen by their sequences, not by their calls
-        try:
-            hosting = replicas.replica_for(slot, placements, batch, fills=fills)
-        except SequenceLostError:
-            self.restart(call)
-        else:
-            self._dispatch(call, hosting, block, delay_s)
-        return True
-
     def _step(self, state: GenerationState[SimulatedSequence]) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
             deadline_s = state.waiting_since_s + self._lengths.timeout_s
             state.begin_step()
-            self.core.step(PendingInput(number, now_s, deadline_s, state.sequence.step()), state.placement, now_s)
+            step = PendingInput(number, now_s, deadline_s, state.sequence.step(), placement=state.placement)
+            self.core.submit((step,), now_s)
         except OfframpError as error:
             self._failed(state, error.kind)
             return

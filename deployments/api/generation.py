@@ -197,16 +197,16 @@ class GenerateService:
         return min((state.waiting_since_s + token_s, token_s, name), whole_limit)
 
     def _step(self, running: _RunningSequence) -> None:
-        """Sends the next step; raises what `Dispatcher.step` raises."""
+        """Sends the next step; raises what `Dispatcher.submit` raises."""
         state = running.state
         state.begin_step()
-        running.step_input = self.dispatcher.step(
-            state.sequence.step(),
-            state.placement,
+        [running.step_input] = self.dispatcher.submit(
+            [("", state.sequence.step())],
             self._limit(running)[0],
             partial(self._on_outcome, running),
             arrived_s=self.clock.now_s(),
             request_id=running.request_id,
+            placement=state.placement,
         )
 
     def _on_outcome(self, running: _RunningSequence, step_input: PendingInput, outcome: Answer | OfframpError) -> None:

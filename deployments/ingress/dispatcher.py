@@ -6,25 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from deployments.ingress.core.calls import (
-    AbortCall,
-    Action,
-    Answered,
-    Call,
-    Dropped,
-    SendCall,
-    call_weight,
-    placements_of,
-)
+from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Settle, sample_id_of
 from deployments.ingress.core.routes import KVPlacement, StageReplicas
@@ -51,7 +40,7 @@ from deployments.wire.messages import (
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.errors import ExecutionError, OfframpError, PlanError
+from earlyexit.errors import ExecutionError, OfframpError, PlanError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, WirePiece, entry_piece
 from optimizer.plans.plan import PlacedPlan
 
@@ -64,13 +53,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 """The pause between attempts to connect, which doubles each time."""
 
 
-@dataclass(slots=True)
-class _OpenCall:
-    """A call whose reply is not complete."""
+class CallOwner(Protocol):
+    """Receives the replies to calls."""
 
-    unsettled: int
-    take: Callable[[Chunk], None]
-    done: asyncio.Future[None]
+    def take(self, call: Call, chunk: Chunk) -> None:
+        """Takes a part of the reply. If it raises an error, the call fails."""
+
+    def ended(self, call: Call, error: BaseException | None) -> None:
+        """Takes the end of a call, once: its last input has left it (None), or it failed or was cancelled."""
 
 
 class ReplicaLink:
@@ -81,6 +71,7 @@ class ReplicaLink:
         name: str,
         address: Address,
         on_change: Callable[[], None],
+        owner: CallOwner,
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -88,10 +79,14 @@ class ReplicaLink:
         self.name = name
         self._address = address
         self._on_change = on_change
+        self._owner = owner
         self._pause = pause
         self._frames: Frames | None = None
         self._disconnected = asyncio.Event()
-        self._calls: dict[int, _OpenCall] = {}
+        self._assignment: Assignment | None = None
+        """The assignment that the calls on this connection follow."""
+        self._calls: dict[int, Call] = {}
+        """The open calls, by serial number."""
         self._serial = 0
         self._is_closing = False
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
@@ -101,37 +96,42 @@ class ReplicaLink:
         """Whether calls can be made."""
         return self._frames is not None
 
-    async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        """Runs a call until all its inputs are settled. `take`: called with every part of the reply.
+    def begin(self, call: Call, message: StageCall) -> None:
+        """Sends a call. It fails with ConnectionError if there is no connection, or if the connection breaks.
 
-        Raises ConnectionError if there is no connection or it breaks, and RuntimeError if the replica refuses the call.
+        It fails with RuntimeError if the replica refuses it.
         """
         if self._frames is None:
-            raise ConnectionError(f"no connection to {self.name}")
-        self._serial = serial = self._serial + 1
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls[serial] = _OpenCall(len(call.remaining_s), take, done)
-        self._frames.send(encode(BeginCall(serial, call)))
-        try:
-            await done
-        except asyncio.CancelledError:
+            self._owner.ended(call, ConnectionError(f"no connection to {self.name}"))
+            return
+        if call.stage.assignment is not self._assignment:
+            self.host(call.stage.assignment)
+        self._serial += 1
+        self._frames.send(encode(BeginCall(self._serial, message)))
+        self._calls[self._serial] = call
+
+    def cancel(self, call: Call) -> None:
+        """Ends an open call, whose inputs the replica need not run any more."""
+        for serial in [serial for serial, each in self._calls.items() if each is call]:
             self._send(CancelCall(serial))
-            raise
-        finally:
-            del self._calls[serial]
-            self._close_if_idle()
+            self._end(serial, asyncio.CancelledError())
 
     def end(self, sequence: int) -> None:
         """Makes the replica free a sequence. If the connection is broken, it has already freed it."""
         self._send(EndSequences((sequence,)))
 
     def host(self, assignment: Assignment) -> None:
-        """Makes the replica host a stage, until another assignment or a call for another stage arrives."""
+        """Makes the replica host a stage, until another assignment of the same or a later plan arrives."""
+        self._assignment = assignment
         self._send(HostStage(assignment))
 
     def close_when_idle(self) -> None:
         """Closes the connection as soon as all open calls are done."""
         self._is_closing = True
+        self._close_if_idle()
+
+    def _end(self, serial: int, error: BaseException | None) -> None:
+        self._owner.ended(self._calls.pop(serial), error)
         self._close_if_idle()
 
     def _send(self, message: FromIngress) -> None:
@@ -165,15 +165,15 @@ class ReplicaLink:
         if self._disconnected.is_set():
             raise ConnectionError("the replica closed the new connection")
         frames.send(self._address.token.encode())
-        self._frames = frames
+        self._frames, self._assignment = frames, None
         self._on_change()
 
     def _on_disconnect(self) -> None:
         self._frames = None
         self._disconnected.set()
-        for call in self._calls.values():
-            _fail(call, ConnectionError(f"{self.name} closed the connection"))
-        self._on_change()
+        self._on_change()  # before the calls fail, so that none of their inputs is sent here again
+        for serial in tuple(self._calls):
+            self._end(serial, ConnectionError(f"{self.name} closed the connection"))
 
     def _on_frame(self, frame: memoryview) -> None:
         try:
@@ -187,27 +187,21 @@ class ReplicaLink:
         if call is None:  # cancelled in the meantime
             return
         if isinstance(message, CallRefused):
-            _fail(call, RuntimeError(message.reason))
+            self._end(message.serial, RuntimeError(message.reason))
             return
         try:
-            call.take(message.chunk)
+            self._owner.take(call, message.chunk)
         except Exception as error:
             logger.exception("a part of a reply from %s could not be processed", self.name)
-            _fail(call, error)
             self._send(CancelCall(message.serial))
+            self._end(message.serial, error)
             return
-        call.unsettled -= message.chunk.num_inputs
-        if call.unsettled <= 0 and not call.done.done():  # below 0 if a part came twice
-            call.done.set_result(None)
+        if not call.num_remaining:
+            self._end(message.serial, None)
 
 
-def _fail(call: _OpenCall, error: Exception) -> None:
-    if not call.done.done():
-        call.done.set_exception(error)
-
-
-LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
-"""Connects to a replica. The arguments are its id, its address, and `on_change` of `ReplicaLink`."""
+LinkTo = Callable[[str, Address, Callable[[], None], CallOwner], ReplicaLink]
+"""Connects to a replica. The arguments are those of `ReplicaLink`."""
 
 
 class ReplicaLinks:
@@ -218,6 +212,9 @@ class ReplicaLinks:
     other stages (`PlacedPlan.roles`). If an accelerator type has fewer replicas than stages, some stages have none.
     Their calls wait for a replica until the deadlines of their inputs.
     """
+
+    owner: CallOwner
+    """Receives the replies to all calls. The dispatcher sets it."""
 
     def __init__(self, placed: PlacedPlan, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
         """`devices`: the accelerator types that have replicas. `phase`: see `StageReplicas`.
@@ -231,6 +228,8 @@ class ReplicaLinks:
         self._addresses: dict[str, Mapping[str, Address]] = {device: {} for device in self._links}
         self._stages: dict[str, StageReplicas[ReplicaLink]] = {}
         """By slot, including slots of earlier plans."""
+        self._waiting: dict[Call, tuple[StageCall, float]] = {}
+        """The calls that wait for a replica, and since when."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new event, when the replicas of stages may have changed."""
         self.follow(placed)
@@ -251,40 +250,38 @@ class ReplicaLinks:
         for device, addresses in self._addresses.items():
             self.set_addresses(device, addresses)
 
-    async def call(
-        self,
-        call: StageCall,
-        *,
-        weight: int,
-        batch: int,
-        take: Callable[[Chunk], None],
-        placements: Sequence[KVPlacement] = (),
-    ) -> None:
-        """Runs a call on a replica of its stage, until all its inputs are settled.
+    def send(self, call: Call, message: StageCall) -> None:
+        """Sends a call to a replica of its stage. If the stage has none, the call waits until it has one.
 
-        `weight` and `batch`: the weights of the call and of a full batch (`weight_of`). `take`: called with each part
-        of the reply. `placements`: the KV placements of inputs of sequences; new sequences get a replica here. Raises
-        SequenceLostError if the replica of the sequences is gone or hosts another stage, and the errors of the
-        connection. Inputs that are not settled after an error may be sent again.
+        The call fails with SequenceLostError if the replica of its sequences is gone or hosts another stage, and with
+        the errors of the connection. Inputs that are not settled after an error may be sent again.
         """
-        slot, fills = call.assignment.slot, call.assignment.fills
-        stage, loop = self._stages[slot], asyncio.get_running_loop()
-        while not stage.is_up and not (placements and slot in placements[0].replicas):
-            if slot not in self._assignments:  # a call for a stage of an earlier plan, which was sent late
-                raise ConnectionError("the stage has no replicas, and the current plan does not have the stage")
-            began_s = loop.time()
-            await self._changed.wait()
-            waited_s = loop.time() - began_s
-            call = replace(call, remaining_s=tuple([left_s - waited_s for left_s in call.remaining_s]))
-        if placements:
-            keeper = stage.replica_for(slot, placements, call.assignment.stage.splits[0].batch, fills=fills)
-            await keeper.replica.call(call, take)
-            return
-        assigned = stage.assign(weight, batch, fills=fills)
+        slot = call.stage.slot
         try:
-            await assigned.replica.call(call, take)
-        finally:
-            stage.release(assigned, weight)
+            link = call.choose_replica(self._stages[slot], message.piece.next_block)
+        except SequenceLostError as error:
+            self.owner.ended(call, error)
+            return
+        if link is not None:
+            link.begin(call, message)
+        elif slot in self._assignments:
+            self._waiting[call] = message, asyncio.get_running_loop().time()
+        else:  # a call for a stage of an earlier plan, which was sent late
+            missing = "the stage has no replicas, and the current plan does not have the stage"
+            self.owner.ended(call, ConnectionError(missing))
+
+    def cancel(self, call: Call) -> None:
+        """Ends a call, whether it waits or runs."""
+        if self._waiting.pop(call, None) is not None:
+            self.owner.ended(call, asyncio.CancelledError())
+        elif call.hosting is not None:
+            call.hosting.replica.cancel(call)
+
+    def release(self, call: Call) -> None:
+        """Removes a call that has ended from the load of its replica."""
+        if call.hosting is not None:
+            self._stages[call.stage.slot].release(call.hosting, call.weight)
+            call.hosting = None
 
     def end(self, slot: str, replica: str, sequence: int) -> None:
         """Makes a replica, if it still exists, free a sequence that has ended."""
@@ -313,11 +310,11 @@ class ReplicaLinks:
             if not (is_last and links[name].is_up):
                 links.pop(name).close_when_idle()
         for name in sorted(addresses.keys() - links.keys()):
-            links[name] = self._link(name, addresses[name], partial(self._assign_stages, device))
+            links[name] = self._link(name, addresses[name], partial(self._assign_stages, device), self.owner)
         self._assign_stages(device)
 
     def _assign_stages(self, device: str) -> None:
-        """Assigns the stages of an accelerator type to its replicas."""
+        """Assigns the stages of an accelerator type to its replicas, and sends the calls that wait for a replica."""
         links, needed = self._links[device], self._placed.needed(device)
         up = {name for name, link in links.items() if link.is_up}
         hosts = self._placed.roles(device, links)
@@ -331,6 +328,11 @@ class ReplicaLinks:
                 stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
         self._changed.set()
         self._changed = asyncio.Event()
+        waiting, self._waiting = self._waiting, {}
+        for call, (message, since_s) in waiting.items():
+            waited_s = asyncio.get_running_loop().time() - since_s
+            remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
+            self.send(call, replace(message, remaining_s=remaining_s))
 
 
 class Alarm(Protocol):
@@ -367,6 +369,7 @@ class Dispatcher(Driver):
         """`codec`: the model's codec. A `ChainCodec` encodes inputs for every network that they enter."""
         super().__init__(core, clock)
         self._links = links
+        links.owner = self
         self._codec = codec if isinstance(codec, ChainCodec) else None
         self.hops: deque[tuple[str, float]] = deque(maxlen=MOST_HOPS)
         """For parts of replies, the slot and the seconds that were spent outside the stage."""
@@ -374,9 +377,8 @@ class Dispatcher(Driver):
         self._serial = 0
         self._is_pump_scheduled = False
         self._alarm: Alarm | None = None
-        # Calls to stages run outside of any request's context, because Serve would treat them as its children.
-        self._context = contextvars.copy_context()
-        self._tasks: dict[Call, asyncio.Task[None]] = {}
+        self._sent: dict[Call, dict[str, PendingInput]] = {}
+        """The inputs of each open call, by their ids on the wire."""
 
     def follow(self, placed: PlacedPlan) -> None:
         self._links.check(placed)
@@ -393,36 +395,22 @@ class Dispatcher(Driver):
         *,
         arrived_s: float | None = None,
         request_id: str = "",
+        placement: KVPlacement | None = None,
     ) -> list[PendingInput]:
         """Submits a request's inputs, each with its id. `settle` is called once for each unless it is given up.
 
-        `arrived_s`: when the request arrived; None: now. Raises what `IngressCore.submit` raises.
+        `arrived_s`: when the request arrived; None: now. `placement`: that of a sequence, whose caller must call
+        `expire` at the deadline. Raises what `IngressCore.submit` raises.
         """
         now_s = self.clock.now_s()
-        arrived_s = now_s if arrived_s is None else arrived_s
+        since_s = now_s if arrived_s is None else arrived_s
+        make = partial(PendingInput, settle=settle, request_id=request_id, placement=placement)
         pending = [
-            PendingInput(serial, arrived_s, deadline_s, encoded.length, encoded, settle, key=key, request_id=request_id)
-            for serial, (key, encoded) in enumerate(inputs, self._serial + 1)
+            make(serial, since_s, deadline_s, each.length, each, key=key)
+            for serial, (key, each) in enumerate(inputs, self._serial + 1)
         ]
         self.core.submit(pending, now_s)
         self._serial += len(inputs)
-        self.do(())
-        return pending
-
-    def step(
-        self,
-        encoded: Encoded,
-        placement: KVPlacement,
-        deadline_s: float,
-        settle: Settle,
-        *,
-        arrived_s: float,
-        request_id: str = "",
-    ) -> PendingInput:
-        """Submits an input of a sequence; see `IngressCore.step`. The caller must call `expire` at its deadline."""
-        self._serial = serial = self._serial + 1
-        pending = PendingInput(serial, arrived_s, deadline_s, encoded.length, encoded, settle, request_id=request_id)
-        self.core.step(pending, placement, self.clock.now_s())
         self.do(())
         return pending
 
@@ -467,10 +455,10 @@ class Dispatcher(Driver):
         """Carries out an action. Errors are logged; a call that cannot be sent counts as failed."""
         try:
             super().carry_out(action)
-        except Exception:
+        except Exception as error:
             logger.exception("the ingress could not carry out %s", type(action).__name__)
-            if isinstance(action, SendCall) and action.call not in self._tasks:
-                self._fail(action.call)
+            if isinstance(action, SendCall):
+                self.ended(action.call, error)
 
     def answered(self, answered: Answered) -> None:
         settle_all(zip(answered.inputs, answered.answers, strict=True))
@@ -483,13 +471,7 @@ class Dispatcher(Driver):
         call = abort_call.call
         requests = requests_of(call.inputs)
         logger.warning("%s did not reply in time for %d inputs of %s", call.stage.slot, len(call.inputs), requests)
-        task = self._tasks.pop(call, None)
-        if task is not None:
-            task.cancel()
-
-    def _fail(self, call: Call) -> None:
-        """Retries the remaining inputs of a call."""
-        self.do(self.core.fail(call, call.remaining(), self.clock.now_s()))
+        self._links.cancel(call)
 
     def _lose(self, call: Call, inputs: Inputs, error: Exception, why: str) -> None:
         """Drops inputs that cannot be encoded or joined into a batch."""
@@ -502,7 +484,7 @@ class Dispatcher(Driver):
     def send(self, send: SendCall) -> None:
         call, block, payload, network, rows = send
         if network is None:
-            self._send(call, payload if rows is None else payload.select(rows), call.inputs)
+            self._send(call, payload if rows is None else payload.select(rows))
         elif self._codec is None:
             # Inputs of a single network were encoded when they arrived.
             try:
@@ -511,24 +493,20 @@ class Dispatcher(Driver):
             except Exception as error:
                 self._lose(call, call.inputs, error, MISFIT)
             else:
-                self._send(call, piece, call.inputs)
+                self._send(call, piece)
         else:
             plan = self.core.placed.plan
             entry = NetworkEntry(self.core.name, self._codec, call, block, network, payload, plan)
             if entry.is_slow():
-                self._tasks[call] = self._start_task(self._enter_slowly(call, entry))
+                prepared = asyncio.get_running_loop().run_in_executor(None, entry.prepare)
+                prepared.add_done_callback(lambda _: self._enter(call, entry))
             else:
                 self._enter(call, entry)
 
-    async def _enter_slowly(self, call: Call, entry: NetworkEntry) -> None:
-        """Encodes the inputs in a thread, and sends them to a network's first block."""
-        with suppress(Exception):  # `enter` finds the input that causes the error
-            await asyncio.to_thread(entry.prepare)
-        self._enter(call, entry)
-
     def _enter(self, call: Call, entry: NetworkEntry) -> None:
         """Sends inputs to a network's first block."""
-        self._tasks.pop(call, None)  # the task that encoded them in a thread
+        if not call.num_remaining:  # it was aborted while a thread encoded its inputs
+            return
         try:
             piece = entry.enter(self.core.placed.plan)
         except Exception as error:
@@ -540,50 +518,40 @@ class Dispatcher(Driver):
             waited_s = [self.clock.now_s() - call.started_s] * len(entry.inputs)
             words, pruned_words = entry.words()
             self.core.counts.record_crossings(piece.next_block, waited_s, words=words, pruned_words=pruned_words)
-        if entry.inputs:
-            self._send(call, piece, entry.inputs)
+        call.inputs = entry.inputs
+        if call.inputs:
+            self._send(call, piece)
 
-    def _send(self, call: Call, piece: WirePiece, inputs: Inputs) -> None:
-        now_s = self.clock.now_s()
-        placements = placements_of(inputs)
-        stage_call = StageCall(
+    def _send(self, call: Call, piece: WirePiece) -> None:
+        now_s, inputs, is_awaited = self.clock.now_s(), call.inputs, self.core.is_awaited
+        message = StageCall(
             piece=piece,
             # A negative time makes the stage drop an input that is no longer awaited.
-            remaining_s=tuple(each.deadline_s - now_s if self.core.is_awaited(call, each) else -1.0 for each in inputs),
+            remaining_s=tuple([each.deadline_s - now_s if is_awaited(call, each) else -1.0 for each in inputs]),
             reserve_s=call.reserve_s,
-            assignment=call.stage.assignment,
             probe=call.probe,
             counts_as_full=call.counts_as_full,
-            sequences=tuple([placement.number for placement in placements]),
+            sequences=tuple([placement.number for placement in placements_of(inputs)]),
         )
-        self._tasks[call] = self._start_task(self._run(call, stage_call, inputs, placements))
+        self._sent[call] = dict(zip(piece.sample_ids, inputs, strict=True))
+        self._links.send(call, message)
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work, context=self._context.copy())
-
-    async def _run(self, call: Call, stage_call: StageCall, inputs: Inputs, placements: Sequence[KVPlacement]) -> None:
-        """Runs a call on a stage. Inputs that are unsettled afterwards, because of an error, are retried."""
-        by_id = dict(zip(stage_call.piece.sample_ids, inputs, strict=True))
-        weight, batch = call_weight(call.stage, stage_call.piece.next_block, inputs)
-        on_chunk = partial(self._on_chunk, call, by_id)
-        try:
-            await self._links.call(stage_call, weight=weight, batch=batch, take=on_chunk, placements=placements)
-        except Exception as error:
-            left = call.remaining()
+    def ended(self, call: Call, error: BaseException | None) -> None:
+        """Takes the end of a call. Inputs that are unsettled, because of an error, are retried."""
+        self._sent.pop(call, None)
+        self._links.release(call)
+        for placement in placements_of(call.inputs):
+            if placement.has_ended:  # the replica may have begun the sequence in the meantime
+                self.end(placement)
+        if left := call.remaining():
             logger.warning("%s failed for %d inputs of %s: %r", call.stage.slot, len(left), requests_of(left), error)
-        finally:  # also after a cancelled call, because the replica may have begun the sequence in the meantime
-            for placement in placements:
-                if placement.has_ended:
-                    self.end(placement)
-        self._tasks.pop(call, None)  # not reached when the task is cancelled
-        if call.num_remaining:
-            self._fail(call)
+            self.do(self.core.fail(call, left, self.clock.now_s()))
 
     # Settle
 
-    def _on_chunk(self, call: Call, inputs: Mapping[str, PendingInput], chunk: Chunk) -> None:
+    def take(self, call: Call, chunk: Chunk) -> None:
         """Passes a part of a call's reply to the core."""
-        core, now_s = self.core, self.clock.now_s()
+        core, now_s, inputs = self.core, self.clock.now_s(), self._sent[call]
         if chunk.seen:
             core.observe(call, [(inputs.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
         for timed_answers, settle in ((chunk.answers, core.answer), (chunk.early, core.answer_early)):

@@ -31,9 +31,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.choices import TracingSettings
+from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import UNPRUNED, PendingInput, serial_and_attempt
-from deployments.ingress.dispatcher import ReplicaLink
-from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timing
+from deployments.ingress.dispatcher import CallOwner, ReplicaLink
+from deployments.wire.messages import Address, Assignment, Chunk, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 
 Attributes = Mapping[str, str | int | float | bool]
@@ -270,7 +271,7 @@ class Tracer:
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
-    def on_call(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
+    def on_call(self, replica: str, assignment: Assignment, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
         """Records that a call is sent; returns the call, and the spans of its sampled inputs by sample id.
 
         The returned call asks the replica for the times of these inputs.
@@ -287,14 +288,14 @@ class Tracer:
             if record is None or record.is_answered or attempt == UNPRUNED:
                 continue
             attributes: dict[str, str | int | float | bool] = {
-                "offramp.slot": call.assignment.slot,
+                "offramp.slot": assignment.slot,
                 "offramp.replica": replica,
-                "offramp.plan_epoch": call.assignment.epoch,
+                "offramp.plan_epoch": assignment.epoch,
                 ATTEMPT: attempt + 1,
                 "offramp.block": piece.next_block,
                 "offramp.call_inputs": len(piece.sample_ids),
             }
-            stage = Span(name=f"stage {call.assignment.slot}", begin_s=now_s, attributes=attributes)
+            stage = Span(name=f"stage {assignment.slot}", begin_s=now_s, attributes=attributes)
             before = (record.children or [record])[-1]
             was_passed_on = before.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in before.attributes
             crosses = piece.next_block in self._starts and was_passed_on and before.error is None
@@ -323,26 +324,32 @@ class Tracer:
 class TracedLink(ReplicaLink):
     """A link to a replica that records calls with inputs of sampled requests."""
 
-    def __init__(self, tracer: Tracer, replica: str, address: Address, on_change: Callable[[], None]) -> None:
-        super().__init__(replica, address, on_change)
+    def __init__(
+        self, tracer: Tracer, replica: str, address: Address, on_change: Callable[[], None], owner: CallOwner
+    ) -> None:
+        super().__init__(replica, address, on_change, self)
         self._tracer = tracer
+        self._takes_replies = owner
+        self._inputs: dict[Call, dict[str, InputSpan]] = {}
+        """By open call, the spans of its sampled inputs that no part of the reply has settled."""
 
-    async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        call, inputs = self._tracer.on_call(self.name, call)
-        if not inputs:
-            return await super().call(call, take)
+    def begin(self, call: Call, message: StageCall) -> None:
+        message, inputs = self._tracer.on_call(self.name, call.stage.assignment, message)
+        if inputs:
+            self._inputs[call] = inputs
+        super().begin(call, message)
 
-        def record_and_take(chunk: Chunk) -> None:
-            self._tracer.on_reply(chunk, inputs)
-            take(chunk)
+    def take(self, call: Call, chunk: Chunk) -> None:
+        """Records a part of a call's reply, and passes it on."""
+        if call in self._inputs:
+            self._tracer.on_reply(chunk, self._inputs[call])
+        self._takes_replies.take(call, chunk)
 
-        try:
-            await super().call(call, record_and_take)
-        except BaseException as error:  # including cancellation
-            for record in inputs.values():
-                record.leave(self._tracer.clock.now_s(), error=repr(error))
-            raise
-        return None
+    def ended(self, call: Call, error: BaseException | None) -> None:
+        """Records the end of a call, and passes it on."""
+        for record in self._inputs.pop(call, {}).values():
+            record.leave(self._tracer.clock.now_s(), error=repr(error))
+        self._takes_replies.ended(call, error)
 
 
 def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:

@@ -266,12 +266,15 @@ class StageHost:
         self.device.follow(assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order)
         self.epoch, self.slot = assignment.epoch, assignment.slot
 
-    def submit(self, call: StageCall, opened: OpenCall) -> None:
-        """Queues a call's inputs. Raises PlanError if neither the current plan nor the call's has a split for them."""
-        self.follow(call.assignment)
+    def submit(self, call: StageCall, assignment: Assignment, opened: OpenCall) -> None:
+        """Queues a call's inputs. `assignment`: the stage's assignment under the sender's plan.
+
+        Raises PlanError if neither the current plan nor the sender's has a split for them.
+        """
+        self.follow(assignment)
         members = self.device.admit(call.piece, self._members(call, opened))
         if members:
-            self.device.submit(call.piece.next_block, members, fallback=call.assignment.allowed_splits)
+            self.device.submit(call.piece.next_block, members, fallback=assignment.allowed_splits)
 
     def check(self) -> None:
         """Raises RuntimeError if the replica must be replaced."""
@@ -332,30 +335,32 @@ class StageHost:
 # The server for calls
 
 
-class Sender:
-    """Sends frames directly from any thread. The event loop sends the rest if the socket's buffer is full.
+class DirectFrames(Frames):
+    """Frames that any thread sends directly to the socket. The event loop sends the rest if the buffer is full.
 
     Passing every part of a reply to the event loop would cost the device thread more than sending it, because both
     threads would compete for the GIL.
     """
 
-    def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
-        """`transport`: the transport of an open connection, to which only this sender writes."""
-        self._transport = cast(asyncio.Transport, transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._num_left = 0
         """The number of frames that the event loop is still to write."""
         self._is_direct = True
         """Whether nothing is left to write, so that the next frame may go directly to the socket."""
-        self._is_closed = False
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        with self._lock:
+            self._socket.close()
+        super().connection_lost(exc)
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame; does nothing after the end of the connection."""
         with self._lock:
-            if self._is_closed:
+            if not self._is_open:
                 return
             parts = len(frame).to_bytes(LENGTH_BYTES, "big"), frame
             sent = self._send_now(parts) if self._is_direct else 0
@@ -363,12 +368,6 @@ class Sender:
                 self._is_direct = False
                 self._num_left += 1
                 self._loop.call_soon_threadsafe(self._write, b"".join(parts)[sent:])
-
-    def close(self) -> None:
-        """Stops sending after the end of the connection. Must be called on the event loop."""
-        with self._lock:
-            self._is_closed = True
-            self._socket.close()
 
     def _send_now(self, parts: Sequence[bytes]) -> int:
         """Sends what fits into the socket's buffer without blocking; returns the number of bytes."""
@@ -380,7 +379,7 @@ class Sender:
             return sum(map(len, parts))
 
     def _write(self, rest: bytes) -> None:
-        if not self._is_closed:
+        if self._is_open and self._transport is not None:
             self._transport.write(rest)
             with self._lock:
                 self._num_left -= 1
@@ -440,20 +439,20 @@ class _Connection:
     """The connection of one ingress. Calls begin on the event loop, and end there or on the device thread."""
 
     def __init__(self, server: CallServer, host: StageHost) -> None:
-        self.frames = Frames(self._on_frame, self._on_disconnect, self._on_connect, longest=2 * TOKEN_BYTES)
+        self.frames = DirectFrames(self._on_frame, self._on_disconnect, self._on_connect, longest=2 * TOKEN_BYTES)
         self._calls: dict[int, OpenCall] = {}
         self._sequences: set[int] = set()
         """The sequences of this connection that have not ended."""
         self._server = server
         self._host = host
         self._is_known = False
+        self._assignment: Assignment | None = None
+        """The assignment of the calls that come next."""
 
-    def _on_connect(self, transport: asyncio.Transport) -> None:
-        loop = asyncio.get_running_loop()
-        self._sender = Sender(transport, loop)
+    def _on_connect(self) -> None:
         self._server.connections.add(self)
         self._server.unknown.add(self)
-        self._deadline = loop.call_later(TOKEN_TIMEOUT_S, self.frames.abort)
+        self._deadline = asyncio.get_running_loop().call_later(TOKEN_TIMEOUT_S, self.frames.abort)
         if len(self._server.unknown) > MOST_UNKNOWN:
             logger.warning("a connection was closed: %d others have not sent this replica's token", MOST_UNKNOWN)
             self.frames.abort()
@@ -484,6 +483,7 @@ class _Connection:
             case EndSequences():
                 self._end_sequences(self._sequences.intersection(message.sequences))
             case HostStage(assignment=assignment):
+                self._assignment = assignment
                 try:
                     self._host.follow(assignment)
                 except Exception:  # the calls of that plan will be refused with the reason
@@ -495,18 +495,19 @@ class _Connection:
             opened.begun = {call.piece.sample_ids[position]: [] for position in call.traced}
         self._sequences.update(call.sequences)
         try:
-            self._host.submit(call, opened)
+            assert self._assignment is not None, "an assignment precedes the first call"
+            self._host.submit(call, self._assignment, opened)
         except Exception as error:  # the caller gets the reason, whatever it is
             logger.exception("a call was refused")
             self._calls.pop(serial, None)
-            self._sender.send(encode(CallRefused(serial, repr(error))))
+            self.frames.send(encode(CallRefused(serial, repr(error))))
 
     def _reply(self, serial: int, chunk: Chunk) -> None:
         opened = self._calls.get(serial)
         if opened is None:  # cancelled while the device ran it
             return
         for frame in encode_parts(serial, chunk):
-            self._sender.send(frame)
+            self.frames.send(frame)
         opened.unsettled -= chunk.num_inputs
         if not opened.unsettled:
             self._calls.pop(serial, None)  # it may be cancelled in the meantime
@@ -526,7 +527,6 @@ class _Connection:
         for serial in tuple(self._calls):
             self._cancel(serial)
         self._end_sequences(set(self._sequences))
-        self._sender.close()
         self._server.unknown.discard(self)
         self._server.connections.discard(self)
         self._server.disconnected.set()

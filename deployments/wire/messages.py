@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, cast, get_origin
 
@@ -38,7 +37,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a replica does under one plan. Every call carries it, so no replica can miss a new plan."""
+    """What a replica does under one plan. It precedes the calls under this plan, so no replica can miss a new plan."""
 
     epoch: int
     """The epoch of its plan. A replica follows the highest epoch that it has seen."""
@@ -110,8 +109,6 @@ class StageCall:
     """Seconds until the deadline of each input. These are durations, because machines do not share a clock."""
     reserve_s: float
     """The expected seconds of the stages after this one, plus the slack."""
-    assignment: Assignment
-    """The stage's assignment under the sender's plan."""
     probe: bool = False
     """Whether its inputs are probes: they run every ramp and all blocks, even after they were answered."""
     counts_as_full: bool = False
@@ -326,7 +323,7 @@ class Frames(asyncio.BufferedProtocol):
         self,
         on_frame: Callable[[memoryview], None],
         on_end: Callable[[], None],
-        on_open: Callable[[asyncio.Transport], None] = lambda _: None,
+        on_open: Callable[[], None] = lambda: None,
         *,
         longest: int = MAX_FRAME_BYTES,
     ) -> None:
@@ -359,7 +356,7 @@ class Frames(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the class
-        self._on_open(self._transport)
+        self._on_open()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_end()
@@ -414,23 +411,11 @@ MethodNotAllowedError needs more than a message; only the API raises it."""
 
 
 class BeginCall(msgspec.Struct, frozen=True, tag="begin"):
-    """Starts a call."""
+    """Starts a call under the assignment of the latest `HostStage` of the connection."""
 
     serial: int
     """Identifies the call on its connection."""
     call: StageCall
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReceivedCall(StageCall):
-    assignment: msgspec.Raw  # type: ignore[assignment] # the same bytes come with every call, and are decoded once
-
-
-_CALL_FIELDS = tuple(each.name for each in fields(StageCall))
-
-
-class _ReceivedBegin(BeginCall, frozen=True, tag="begin"):
-    call: _ReceivedCall
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag="forget"):
@@ -446,7 +431,10 @@ class EndSequences(msgspec.Struct, frozen=True, tag="end"):
 
 
 class HostStage(msgspec.Struct, frozen=True, tag="host"):
-    """Assigns a stage of a plan to the replica. Calls carry the assignment too, but a replica may get no calls."""
+    """Assigns a stage of a plan to the replica. The calls after it on its connection are under this plan.
+
+    A replica that follows a later plan runs these calls, and keeps its stage.
+    """
 
     assignment: Assignment
 
@@ -512,14 +500,8 @@ decode_from_replica: Callable[[bytes | memoryview], FromReplica] = msgspec.msgpa
 ).decode
 """Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
 _INGRESS_DECODER: msgspec.msgpack.Decoder[FromIngress] = msgspec.msgpack.Decoder(
-    _ReceivedBegin | CancelCall | EndSequences | HostStage, dec_hook=_decode_other, ext_hook=_decode_raw
+    FromIngress, dec_hook=_decode_other, ext_hook=_decode_raw
 )
-
-
-@lru_cache(maxsize=64)
-def _decode_assignment(raw: bytes) -> Assignment:
-    """Decodes and checks an assignment, which takes longer than the rest of a small call."""
-    return msgspec.msgpack.decode(raw, type=Assignment)
 
 
 def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
@@ -545,11 +527,6 @@ def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
 def decode_from_ingress(frame: bytes | memoryview) -> FromIngress:
     """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
     try:
-        message = _INGRESS_DECODER.decode(frame)
-        if not isinstance(message, _ReceivedBegin):
-            return message
-        received: dict[str, Any] = {name: getattr(message.call, name) for name in _CALL_FIELDS}
-        received["assignment"] = _decode_assignment(bytes(message.call.assignment))
+        return _INGRESS_DECODER.decode(frame)
     except PlanError as error:  # a stage or a split contradicts itself
         raise MalformedError(str(error)) from error
-    return BeginCall(message.serial, StageCall(**received))

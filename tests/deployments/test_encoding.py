@@ -26,6 +26,7 @@ from deployments.wire.messages import (
     Chunk,
     EndSequences,
     Frames,
+    HostStage,
     MalformedError,
     ReplyPart,
     SplitRun,
@@ -76,7 +77,7 @@ ASSIGNMENT = Assignment(
     policy=None,
     dispatch="work-conserving",
 )
-CALL = StageCall(piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125, assignment=ASSIGNMENT)
+CALL = StageCall(piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125)
 CHUNK = Chunk(
     answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TIMING),),
     early=((Answer(sample_id="é", value=0, score=1.0, exit=0), TIMING),),
@@ -120,9 +121,7 @@ CALLS = {
     "no deadline": replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf),
     "probe": replace(CALL, probe=True, counts_as_full=True),
     "traced": replace(CALL, traced=(1,)),
-    "deferred": replace(CALL, assignment=replace(ASSIGNMENT, dispatch="deferred")),
     "sequences": replace(CALL, sequences=(7, 2**62 - 1)),
-    "another order": replace(CALL, assignment=replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25))),
 }
 POLICIES = {
     "one threshold": PolicySpec(thresholds=0.4),
@@ -134,8 +133,11 @@ POLICIES = {
     "voting": PolicySpec(name="voting", votes=3),
     "own": PolicySpec(name="own", own="here.there:rule"),
 }
-WITH_POLICIES = {
-    name: replace(CALL, assignment=replace(ASSIGNMENT, policy=policy)) for name, policy in POLICIES.items()
+ASSIGNMENTS = {
+    "stays": ASSIGNMENT,
+    "deferred": replace(ASSIGNMENT, dispatch="deferred"),
+    "another order": replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25)),
+    **{name: replace(ASSIGNMENT, policy=policy) for name, policy in POLICIES.items()},
 }
 PARTS = {
     "everything": CHUNK,
@@ -145,10 +147,15 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("call", [*CALLS.values(), *WITH_POLICIES.values()], ids=[*CALLS, *WITH_POLICIES])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_arrives_as_sent(call: StageCall) -> None:
     message = BeginCall(7, call)
     assert plain(decode_from_ingress(encode(message))) == plain(message)
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
+def test_an_assignment_arrives_as_sent(assignment: Assignment) -> None:
+    assert plain(decode_from_ingress(encode(HostStage(assignment)))) == plain(HostStage(assignment))
 
 
 @pytest.mark.parametrize("chunk", PARTS.values(), ids=PARTS)
@@ -196,7 +203,7 @@ def test_decoded_arrays_are_read_only_views_of_the_frame() -> None:
     assert [array.flags.writeable for array in arrays] == [False] * 3
 
 
-def changed(message: BeginCall | ReplyPart, *path: str | int, to: Any) -> bytes:
+def changed(message: BeginCall | HostStage | ReplyPart, *path: str | int, to: Any) -> bytes:
     """Returns the bytes of a message with one value replaced."""
     document = msgspec.msgpack.decode(encode(message))
     place = document
@@ -218,8 +225,8 @@ FROM_NO_INGRESS = {
     "field of another type": msgspec.msgpack.encode({"type": "forget", "serial": "1"}),
     "a replica's message": encode(ReplyPart(1, CHUNK)),
     "no deadlines": changed(BeginCall(1, CALL), "call", "remaining_s", to=None),
-    "unknown dispatch": changed(BeginCall(1, CALL), "call", "assignment", "dispatch", to="lazy"),
-    "unknown answer": changed(BeginCall(1, CALL), "call", "assignment", "stage", "splits", 0, "after_answer", to="go"),
+    "unknown dispatch": changed(HostStage(ASSIGNMENT), "assignment", "dispatch", to="lazy"),
+    "unknown answer": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "after_answer", to="go"),
     "tensor too short": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["<i4", [5], b"123"]),
     "tensor of another shape": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]),
     "tensor of objects": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]),
@@ -227,8 +234,8 @@ FROM_NO_INGRESS = {
     "an unknown extension": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
     "no tensor": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=5),
     # Where a PlanError of __post_init__ would come out instead.
-    "no replicas": changed(BeginCall(1, CALL), "call", "assignment", "stage", "replicas", to=0),
-    "no split": changed(BeginCall(1, CALL), "call", "assignment", "stage", "splits", 0, "end", to=0),
+    "no replicas": changed(HostStage(ASSIGNMENT), "assignment", "stage", "replicas", to=0),
+    "no split": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "end", to=0),
 }
 FROM_NO_REPLICA = {
     "nothing": b"",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from deployments.ingress.core.calls import Call
+from deployments.ingress.core.inputs import PendingInput
+from deployments.ingress.core.routes import KVPlacement, StageRoute
 from deployments.ingress.dispatcher import ReplicaLinks
 from deployments.replica.host import OpenCall
 from deployments.wire.messages import (
@@ -21,6 +24,7 @@ from deployments.wire.messages import (
     CancelCall,
     Chunk,
     Frames,
+    HostStage,
     ReplyPart,
     StageCall,
     Timing,
@@ -28,7 +32,7 @@ from deployments.wire.messages import (
     decode_from_replica,
     encode,
 )
-from earlyexit.network.boundary import Answer, Split, WirePiece
+from earlyexit.network.boundary import Answer, Budget, Split, WirePiece
 from optimizer.plans.plan import PlacedPlan, Stage
 
 T = TypeVar("T")
@@ -43,6 +47,7 @@ ASSIGNMENT = Assignment(
     policy=None,
     dispatch="work-conserving",
 )
+ROUTE = StageRoute(index=0, first=0, assignment=ASSIGNMENT, budgets=(Budget(inputs=4),), expected_s=0.0)
 
 
 async def soon(awaited: Awaitable[T]) -> T:
@@ -73,7 +78,6 @@ def call_of(sample_ids: Sequence[str]) -> StageCall:
         piece=piece_of(sample_ids),
         remaining_s=(math.inf,) * len(sample_ids),
         reserve_s=0.0,
-        assignment=ASSIGNMENT,
     )
 
 
@@ -172,24 +176,58 @@ class FakeReplica:
             self._connections.discard(frames)
             self.ended.put_nowait(None)
 
-        frames = Frames(hear, end, lambda *_: self._connections.add(frames))
+        frames = Frames(hear, end, lambda: self._connections.add(frames))
         return frames
 
 
 class FixedLinks(ReplicaLinks):
-    """Passes every call to the test's queue of its slot."""
+    """Passes every call to the test's stage of its slot."""
 
     def __init__(self, stages: Mapping[str, Any]) -> None:
         self.stages = stages
 
-    async def call(self, call: StageCall, **given: Any) -> None:
-        await self.stages[call.assignment.slot].call(call, **given)
+    def send(self, call: Call, message: StageCall) -> None:
+        self.stages[call.stage.slot].call(call, message, self.owner)
+
+    def cancel(self, call: Call) -> None:
+        self.owner.ended(call, asyncio.CancelledError())
+
+    def release(self, call: Call) -> None:
+        """A stage has one replica here."""
 
     def check(self, placed: PlacedPlan) -> None:
         """Accepts every plan."""
 
     def follow(self, placed: PlacedPlan) -> None:
         """Keeps the stages of the test."""
+
+
+class AwaitedCall(Call):
+    """A call of an ingress, whose end is a future: None, or its error."""
+
+    def __init__(self, message: StageCall, *placements: KVPlacement, refused: Exception | None = None) -> None:
+        """`placements`: those of its inputs' sequences, if they have any. `refused`: the error of taking its parts."""
+        of_inputs = placements or (None,) * len(message.remaining_s)
+        inputs = [PendingInput(0, 0.0, math.inf, placement=placement) for placement in of_inputs]
+        super().__init__(ROUTE, inputs, 0.0, 0, 0.0, None, False)
+        self.num_remaining = len(inputs)
+        self.message, self.refused = message, refused
+        self.end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+
+class Owner:
+    """Takes the replies to calls."""
+
+    release: Callable[[Call], None] = staticmethod(lambda _: None)
+
+    def take(self, call: Any, chunk: Chunk) -> None:
+        if call.refused is not None:
+            raise call.refused
+        call.num_remaining -= chunk.num_inputs
+
+    def ended(self, call: Any, error: BaseException | None) -> None:
+        self.release(call)
+        call.end.set_result(error)
 
 
 class FakeHost:
@@ -204,7 +242,7 @@ class FakeHost:
     def follow(self, assignment: Assignment) -> None:
         """Any plan can be followed."""
 
-    def submit(self, call: StageCall, opened: OpenCall) -> None:
+    def submit(self, call: StageCall, assignment: Assignment, opened: OpenCall) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.submitted.put_nowait((call, opened))
@@ -232,6 +270,7 @@ class Caller:
             self.frames.send(frame)
 
     def begin(self, serial: int, sample_ids: str) -> None:
+        self.frames.send(encode(HostStage(ASSIGNMENT)))
         self.frames.send(encode(BeginCall(serial, call_of(sample_ids))))
 
     async def part(self) -> tuple[int, str]:

@@ -111,8 +111,8 @@ def drop_a_retry() -> AbstractContextManager[Any]:
     """The first input of a failed call is not retried."""
     add = Timers.add
 
-    def without(self: Timers, at_s: float, kind: int, thing: Any) -> None:
-        add(self, at_s, kind, (thing[0], thing[1][1:]) if kind == PAUSE else thing)
+    def without(self: Timers, at_s: float, kind: int, inputs: Any, slot: str = "") -> None:
+        add(self, at_s, kind, inputs[1:] if kind == PAUSE else inputs, slot)
 
     return patch.object(Timers, "add", without)
 

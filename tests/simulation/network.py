@@ -111,20 +111,6 @@ class VirtualTransport(asyncio.Transport):
             self.protocol.connection_lost(None)
 
 
-class VirtualSender:
-    """Replaces `host.Sender`, which writes to a real socket."""
-
-    def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
-        assert isinstance(transport, VirtualTransport)
-        self._transport = transport
-
-    def send(self, frame: bytes) -> None:
-        self._transport.writelines((len(frame).to_bytes(4, "big"), frame))
-
-    def close(self) -> None:
-        """Ends the connection."""
-
-
 class Server:
     """A port that accepts connections."""
 

@@ -6,7 +6,7 @@ import contextvars
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -152,17 +152,15 @@ class WatchedDispatcher(Dispatcher):
         """How often each input was sent to the first stage."""
         self.placements: dict[int, KVPlacement] = {}
 
-    def submit(self, inputs: Any, deadline_s: float, settle: Settle, **others: Any) -> list[PendingInput]:
-        taken = super().submit(inputs, deadline_s, self._checked(settle), **others)
+    def submit(
+        self, inputs: Any, deadline_s: float, settle: Settle, placement: Any = None, **others: Any
+    ) -> list[PendingInput]:
+        if placement is not None:
+            own = self.placements.setdefault(placement.number, placement)
+            self._watch.expect(own is placement, "every placement of a sequence has a number of its own")
+        taken = super().submit(inputs, deadline_s, self._checked(settle), placement=placement, **others)
         self.open.update(taken)
         return taken
-
-    def step(self, encoded: Any, placement: Any, deadline_s: float, settle: Settle, **others: Any) -> PendingInput:
-        own = self.placements.setdefault(placement.number, placement)
-        self._watch.expect(own is placement, "every placement of a sequence has a number of its own")
-        pending = super().step(encoded, placement, deadline_s, self._checked(settle), **others)
-        self.open.add(pending)
-        return pending
 
     def give_up(self, inputs: Inputs, reason: str) -> None:
         super().give_up(inputs, reason)
@@ -240,8 +238,8 @@ class Ingress:
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng
         )
 
-    def _link(self, replica: str, address: Address, on_change: Callable[[], None]) -> ReplicaLink:
-        return self._context.copy().run(ReplicaLink, replica, address, on_change)
+    def _link(self, *given: Any) -> ReplicaLink:
+        return self._context.copy().run(ReplicaLink, *given)
 
     def follow(self, placed: PlacedPlan) -> None:
         """Follows a plan, as the deployment's `follow`."""

@@ -20,7 +20,7 @@ from deployments.controller.observe import Fleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, IngressReport, ReplicaReport, assignments_on
+from deployments.wire.messages import Address, Frames, IngressReport, ReplicaReport, assignments_on
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
@@ -37,7 +37,7 @@ from tests.deployments.control.control_fakes import ToldTuner
 from tests.experiments.controlled.troubles import LosablePool
 from tests.optimizer.plain_problem import plain_problem
 from tests.simulation.model import NETWORKS, NUM_BLOCKS, POISON, RAMPS
-from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
+from tests.simulation.network import Network, VirtualLoop, Weather
 from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriver, Watcher, ask, generate
 
 FAULTS_S = 6.0
@@ -310,7 +310,7 @@ class World(Fleet):
         root.setLevel(logging.ERROR)
         with (
             mock.patch("deployments.replica.host.DeviceThreads", VirtualDriver),
-            mock.patch("deployments.replica.host.Sender", VirtualSender),
+            mock.patch("deployments.replica.host.DirectFrames", Frames),
         ):
             try:
                 yield

@@ -19,7 +19,15 @@ import numpy as np
 
 from deployments.ingress.core.inputs import CALL_GRACE_S, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, StageRoute, weight_of
+from deployments.ingress.core.routes import (
+    ChainRoute,
+    KVPlacement,
+    ReplicaLoad,
+    ReplicaT,
+    StageReplicas,
+    StageRoute,
+    weight_of,
+)
 from deployments.wire.messages import BUCKET, COUNT_FIELDS
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plans.plan import PlacedPlan
@@ -50,6 +58,10 @@ class Call:
     """Whether an input has left the call. Early answers do not count, because they make no room for another call."""
     num_remaining: int = field(default=0, init=False)
     """Inputs that have not left the call."""
+    hosting: ReplicaLoad[Any] | None = field(default=None, init=False)
+    """The replica that runs it, with the load of the ingress; None before one is chosen."""
+    weight: int = field(default=0, init=False)
+    """Its weight in this load (`weight_of`); 0 for inputs of sequences, which are a load while their sequences last."""
 
     @property
     def probe(self) -> bool:
@@ -69,11 +81,24 @@ class Call:
                 each.holder = None
         return was_held
 
+    def choose_replica(self, replicas: StageReplicas[ReplicaT], block: int) -> ReplicaT | None:
+        """Chooses one of the stage's replicas to run a block; returns None if the stage has no replica.
 
-def call_weight(stage: StageRoute, block: int, inputs: Inputs) -> tuple[int, int]:
-    """Returns the weight of inputs that wait for a block, and of a full batch of that block; see `weight_of`."""
-    budget = stage.budget(block)
-    return weight_of(budget, len(inputs), 0 if budget.tokens is None else sum([each.tokens for each in inputs]))
+        Inputs of sequences go to the replica that keeps their sequences, and new sequences get one here. Raises
+        SequenceLostError if that replica no longer accepts calls.
+        """
+        slot, fills, placements = self.stage.slot, self.stage.assignment.fills, placements_of(self.inputs)
+        if not replicas.is_up and not (placements and slot in placements[0].replicas):
+            return None
+        if placements:
+            hosting = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)
+        else:
+            budget = self.stage.budget(block)
+            tokens = 0 if budget.tokens is None else sum([each.tokens for each in self.inputs])
+            self.weight, batch = weight_of(budget, len(self.inputs), tokens)
+            hosting = replicas.assign(self.weight, batch, fills=fills)
+        self.hosting = hosting
+        return hosting.replica
 
 
 def placements_of(inputs: Inputs) -> list[KVPlacement]:
@@ -138,6 +163,8 @@ RETRY_PAUSE_S = 0.05
 SMALL_HEAP = 64
 DEADLINE, CALL_TIMEOUT, PAUSE = range(3)
 """Kinds of timers. Timers that expire at the same time are handled in this order."""
+Timer = tuple[float, int, int, Inputs, str]
+"""Time, kind, serial number, inputs, and after a failed call the slot that failed."""
 
 
 class Timers:
@@ -149,42 +176,38 @@ class Timers:
     __slots__ = ("_compact_at", "_heap", "_serial")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Any]] = []
-        """Time, kind, serial number, and what expires: inputs of a request, an input, or a slot and its inputs."""
+        self._heap: list[Timer] = []
         self._serial = 0
         self._compact_at = SMALL_HEAP
         """The number of timers above which obsolete ones are removed."""
 
-    def add(self, at_s: float, kind: int, thing: Any) -> None:
+    def add(self, at_s: float, kind: int, inputs: Inputs, slot: str = "") -> None:
         """Starts a timer that expires at a finite time."""
         self._serial += 1
-        heappush(self._heap, (at_s, kind, self._serial, thing))
+        heappush(self._heap, (at_s, kind, self._serial, inputs, slot))
         if len(self._heap) > self._compact_at:
-            self._heap = [timer for timer in self._heap if not _is_obsolete(timer[1], timer[3])]
+            self._heap = [timer for timer in self._heap if not _are_over(timer[3])]
             heapify(self._heap)
             self._compact_at = 2 * len(self._heap) + SMALL_HEAP
 
     def next_s(self) -> float:
         """Returns when the next timer expires; infinite if there is none. Obsolete timers do not count."""
         heap = self._heap
-        while heap and _is_obsolete(heap[0][1], heap[0][3]):
+        while heap and _are_over(heap[0][3]):
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
-    def pop(self, now_s: float) -> tuple[int, Any] | None:
-        """Removes and returns the first expired timer that is not obsolete; None if there is none."""
+    def pop(self, now_s: float) -> tuple[int, Inputs, str] | None:
+        """Removes and returns kind, inputs and slot of the first expired timer; None if there is none."""
         if self.next_s() > now_s:
             return None
-        _, kind, _, thing = heappop(self._heap)
-        return kind, thing
+        _, kind, _, inputs, slot = heappop(self._heap)
+        return kind, inputs, slot
 
 
-def _is_obsolete(kind: int, thing: Any) -> bool:
-    if kind == CALL_TIMEOUT:
-        return thing.holder is None
-    if kind == PAUSE:
-        return all(each.settled for each in thing[1])
-    for each in thing:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
+def _are_over(inputs: Inputs) -> bool:
+    """Whether all inputs have their outcome, and no call holds any of them."""
+    for each in inputs:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
         if not each.settled or each.holder is not None:
             return False
     return True
@@ -323,17 +346,18 @@ class Unanswered:
         self.options = options
         self.chains = Chains(placed, options)
         self.counts = IngressCounts(options.slo_s)
-        self.num_unanswered = 0
-        """Inputs without an outcome, in all chains."""
-        self.observations: ExitObservations | None = None
-        if options.shape is not None:
-            # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
-            most = int(min(MOST_OPEN, options.max_queued))
-            self.observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
+        # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
+        most = int(min(MOST_OPEN, options.max_queued))
+        self.observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
         self._make_call = make_call
         self._rate = AnswerRate()
         self._num_open: Counter[int] = Counter()
         """The number of open calls, by the epoch of the plan under which they were sent."""
+
+    @property
+    def num_unanswered(self) -> int:
+        """Inputs without an outcome, in all chains."""
+        return sum([chain.num_unanswered for chain in self.chains.active])
 
     @property
     def oldest_epoch(self) -> int:
@@ -395,7 +419,6 @@ class Unanswered:
             self.refuse_late(len(inputs), left_s, late_s)
         self.chains.take(drawn, inputs)
         self.counts.arrived += len(inputs)
-        self.num_unanswered += len(inputs)
 
     def refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
         """Raises AdmissionError for inputs that would miss a deadline in `left_s` by `late_s`."""
@@ -413,39 +436,37 @@ class Unanswered:
 
         Raises InputError for a request that could never fit.
         """
-        limit = self.options.max_queued
-        if self.num_unanswered + num_inputs <= limit:
+        limit, unanswered = self.options.max_queued, self.num_unanswered
+        if unanswered + num_inputs <= limit:
             return
         if num_inputs > limit:
             raise InputError(f"a request has {num_inputs} inputs; this ingress holds at most {limit} at a time")
-        if not self.num_unanswered:
+        if not unanswered:
             self._rate.begin(now_s)
-        message = f"{self.num_unanswered} inputs wait for their answers; this ingress holds at most {limit}"
-        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_unanswered)), num_inputs)
+        message = f"{unanswered} inputs wait for their answers; this ingress holds at most {limit}"
+        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(unanswered)), num_inputs)
 
-    def settle(
-        self, call: Call, inputs: Inputs, block: int, answers: Answers, route: ChainRoute, now_s: float
-    ) -> Actions:
+    def settle(self, call: Call, inputs: Inputs, block: int, answers: Answers, now_s: float) -> Actions:
         """Settles the inputs of a chain with their answers. Inputs that already have an outcome are skipped."""
-        self.record_exit(call, inputs, block, route)
+        self.record_exit(call, inputs, block)
         fresh, answers = select(inputs, answers, _settled_now(inputs))
         if not fresh:
             return []
         num_tokens = self._remove_settled(fresh)
         self._rate.record(len(fresh), now_s)
-        latencies_s = [now_s - each.arrived_s for each in fresh]
-        self.counts.record_answers(block, latencies_s, num_tokens, is_current=call.epoch == route.epoch)
         chain = fresh[0].chain.current
-        if chain.admission is not None and block >= route.last_split:
+        latencies_s = [now_s - each.arrived_s for each in fresh]
+        self.counts.record_answers(block, latencies_s, num_tokens, is_current=call.epoch == chain.route.epoch)
+        if chain.admission is not None and block >= chain.route.last_split:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
 
-    def record_exit(self, call: Call, inputs: Inputs, block: int, route: ChainRoute) -> None:
+    def record_exit(self, call: Call, inputs: Inputs, block: int) -> None:
         """Records the exit at which watched inputs left. Only the first exit of an input counts."""
-        if call.watch is not None and self.observations is not None:
+        if call.watch is not None:
             for each in inputs:
-                self.observations.answered(each, block, route.ramps)
+                self.observations.answered(each, block, each.chain.current.route.ramps)
 
     def drop(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
         """Settles inputs without an answer. `why`: the error, or a reason if the caller no longer waits."""
@@ -465,7 +486,6 @@ class Unanswered:
     def _remove_settled(self, inputs: Inputs) -> int:
         """Removes settled inputs from the counts of their chains; returns the sum of their tokens."""
         num_tokens = 0
-        self.num_unanswered -= len(inputs)
         for each in inputs:
             chain, cost = each.chain.current, each.cost
             chain.num_unanswered -= 1

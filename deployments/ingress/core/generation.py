@@ -1,4 +1,4 @@
-"""The decisions of generation: admission of sequences, routing of their steps, and restarts of lost sequences. Pure.
+"""The decisions of generation: admission of sequences, and restarts of lost sequences. Pure.
 
 The steps come from a driver: the live service, or the simulator, whose sequences only have lengths. A step goes to the
 replica that has the keys and values of its sequence. A lost step is not sent again; its sequence restarts. The tokens
@@ -11,22 +11,12 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from deployments.ingress.core.calls import (
-    LONGEST_RETRY_S,
-    RETRY_PAUSE_S,
-    Actions,
-    Call,
-    SendCall,
-    Unanswered,
-    bucket_of,
-)
-from deployments.ingress.core.inputs import STEP_QUEUE, IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.probes import Watch
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost, sequence_numbers
+from deployments.ingress.core.calls import LONGEST_RETRY_S, RETRY_PAUSE_S, bucket_of
+from deployments.ingress.core.inputs import IngressOptions
+from deployments.ingress.core.routes import KVPlacement, sequence_numbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import Plan
@@ -34,7 +24,6 @@ from optimizer.plans.plan import Plan
 S = TypeVar("S", bound=SequenceProgress)
 """The class of sequences. In the simulator, they have only lengths."""
 SOONEST_RETRY_S = 1.0
-OTHER_SLOTS = "the current plan runs its blocks on other slots"
 
 
 @dataclass(slots=True, eq=False)
@@ -215,129 +204,3 @@ class GenerationLoop:
             keeps_ttft = ttft_s is None or state.ttft_s <= ttft_s
             # The TPOT SLO does not apply to a single token.
             self.counts.in_slo += keeps_ttft and (tpot_s is None or state.num_tokens < 2 or state.tpot_s <= tpot_s)
-
-
-@dataclass(slots=True, eq=False)
-class SequenceSteps:
-    """Sends the inputs (steps) of sequences, each to the replica that has the keys and values of its sequence.
-
-    Steps do not wait for a batch in the ingress, because the replica fuses the steps of all ingresses.
-    """
-
-    inputs: Unanswered
-    probe_share: float
-    rng: random.Random
-    due: list[PendingInput] = field(default_factory=list, init=False)
-    """The inputs that are to be sent."""
-
-    def check(self, placement: KVPlacement) -> None:
-        """Raises SequenceLostError if the sequence has begun and the current plan has another layout."""
-        if placement.layout is not None and self.inputs.chains.with_layout(placement.layout) is None:
-            raise lost(OTHER_SLOTS)
-
-    def push(self, inputs: Inputs) -> None:
-        """Adds inputs that are to be sent."""
-        for each in inputs:
-            each.holder = STEP_QUEUE
-        self.due += inputs
-
-    def begin(self, route: ChainRoute, inputs: Inputs, now_s: float) -> Actions:
-        """Sends the first inputs of sequences into a chain of the current plan. Probes get a call of their own.
-
-        Whether a sequence is a probe is drawn here. A restarted sequence keeps its earlier draw.
-        """
-        can_probe = self._can_observe
-        for each in inputs:
-            placement = each.placement
-            assert placement is not None, "a generating service has no inputs without a sequence"
-            placement.layout = route.layout
-            if placement.is_probe is None:
-                placement.is_probe = can_probe and self.probe_share > 0 and self.rng.random() < self.probe_share
-        probes = [each for each in inputs if self._is_probe(each)]
-        others = [each for each in inputs if not self._is_probe(each)]
-        return [self._enter(route, group, now_s, is_first=True) for group in (others, probes) if group]
-
-    def send(self, now_s: float) -> Actions:
-        """Sends all queued inputs, in one call per replica that keeps some of their sequences."""
-        due, self.due = self.due, []
-        by_replica, actions = self._by_replica(due, None, STEP_QUEUE, now_s)
-        for route, rows in by_replica:
-            actions.append(self._enter(route, [due[row] for row in rows], now_s, is_first=False))
-        return actions
-
-    def go_on(self, call: Call, inputs: Inputs, block: int, payload: Any, now_s: float) -> Actions:
-        """Sends the awaited inputs of a call on to a block, each to the replica of its sequence."""
-        by_replica, actions = self._by_replica(inputs, block, call, now_s)
-        for route, rows in by_replica:
-            chosen = [inputs[row] for row in rows]
-            onward = self.inputs.begin(route, route.at(block), chosen, now_s, call.epoch, call.watch)
-            payload_rows = None if len(rows) == len(inputs) else tuple(rows)
-            actions.append(SendCall(onward, block, payload, None, payload_rows))
-        return actions
-
-    def fail(self, inputs: Inputs, slot: str, now_s: float) -> Actions:
-        """Drops inputs that will not come back from a failed replica, with SequenceLostError."""
-        awaited = [each for each in inputs if not each.settled]
-        if awaited:
-            self.inputs.counts.retries[slot] += len(awaited)
-        return self.inputs.drop(awaited, lost(f"a replica of {slot} failed"), now_s)
-
-    def clear(self) -> list[PendingInput]:
-        """Removes and returns the queued inputs."""
-        due, self.due = self.due, []
-        for each in due:
-            each.holder = None
-        return due
-
-    def _by_replica(
-        self, inputs: Inputs, block: int | None, holder: object, now_s: float
-    ) -> tuple[Iterable[tuple[ChainRoute, Sequence[int]]], Actions]:
-        """Groups the awaited inputs of a holder by replica, and releases all inputs from the holder.
-
-        Returns for each replica the chain's route and the rows of its inputs. Probes and other inputs are separate
-        groups. Also returns the actions for inputs whose layout the current plan does not have: they are lost. `block`:
-        the block that the inputs wait for; None: the chain's first.
-        """
-        by_replica: dict[tuple[bool, str, str | frozenset[str]], tuple[ChainRoute, list[int]]] = {}
-        displaced = []
-        for row, each in enumerate(inputs):
-            if each.holder is not holder:
-                continue
-            each.holder, placement = None, each.placement
-            if each.settled or placement is None:
-                continue
-            chain = self.inputs.chains.with_layout(placement.layout)
-            if chain is None:
-                displaced.append(each)
-                continue
-            slot = (chain.route.first if block is None else chain.route.at(block)).slot
-            key = self._is_probe(each), slot, placement.replicas.get(slot, placement.excluded)
-            _, rows = by_replica.setdefault(key, (chain.route, []))
-            rows.append(row)
-        if displaced and self.inputs.observations is not None:
-            self.inputs.observations.forget(displaced)
-        return by_replica.values(), self.inputs.drop(displaced, lost(OTHER_SLOTS), now_s)
-
-    @property
-    def _can_observe(self) -> bool:
-        """Whether replicas observe probes under the current plan."""
-        return self.inputs.observations is not None and self.inputs.observations.can_observe(
-            self.inputs.chains.placed.plan.policy
-        )
-
-    def _is_probe(self, pending: PendingInput) -> bool:
-        return pending.placement is not None and bool(pending.placement.is_probe) and self._can_observe
-
-    def _enter(self, route: ChainRoute, inputs: Inputs, now_s: float, *, is_first: bool) -> SendCall:
-        """Returns the action that sends inputs, all or none of them probes, to a chain's first block.
-
-        Of a prompt's chunks, only the last one is observed. If too many observations are open, probes still run as
-        probes, because their callers must get the full model's answers.
-        """
-        watch: Watch | None = "probe" if self._is_probe(inputs[0]) else None
-        if watch is not None and self.inputs.observations is not None:
-            observed = [each for each in inputs if each.placement is not None and each.placement.yields_token]
-            self.inputs.observations.begin(observed, route.plan, "probe", now_s)
-        stage = route.first
-        call = self.inputs.begin(route, stage, inputs, now_s, stage.epoch, watch, is_first=is_first)
-        return SendCall(call, *route.entrance(probe=call.probe))

@@ -35,12 +35,12 @@ from deployments.ingress.core.calls import (
     SendCall,
     Timers,
     Unanswered,
+    placements_of,
     select,
 )
-from deployments.ingress.core.generation import SequenceSteps
-from deployments.ingress.core.inputs import CALL_GRACE_S, PAUSED, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.inputs import ASIDE, CALL_GRACE_S, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import Watch
-from deployments.ingress.core.routes import KVPlacement
+from deployments.ingress.core.routes import ChainRoute, StageRoute, lost
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
@@ -49,6 +49,7 @@ from optimizer.plans.plan import PlacedPlan
 
 SUSPENDED_RETRY_S = 5.0
 """Retry-After of a service without a plan. Planning and starting a replica take seconds."""
+OTHER_SLOTS = "the current plan runs its blocks on other slots"
 
 
 class IngressCore(Unanswered):
@@ -71,7 +72,8 @@ class IngressCore(Unanswered):
         """When the driver must call `wake`."""
         self._timers = Timers()
         self._rng = rng
-        self._steps = SequenceSteps(self, options.probe_share, rng)
+        self._steps: list[PendingInput] = []
+        """Inputs of sequences that are to be sent to the replicas of their sequences, without waiting for a batch."""
 
     @property
     def placed(self) -> PlacedPlan:
@@ -79,12 +81,12 @@ class IngressCore(Unanswered):
 
     @property
     def num_waiting(self) -> int:
-        return sum([chain.queue.length for chain in self.chains.active])
+        return sum([len(chain.queue.inputs) for chain in self.chains.active])
 
     @property
     def agreement(self) -> float | None:
         """The share of the inputs observed so far that got the full model's answer; None before the first."""
-        return None if self.observations is None else self.observations.agreement
+        return self.observations.agreement
 
     @property
     def is_due(self) -> bool:
@@ -92,7 +94,7 @@ class IngressCore(Unanswered):
         for chain in self.chains.active:
             if chain.is_due:
                 return True
-        return bool(self._steps.due)
+        return bool(self._steps)
 
     # Plans
 
@@ -102,7 +104,7 @@ class IngressCore(Unanswered):
         if placed.epoch < epoch:
             return
         self.chains.follow(placed)
-        if self.observations is not None and stayed and not self.chains.stays:
+        if stayed and not self.chains.stays:
             self.observations.stop_staying()
         if placed.epoch > epoch:
             self.counts.exits.clear()
@@ -111,7 +113,8 @@ class IngressCore(Unanswered):
     def suspend(self, reason: str, now_s: float) -> Actions:
         """Stops serving until the next plan: waiting and new inputs get StageUnavailableError."""
         self.suspended = reason
-        return self.drop([*self.chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
+        steps, self._steps = self._steps, []
+        return self.drop([*self.chains.clear(), *steps], self._no_plan(), now_s)
 
     # Receive and admit
 
@@ -131,40 +134,37 @@ class IngressCore(Unanswered):
     def submit(self, inputs: Inputs, now_s: float) -> None:
         """Accepts all inputs of a request, or none. They have the same deadline.
 
+        An input of a sequence comes alone. Its first one is queued like others; the later ones go to the replicas of
+        the sequence, without waiting for a batch. Their caller watches the deadline and calls `expire`.
+
         Raises OverloadedError if too many inputs are unanswered, StageUnavailableError if there is no plan, InputError
         for a request that could never fit, and AdmissionError if the plan counts tokens and the inputs would be late.
+        Raises SequenceLostError if the current plan runs the blocks of the sequence on other slots.
         """
         if self.suspended is not None:
             self.refuse(self._no_plan(), len(inputs))
-        self.check_room(len(inputs), now_s)
+        placement = inputs[0].placement if inputs else None
+        layout = None if placement is None else placement.layout
+        if layout is not None and self.chains.with_layout(layout) is None:
+            raise lost(OTHER_SLOTS)
+        if layout is None and not (placement is not None and placement.is_retry):
+            self.check_room(len(inputs), now_s)
         self.accept(inputs, now_s)
+        if layout is not None:
+            inputs[0].holder = ASIDE
+            self._steps += inputs
+            return
         for chain, its_inputs in self.chains.by_chain(inputs):
             chain.queue.push(its_inputs)
-        self._start_timer(inputs[0].deadline_s if inputs else math.inf, DEADLINE, inputs)
-
-    def step(self, pending: PendingInput, placement: KVPlacement, now_s: float) -> None:
-        """Accepts an input of a sequence. It is sent to the replicas of the sequence; the first input chooses them.
-
-        The caller watches the deadline and calls `expire`. Raises what `submit` raises, and SequenceLostError if the
-        current plan runs the blocks of the sequence on other slots.
-        """
-        if self.suspended is not None:
-            self.refuse(self._no_plan(), 1)
-        is_first = placement.layout is None
-        if is_first and not placement.is_retry:
-            self.check_room(1, now_s)
-        self._steps.check(placement)
-        self.accept((pending,), now_s)
-        pending.placement = placement
-        queue = pending.chain.queue if is_first else self._steps
-        queue.push((pending,))
+        if placement is None and inputs:
+            self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
 
     def expire(self, inputs: Inputs, now_s: float) -> Actions:
         """Drops inputs at their common deadline. A call that still holds some of them is aborted a little later."""
         deadline_s = inputs[0].deadline_s
         for each in inputs:
             if each.holder is not None:
-                self._start_timer(deadline_s + CALL_GRACE_S, CALL_TIMEOUT, each)
+                self._start_timer(deadline_s + CALL_GRACE_S, CALL_TIMEOUT, (each,))
         timeout_s = round(deadline_s - inputs[0].arrived_s, 9)  # the precision of a clock that has run for a day
         return self.give_up(inputs, DeadlineError(f"no answer within {timeout_s:g} s"), now_s)
 
@@ -180,22 +180,88 @@ class IngressCore(Unanswered):
 
     def pump(self, now_s: float) -> Actions:
         """Sends all calls that may be sent now to the first stages of the chains."""
-        actions: Actions = self._steps.send(now_s) if self._steps.due else []
+        steps, self._steps = self._steps, []
+        actions = self._send_steps(steps, now_s) if steps else []
         for chain in self.chains.active:
-            first = chain.route.first
+            route = chain.route
             while chain.is_due:
-                inputs = chain.queue.pop_batch(first.budgets[0], self.placed.plan.order, now_s)
-                if inputs[0].placement is not None:
-                    actions += self._steps.begin(chain.route, inputs, now_s)
-                    continue
-                if self.observations is None:
-                    watch: Watch | None = "stay" if self.chains.stays else None
+                inputs = chain.queue.pop_batch(route.first.budgets[0], self.placed.plan.order, now_s)
+                if inputs[0].placement is None:
+                    watch = self.observations.draw(inputs, route.plan, self.options.probe_share, self._rng, now_s)
+                    actions.append(self._enter(route, inputs, now_s, watch, is_first=True))
                 else:
-                    plan, share = chain.route.plan, self.options.probe_share
-                    watch = self.observations.draw(inputs, plan, share, self._rng, now_s)
-                call = self.begin(chain.route, first, inputs, now_s, first.epoch, watch, is_first=True)
-                actions.append(SendCall(call, *chain.route.entrance(probe=call.probe)))
+                    self._begin_sequences(route, inputs)
+                    actions += self._send_steps(inputs, now_s)
         return actions
+
+    def _enter(
+        self, route: ChainRoute, inputs: Inputs, now_s: float, watch: Watch | None, *, is_first: bool
+    ) -> SendCall:
+        """Returns the action that sends inputs to the first block of a chain."""
+        call = self.begin(route, route.first, inputs, now_s, route.epoch, watch, is_first=is_first)
+        return SendCall(call, *route.entrance(probe=call.probe))
+
+    # Sequences
+
+    def _begin_sequences(self, route: ChainRoute, inputs: Inputs) -> None:
+        """Draws which new sequences are probes. A restarted sequence keeps its earlier draw."""
+        share = self.options.probe_share if self.observations.can_observe(self.placed.plan.policy) else 0.0
+        for each in inputs:
+            assert each.placement is not None, "a generating service has no inputs without a sequence"
+            each.holder, each.placement.layout = ASIDE, route.layout
+            if each.placement.is_probe is None:
+                each.placement.is_probe = share > 0 and self._rng.random() < share
+
+    def _send_steps(
+        self, inputs: Inputs, now_s: float, before: Call | None = None, block: int = 0, payload: Any = None
+    ) -> Actions:
+        """Sends the awaited inputs of sequences to the replicas that keep their sequences, in one call per replica.
+
+        `before`: the call that they leave for a block, with its output; None: they go to the first block of their
+        chain. Probes have calls of their own. Inputs whose layout the current plan does not have are lost.
+        """
+        holder: object = ASIDE if before is None else before
+        can_observe = self.observations.can_observe(self.placed.plan.policy)
+        groups: dict[tuple[bool, str, str | frozenset[str]], tuple[ChainRoute, StageRoute, list[int]]] = {}
+        displaced = []
+        for row, each in enumerate(inputs):
+            if each.holder is not holder:
+                continue
+            each.holder, placement = None, each.placement
+            if each.settled or placement is None:
+                continue
+            chain = self.chains.with_layout(placement.layout)
+            if chain is None:
+                displaced.append(each)
+                continue
+            stage = chain.route.first if before is None else chain.route.at(block)
+            is_probe = bool(placement.is_probe) and can_observe
+            key = is_probe, stage.slot, placement.replicas.get(stage.slot, placement.excluded)
+            groups.setdefault(key, (chain.route, stage, []))[2].append(row)
+        actions: Actions = []
+        if displaced:
+            self.observations.forget(displaced)
+            actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
+        for (is_probe, *_), (route, stage, rows) in groups.items():
+            chosen = [inputs[row] for row in rows]
+            if before is None:
+                actions.append(self._enter_steps(route, chosen, now_s, is_probe=is_probe))
+            else:
+                call = self.begin(route, stage, chosen, now_s, before.epoch, before.watch)
+                actions.append(SendCall(call, block, payload, None, None if len(rows) == len(inputs) else tuple(rows)))
+        return actions
+
+    def _enter_steps(self, route: ChainRoute, inputs: Inputs, now_s: float, *, is_probe: bool) -> SendCall:
+        """Returns the action that sends inputs of sequences, all or none of them probes, to the first block.
+
+        Of a prompt's chunks, only the last one is observed. If too many observations are open, probes still run as
+        probes, because their callers must get the full model's answers.
+        """
+        placements = placements_of(inputs)
+        if is_probe:
+            observed = [each for each, placement in zip(inputs, placements, strict=True) if placement.yields_token]
+            self.observations.begin(observed, route.plan, "probe", now_s)
+        return self._enter(route, inputs, now_s, "probe" if is_probe else None, is_first=not placements[0].replicas)
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
     # not have raises ExecutionError, and nothing changes.
@@ -207,28 +273,24 @@ class IngressCore(Unanswered):
         if not held:
             return []
         self.record_reply(call, len(held), now_s)
-        return self.settle(call, held, block, answers, held[0].chain.current.route, now_s)
+        return self.settle(call, held, block, answers, now_s)
 
     def answer_early(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Settles inputs whose batch still runs, so the call keeps them.
 
-        Inputs of sequences are not settled: only the exit of the token is recorded (see `SequenceSteps`).
+        Inputs of sequences are not settled, because callers of probes get the full model's answers: only the exit of
+        the token is recorded.
         """
         self.chains.check(block)
         held, answers = select(inputs, answers, [each.holder is call for each in inputs])
-        if not held:
-            return []
-        route = held[0].chain.current.route
-        if held[0].placement is not None:
-            self.record_exit(call, held, block, route)
-            return []
-        return self.settle(call, held, block, answers, route, now_s)
+        if held and held[0].placement is None:
+            return self.settle(call, held, block, answers, now_s)
+        self.record_exit(call, held, block)
+        return []
 
     def observe(self, call: Call, seen: Iterable[tuple[PendingInput, Answer]]) -> None:
         """Records the results of exits for inputs that the call still holds."""
-        held = [(pending, each) for pending, each in seen if pending.holder is call]
-        if held and self.observations is not None:
-            self.observations.observe(held)
+        self.observations.observe([(pending, each) for pending, each in seen if pending.holder is call])
 
     def lose(self, call: Call, inputs: Inputs, error: OfframpError, now_s: float) -> Actions:
         """Drops inputs that a stage will never answer."""
@@ -246,13 +308,13 @@ class IngressCore(Unanswered):
             return []
         self.record_reply(call, len(held), now_s)
         if held[0].placement is not None:
-            return self._steps.go_on(call, inputs, block, payload, now_s)
+            return self._send_steps(inputs, now_s, call, block, payload)
         # The first input is nearly always awaited, so checking it first is fast.
         if held[0].settled and not any(self.is_awaited(call, each) for each in held):
             call.release(held)
             return []
         route = held[0].chain.current.route
-        network = route.crossing(block, probe=call.probe) if route.crossings else None
+        network = route.crossing(block, probe=call.probe)
         if network is None:
             onward = self.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
             return [SendCall(onward, block, payload)]
@@ -271,7 +333,7 @@ class IngressCore(Unanswered):
             return False
         if not pending.settled or call.watch is None:
             return not pending.settled
-        return self.chains.stays if self.observations is None else self.observations.is_open(pending)
+        return self.chains.stays if self.options.shape is None else self.observations.is_open(pending)
 
     def _send_unpruned(self, call: Call, now_s: float) -> Actions:
         """Sends unpruned copies of probes, whose words are about to be pruned, to the last network of the chain.
@@ -279,15 +341,14 @@ class IngressCore(Unanswered):
         The answers of that network are the reference for the probes; no request waits for them. If a copy is lost, the
         observations of its probe are lost too.
         """
-        made = [None if self.observations is None else self.observations.copy_unpruned(each) for each in call.inputs]
-        copies = [copy for copy in made if copy is not None]
+        copies = [copy for each in call.inputs if (copy := self.observations.copy_unpruned(each)) is not None]
         if not copies:
             return []
         route = copies[0].chain.current.route
         first, last = route.plan.networks[-2], len(route.plan.networks) - 1
         reference = self.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
         for copy in copies:
-            self._start_timer(copy.deadline_s + CALL_GRACE_S, CALL_TIMEOUT, copy)
+            self._start_timer(copy.deadline_s + CALL_GRACE_S, CALL_TIMEOUT, (copy,))
         return [SendCall(reference, first, None, last)]
 
     # Fail and start again
@@ -298,17 +359,21 @@ class IngressCore(Unanswered):
         Inputs of sequences are not retried, because the keys and values are lost. They get SequenceLostError.
         """
         removed, slot = self._remove(call, inputs, now_s), call.stage.slot
-        if removed and removed[0].placement is not None:
-            return self._steps.fail(removed, slot, now_s)
         max_attempts = self.options.max_attempts
-        exhausted = [each for each in removed if each.attempt + 1 >= max_attempts]
-        error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input", retry_after_s=1.0)
-        actions = self.drop(exhausted, error, now_s)
+        if removed and removed[0].placement is not None:
+            error: OfframpError = lost(f"a replica of {slot} failed")
+            ended = [each for each in removed if not each.settled]
+            if ended:
+                self.counts.retries[slot] += len(ended)
+        else:
+            error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input", retry_after_s=1.0)
+            ended = [each for each in removed if each.attempt + 1 >= max_attempts]
+        actions = self.drop(ended, error, now_s)
         retried = [each for each in removed if not each.settled]
+        for each in retried:
+            each.holder = ASIDE
         if retried:
-            for each in retried:
-                each.holder = PAUSED
-            self._start_timer(now_s + RETRY_PAUSE_S, PAUSE, (slot, retried))
+            self._start_timer(now_s + RETRY_PAUSE_S, PAUSE, retried, slot)
         return actions
 
     def _remove(self, call: Call, inputs: Inputs, now_s: float) -> list[PendingInput]:
@@ -316,40 +381,25 @@ class IngressCore(Unanswered):
         removed = list(compress(inputs, call.release(inputs)))
         if removed:
             self.record_reply(call, len(removed), now_s, took_time=False)
-        if call.watch is not None and self.observations is not None:
-            self.observations.forget(removed)
+        self.observations.forget(removed)
         return removed
 
     # Later
 
     def wake(self, now_s: float) -> Actions:
-        """Handles the expired timers: deadlines, timeouts of calls, and ends of pauses.
-
-        If one timer raises an error, the others are kept and are due again immediately.
-        """
-        actions: Actions = []
-        try:
-            while (expired := self._timers.pop(now_s)) is not None:
-                try:
-                    actions += self._expire(*expired, now_s)
-                except Exception:
-                    if not actions:
-                        raise
-                    # With actions of earlier timers, the error is suppressed: the timer raises it at the next call.
-                    self._timers.add(-math.inf, *expired)
-                    break
-        finally:
-            self.wake_s = self._timers.next_s()
+        """Handles the next expired timer, if there is one: a deadline, the timeout of a call, or the end of a pause."""
+        expired = self._timers.pop(now_s)
+        self.wake_s = self._timers.next_s()
+        actions = [] if expired is None else self._expire(*expired, now_s)
         if self.suspended is not None:
             actions += self.drop(self.chains.clear(), self._no_plan(), now_s)
         return actions
 
-    def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
+    def _expire(self, kind: int, inputs: Inputs, slot: str, now_s: float) -> Actions:
         if kind == DEADLINE:
-            return self.expire(thing, now_s)
+            return self.expire(inputs, now_s)
         if kind == CALL_TIMEOUT:
-            return self._abort_call(thing, now_s)
-        slot, inputs = thing
+            return self._abort_call(inputs[0], now_s)
         retried = [each for each in inputs if not each.settled]
         for each in retried:
             each.attempt += 1
@@ -360,10 +410,10 @@ class IngressCore(Unanswered):
             self.counts.retries[slot] += len(retried)
         return []
 
-    def _start_timer(self, at_s: float, kind: int, thing: Any) -> None:
+    def _start_timer(self, at_s: float, kind: int, inputs: Inputs, slot: str = "") -> None:
         """Starts a timer, unless it would never expire."""
         if at_s < math.inf:
-            self._timers.add(at_s, kind, thing)
+            self._timers.add(at_s, kind, inputs, slot)
             if at_s < self.wake_s:
                 self.wake_s = at_s
 
@@ -376,7 +426,7 @@ class IngressCore(Unanswered):
         until_s = max(each.deadline_s for each in remaining) + CALL_GRACE_S
         if until_s <= now_s:
             return [AbortCall(call), *self.fail(call, remaining, now_s)]
-        self._start_timer(until_s, CALL_TIMEOUT, pending)
+        self._start_timer(until_s, CALL_TIMEOUT, (pending,))
         return []
 
     def _no_plan(self) -> StageUnavailableError:
@@ -386,8 +436,7 @@ class IngressCore(Unanswered):
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
         """Returns all counts and removes the completed observations. `now_s` and `wall_s`: the time on both clocks."""
-        completed = None if self.observations is None else self.observations.take_completed(wall_s - now_s)
-        return replace(self.peek(now_s), probes=completed)
+        return replace(self.peek(now_s), probes=self.observations.take_completed(wall_s - now_s))
 
     def peek(self, now_s: float) -> IngressReport:
         """Returns all counts so far, and keeps the observations."""
@@ -457,12 +506,16 @@ class Driver(ABC):
         self._handlers[type(action)](action)
 
     def wake(self) -> bool:
-        """Handles the expired timer; returns whether there was anything to do."""
+        """Handles the expired timers; returns whether there was anything to do.
+
+        If one of them raises an error, the others are kept and are due again immediately.
+        """
         now_s = max(self._timer_s, self.clock.now_s())  # an event loop's timer may fire slightly early
         self._timer_s = math.inf
         actions: list[Action] = []
         try:
-            actions = self.core.wake(now_s)
+            while self.core.wake_s <= now_s:
+                actions += self.core.wake(now_s)
         finally:
             is_work_due = bool(actions) or self.core.is_due
             self.do(actions)

@@ -7,9 +7,9 @@ of the removed chains move to the last chain.
 from __future__ import annotations
 
 import math
-from bisect import insort_left, insort_right
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort_left, insort_right
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -61,10 +61,8 @@ class IngressOptions:
 
 UNPRUNED: Final = -1
 """The attempt number of an unpruned copy, which is sent in addition to its probe."""
-STEP_QUEUE: Final = "due"
-"""The `holder` of inputs of sequences that are about to be sent."""
-PAUSED: Final = "paused"
-"""The `holder` of inputs of a failed call until they are sent again."""
+ASIDE: Final = "aside"
+"""The `holder` of inputs that are neither queued nor in a call: after a failed call, and steps of sequences."""
 CALL_GRACE_S = 1.0
 """How long after the last deadline of its inputs a call is aborted. Until then its inputs may be observed."""
 Settle = Callable[["PendingInput", Answer | OfframpError], None]
@@ -88,6 +86,8 @@ class PendingInput:
     """The caller's id of it, or an empty string."""
     request_id: str = field(default="", kw_only=True)
     """The id of its request, for the log."""
+    placement: KVPlacement | None = field(default=None, kw_only=True)
+    """The KV placement of its sequence; None if it belongs to no sequence."""
     chain: Chain = field(init=False)
     """The chain that was drawn for it. `Chain.take` sets this field and the next three."""
     cost: int = field(default=0, init=False)
@@ -99,9 +99,7 @@ class PendingInput:
     attempt: int = field(default=0, init=False)
     settled: bool = field(default=False, init=False)
     holder: object = field(default=None, init=False)
-    """The `Call` that holds it, `PAUSED` or `STEP_QUEUE`. None while it is queued, and after its end."""
-    placement: KVPlacement | None = field(default=None, init=False)
-    """The KV placement of its sequence; None if it belongs to no sequence."""
+    """The `Call` that holds it, or `ASIDE`. None while it is queued, and after its end."""
 
     @property
     def since_s(self) -> float:
@@ -128,8 +126,6 @@ def serial_and_attempt(sample_id: str) -> tuple[int, int]:
 
 Inputs = Sequence[PendingInput]
 
-MAX_SETTLED = 64
-"""The number of settled inputs that a queue may keep before it is compacted."""
 _deadline_of = attrgetter("deadline_s")
 _order_of = attrgetter("deadline_s", "arrived_s")
 _tokens_of = attrgetter("tokens")
@@ -142,80 +138,47 @@ class WaitQueue:
     With one SLO for all inputs this is first in, first out. An input that is retried returns to its old position.
     """
 
-    __slots__ = ("_inputs", "length", "tokens")
+    __slots__ = ("inputs", "tokens")
 
     def __init__(self) -> None:
-        self.length = 0
+        self.inputs: list[PendingInput] = []
         self.tokens = 0
         """The tokens of all waiting inputs."""
-        self._inputs: deque[PendingInput] = deque()
-        """May also contain inputs that were settled in the meantime; they are skipped."""
 
     def push(self, inputs: Inputs) -> None:
         """Adds the inputs of a request, which have the same deadline."""
-        waiting = self._inputs
+        waiting = self.inputs
         if not waiting or not inputs or inputs[0].deadline_s >= waiting[-1].deadline_s:
             waiting.extend(inputs)
         else:
             for each in inputs:
                 insort_right(waiting, each, key=_deadline_of)
-        self._count(inputs, 1)
+        self.tokens += sum(map(_tokens_of, inputs))
 
     def requeue(self, inputs: Inputs) -> None:
         """Adds inputs again, in front of inputs with the same deadline and the same arrival."""
         for each in reversed(inputs):
-            insort_left(self._inputs, each, key=_order_of)
-        self._count(inputs, 1)
-
-    def __iter__(self) -> Iterator[PendingInput]:
-        """Yields the waiting inputs, earliest deadline first."""
-        return (each for each in self._inputs if not each.settled)
+            insort_left(self.inputs, each, key=_order_of)
+        self.tokens += sum(map(_tokens_of, inputs))
 
     def pop_batch(self, budget: Budget, order: OrderSpec, now_s: float) -> list[PendingInput]:
-        """Removes and returns the next batch within a budget; it has at least one input unless the queue is empty."""
-        if not self.length:
-            return []
-        if order.takes_front(self._inputs, now_s):
-            batch = self._pop_front(budget)
-        else:
-            waiting = list(self)
-            batch = take_from(waiting, order, budget, now_s)
-            self._inputs = deque(waiting)
-        self._count(batch, -1)
+        """Removes and returns the next batch within a budget. At least one input must wait."""
+        batch = take_from(self.inputs, order, budget, now_s)
+        self.tokens -= sum(map(_tokens_of, batch))
         return batch
 
     def clear(self) -> list[PendingInput]:
         """Removes and returns all waiting inputs."""
-        waiting = list(self)
-        self.length = self.tokens = 0
-        self._inputs.clear()
+        waiting, self.inputs, self.tokens = self.inputs, [], 0
         return waiting
 
     def discard(self, settled: Inputs) -> None:
         """Removes queued inputs that have just been settled."""
-        self._count(settled, -1)
-        inputs = self._inputs
-        while inputs and inputs[0].settled:
-            inputs.popleft()
-        if len(inputs) > 2 * self.length + MAX_SETTLED:
-            self._inputs = deque(self)
-
-    def _count(self, inputs: Inputs, sign: int) -> None:
-        self.length += sign * len(inputs)
-        self.tokens += sign * sum(map(_tokens_of, inputs))
-
-    def _pop_front(self, budget: Budget) -> list[PendingInput]:
-        inputs, max_inputs, tokens = self._inputs, min(budget.inputs, self.length), 0
-        batch: list[PendingInput] = []
-        while len(batch) < max_inputs:
-            first = inputs[0]
-            if not first.settled:
-                if batch and budget.tokens is not None and tokens + first.tokens > budget.tokens:
-                    break
-                batch.append(first)
-                tokens += first.tokens
-            inputs.popleft()
-        return batch
+        deadlines_s = [each.deadline_s for each in settled]
+        first = bisect_left(self.inputs, min(deadlines_s), key=_deadline_of)
+        end = bisect_right(self.inputs, max(deadlines_s), lo=first, key=_deadline_of)
+        self.inputs[first:end] = [each for each in self.inputs[first:end] if not each.settled]
+        self.tokens -= sum(map(_tokens_of, settled))
 
 
 SHARE_UNITS = 10**6
@@ -247,7 +210,7 @@ class Chain:
     @property
     def is_due(self) -> bool:
         """Whether a call with new inputs can be sent now."""
-        return self.queue.length >= self.min_inputs or self.queue.tokens >= self.min_tokens
+        return len(self.queue.inputs) >= self.min_inputs or self.queue.tokens >= self.min_tokens
 
     def take(self, pending: PendingInput) -> None:
         """Assigns a new input to this chain."""
@@ -315,6 +278,7 @@ class Chains:
             self.active.append(Chain(chain_route, share, admission))
         for chain in before[len(routes) :]:
             chain.merge_into(self.active[-1])
+        self._counts_tokens = any(chain.counts_tokens for chain in self.active)
         for chain in self.active:
             chain.turn = 0
             self._update(chain)
@@ -372,12 +336,11 @@ class Chains:
 
     def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
         """Like `late_s`, for inputs of known lengths in the chains that were drawn for them; 0 if only inputs count."""
+        if not self._counts_tokens:
+            return 0.0
         tokens_of: Counter[Chain] = Counter()
-        if len(self.active) == 1:
-            tokens_of[self.active[0]] = sum(map(_tokens_of, inputs))
-        else:
-            for chain, each in zip(drawn, inputs, strict=True):
-                tokens_of[chain] += each.tokens
+        for chain, each in zip(drawn, inputs, strict=True):
+            tokens_of[chain] += each.tokens
         late_s = [chain.late_s(tokens, left_s, now_s) for chain, tokens in tokens_of.items() if chain.counts_tokens]
         return max(late_s, default=0.0)
 
@@ -408,7 +371,7 @@ class Chains:
     def by_chain(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:
         """Groups inputs by their current chain."""
         if len(self.active) == 1:
-            return [(self.active[0], inputs)]
+            return [(self.active[0], inputs)] if inputs else []
         groups: dict[Chain, list[PendingInput]] = {}
         for each in inputs:
             groups.setdefault(each.chain.current, []).append(each)
@@ -422,7 +385,7 @@ class Chains:
         """Returns the age of the oldest queued input by length class: the tokens, rounded up to a power of two."""
         oldest: dict[int, float] = {}
         for chain in self.active:
-            for each in chain.queue:
+            for each in chain.queue.inputs:
                 length = 1 << max(0, each.tokens - 1).bit_length()
                 oldest[length] = max(now_s - each.since_s, oldest.get(length, 0.0))
         return dict(sorted(oldest.items()))

@@ -47,8 +47,9 @@ Watch = Literal["probe", "stay", "unpruned"]
 class Observation:
     """The observations of one input so far."""
 
+    inputs: list[PendingInput]
+    """The input, then its unpruned copy if its words were pruned. Empty once it is no longer open."""
     arrived_s: float
-    deadline_s: float
     watch: Watch
     stays: bool
     """Whether the plan has `after_answer: stay`. Probes run to the end under any plan."""
@@ -58,14 +59,12 @@ class Observation:
     """The block after which the input was answered; None before that."""
     results: dict[int, Answer] = field(default_factory=dict)
     """The results of exits, by block. The full model's result is that of the last block, or `reference`."""
-    unpruned: PendingInput | None = None
-    """The unpruned copy of this input, if its words were pruned."""
     reference: Answer | None = None
     """The full model's result for the unpruned copy."""
 
     def has_ended(self, last: int) -> bool:
         """Whether the input was answered and all results are complete. `last`: the model's last block."""
-        is_complete = last in self.results and (self.unpruned is None or self.reference is not None)
+        is_complete = last in self.results and (len(self.inputs) == 1 or self.reference is not None)
         return self.exit is not None and is_complete
 
     def full(self, last: int) -> Answer:
@@ -124,24 +123,26 @@ class ExitObservations:
 
     def __init__(
         self,
-        shape: StreamShape,
+        shape: StreamShape | None,
         loss: Loss,
         *,
         grace_s: float,
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`loss`: the task's loss. `grace_s`: how long after its deadline an input may still be observed."""
+        """`shape`: what is observed; None: nothing. `loss`: the task's loss.
+
+        `grace_s`: how long after its deadline an input may still be observed.
+        """
         self._shape = shape
         self._loss = loss
-        self._ramps = frozenset(shape.ramps)
-        self._last = shape.num_blocks - 1
+        self._ramps = frozenset(() if shape is None else shape.ramps)
+        self._last = 0 if shape is None else shape.num_blocks - 1
         self._grace_s = grace_s
         self._most_complete = most_complete
         self._most_open = most_open
         self._open: dict[PendingInput, Observation] = {}
-        self._probe_of: dict[PendingInput, PendingInput] = {}
-        """The open probe of each unpruned copy."""
+        """The observation of each open input, and of each unpruned copy that of its probe."""
         self._ended: list[Observation] = []
         """Complete inputs whose losses are not computed yet."""
         self._ended_bytes = 0
@@ -155,13 +156,15 @@ class ExitObservations:
 
     def can_observe(self, policy: PolicySpec | None) -> bool:
         """Whether replicas under a policy report scores in the unit of these observations."""
-        return (policy or NO_RAMPS).name in (self._shape.score, "recorded")
+        return self._shape is not None and (policy or NO_RAMPS).name in (self._shape.score, "recorded")
 
     def draw(self, inputs: Inputs, plan: Plan, share: float, rng: random.Random, now_s: float) -> Watch | None:
         """Decides what is observed of a new call's inputs; None: nothing. `share`: the share of probes among calls.
 
         Returns None if too many observations are open.
         """
+        if self._shape is None:
+            return "stay" if plan.after_answer == "stay" else None
         watch: Watch = "probe"
         if not share or rng.random() >= share:
             if plan.after_answer == "stop" or not plan.ramps:
@@ -176,13 +179,13 @@ class ExitObservations:
         """
         if now_s >= self._swept_s + SWEEP_S:
             self._swept_s = now_s
-            self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._grace_s])
+            self.forget([each for each in self._open if now_s > each.deadline_s + self._grace_s])
         if len(self._open) + len(inputs) > self._most_open:
             return False
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
         for each in inputs:
             if not each.attempt:
-                self._open[each] = Observation(each.arrived_s, each.deadline_s, watch, stays, active)
+                self._open[each] = Observation([each], each.arrived_s, watch, stays, active)
         return True
 
     def copy_unpruned(self, watched: PendingInput) -> PendingInput | None:
@@ -191,15 +194,16 @@ class ExitObservations:
         The full model's answer to the copy is the reference.
         """
         entry = self._open.get(watched)
-        if entry is None or entry.unpruned is not None:
+        if entry is None or len(entry.inputs) > 1:
             return None
-        entry.unpruned = copy = watched.unpruned_copy()
-        self._probe_of[copy] = watched
+        copy = watched.unpruned_copy()
+        entry.inputs.append(copy)
+        self._open[copy] = entry
         return copy
 
     def is_open(self, watched: PendingInput) -> bool:
         """Whether an input, answered or not, is still to be observed."""
-        return watched in self._open or watched in self._probe_of
+        return watched in self._open
 
     def answered(self, watched: PendingInput, exit_block: int, active_now: frozenset[int]) -> None:
         """Records the exit of an answer. `active_now`: the active ramps of the current plan.
@@ -207,34 +211,33 @@ class ExitObservations:
         The stage may follow a later plan than the one under which the input was sent.
         """
         entry = self._open.get(watched)
-        if entry is None or entry.exit is not None:
+        if entry is None or entry.exit is not None or entry.inputs[0] is not watched:
             return
         entry.exit = exit_block
         if exit_block != self._last and exit_block not in entry.active:
             entry.active = active_now
         if entry.has_ended(self._last):
-            self._close(watched, entry)
+            self._close(entry)
 
     def observe(self, seen: Iterable[tuple[PendingInput, Answer]]) -> None:
         """Records the results of exits."""
         for pending, result in seen:
-            watched = self._probe_of.get(pending, pending)
-            entry = self._open.get(watched)
+            entry = self._open.get(pending)
             if entry is None:
                 continue
-            if watched is pending:
+            if entry.inputs[0] is pending:
                 entry.results[result.exit] = result
             elif result.exit == self._last:
                 entry.reference = result
             if result.exit == self._last and entry.has_ended(self._last):
-                self._close(watched, entry)
+                self._close(entry)
 
     def forget(self, inputs: Iterable[PendingInput]) -> None:
         """Stops observing inputs that will not reach the end, or whose unpruned copy will not."""
         for each in inputs:
-            entry = self._open.pop(self._probe_of.get(each, each), None)
-            if entry is not None and entry.unpruned is not None:
-                del self._probe_of[entry.unpruned]
+            entry = self._open.get(each)
+            while entry is not None and entry.inputs:
+                del self._open[entry.inputs.pop()]
 
     def stop_staying(self) -> None:
         """Stops observing inputs that stayed. Under a plan without staying, only the slow ones would reach the end."""
@@ -249,6 +252,7 @@ class ExitObservations:
         parts, self._complete = self._complete, deque()
         if not parts:
             return None
+        assert self._shape is not None, "something was observed"
         joined = Observations.join(self._shape, parts)
         return replace(joined, times_s_N=joined.times_s_N + ahead_s)
 
@@ -258,8 +262,8 @@ class ExitObservations:
         self._compute_losses()
         return 1 - self._total_loss / self.num_complete if self.num_complete else None
 
-    def _close(self, watched: PendingInput, entry: Observation) -> None:
-        self.forget((watched,))
+    def _close(self, entry: Observation) -> None:
+        self.forget(entry.inputs[:1])
         if not self._is_consistent(entry):
             return
         self.num_complete += 1
@@ -280,7 +284,7 @@ class ExitObservations:
 
     def _compute_losses(self) -> None:
         """Computes the losses of complete inputs. If too many are kept for the report, the oldest are dropped."""
-        if not self._ended:
+        if not self._ended or self._shape is None:
             return
         entries, self._ended, self._ended_bytes = self._ended, [], 0
         try:

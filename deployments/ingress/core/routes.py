@@ -336,31 +336,30 @@ class ChainRoute:
         """The network that inputs enter first."""
         self.starts = (0, *plan.networks[:-1])
         """The first block of each network."""
-        self.crossings = crossings_of(plan)
-        """By block, the network that survivors enter which wait for the block. The keys are the first blocks of
-        networks and all blocks of networks that the plan skips. Empty if the model is a single network."""
-        self._all_crossings = dict(zip(self.starts, range(len(plan.networks)), strict=False))
-        """The same for probes, which enter every network, whether the plan uses it or not."""
+        self._crossings = crossings_of(plan)
         self._block_s = tuple(block_s)
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
-        self._stage_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
+        # In a network that the plan skips, inputs go on at the first block of the next network.
+        going_on = [self.starts[self._crossings[k]] if k in self._crossings else k for k in range(plan.num_blocks)]
+        self._stage_of = tuple(hosting[block] for block in going_on)
 
     def at(self, block: int) -> StageRoute:
         """Returns the stage that runs a block. For a skipped network, it is the stage where the next network begins."""
         return self._stage_of[block]
 
     def crossing(self, block: int, *, probe: bool) -> int | None:
-        """Returns the network that inputs enter which wait for a block; None if they stay in their network."""
-        return (self._all_crossings if probe else self.crossings).get(block)
+        """Returns the network that inputs enter which wait for a block; None if they stay in their network.
+
+        Probes enter every network, whether the plan uses it or not.
+        """
+        if probe and self._crossings:
+            return self.starts.index(block) if block in self.starts else None
+        return self._crossings.get(block)
 
     def entrance(self, *, probe: bool) -> tuple[int, None, int]:
         """Returns block, payload and network of a `SendCall` with new inputs. Probes enter the first network."""
         return (0, None, 0) if probe else (self.entry, None, self.network)
-
-    def hosted(self, block: int) -> int:
-        """Returns the block at which inputs go on. For a skipped network, it is the next network's first block."""
-        return self.starts[self.crossings[block]] if block in self.crossings else block
 
     @property
     def seconds_per_block(self) -> list[float]:
@@ -424,7 +423,11 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
 
 
 def crossings_of(plan: Plan) -> dict[int, int]:
-    """Returns, by block, the network that inputs enter which wait for the block; see `ChainRoute.crossings`."""
+    """Returns, by block, the network that survivors enter which wait for the block.
+
+    The keys are the first blocks of networks and all blocks of networks that the plan skips. Empty if the model is a
+    single network.
+    """
     crossings: dict[int, int] = {}
     used, starts = plan.used, (0, *plan.networks[:-1])
     for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):

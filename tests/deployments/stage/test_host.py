@@ -36,13 +36,11 @@ def policy_of(folder: Path, threshold: float) -> PolicySpec:
     return PolicySpec(name="recorded", thresholds=threshold, records=str(folder / "records.npz"))
 
 
-def call_of(
-    ids: Sequence[str], assignment: Assignment, *, next_block: int = 0, lengths: Sequence[int] = ()
-) -> StageCall:
+def call_of(ids: Sequence[str], *, next_block: int = 0, lengths: Sequence[int] = ()) -> StageCall:
     """Returns a call without deadlines; `lengths` left out: 1 each."""
     lengths_B = np.array(lengths or [1] * len(ids), dtype=np.int32)
     piece = WirePiece(sample_ids=tuple(ids), next_block=next_block, lengths_B=lengths_B, tensors=(), state_BS=None)
-    return StageCall(piece=piece, remaining_s=(math.inf,) * len(ids), reserve_s=0.0, assignment=assignment)
+    return StageCall(piece=piece, remaining_s=(math.inf,) * len(ids), reserve_s=0.0)
 
 
 class Replica:
@@ -84,7 +82,7 @@ class Replica:
         traced: tuple[int, ...] = (),
     ) -> list[Chunk]:
         """The reply's parts; `lengths` left out: 1 each; `traced`: positions of inputs."""
-        call = replace(call_of(ids, assignment, next_block=next_block, lengths=lengths), probe=probe)
+        call = replace(call_of(ids, next_block=next_block, lengths=lengths), probe=probe)
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Chunk] = asyncio.Queue()
 
@@ -92,7 +90,7 @@ class Replica:
             loop.call_soon_threadsafe(parts.put_nowait, chunk)
 
         begun: dict[str, list[SplitRun]] = {ids[position]: [] for position in traced}
-        self.host.submit(call, OpenCall(len(ids), take, begun or None))
+        self.host.submit(call, assignment, OpenCall(len(ids), take, begun or None))
         chunks: list[Chunk] = []
         while sum(chunk.num_inputs for chunk in chunks) < len(ids):
             chunks.append(await asyncio.wait_for(parts.get(), 10))
@@ -295,8 +293,8 @@ def test_a_call_that_counts_as_full_begins_beside_a_running_batch(settings: Serv
     assignment = replica.assignment(1, Split(first=0, end=4, batch=4, overlap_below=5), dispatch="filling")
     sizes = []
     for sample_id, counts_as_full in (("d#1", False), ("d#2", False), ("d#3", True)):
-        call = replace(call_of([sample_id], assignment), counts_as_full=counts_as_full)
-        replica.host.submit(call, OpenCall(1, lambda _: None, None))
+        call = replace(call_of([sample_id]), counts_as_full=counts_as_full)
+        replica.host.submit(call, assignment, OpenCall(1, lambda _: None, None))
         batch = replica.host.device.start_next()
         sizes.append(len(batch.members) if isinstance(batch, Batch) else 0)
     assert sizes == [1, 0, 2]

@@ -145,7 +145,8 @@ class CoreWorld:
     def step(self, name: str, letter: str, *, tokens: int = 1) -> None:
         """A sequence's next input, which is sent when everything of this moment has come."""
         pending = self._pending(letter, 10.0, tokens)
-        self.core.step(pending, self.placements[name], self.now_s)
+        pending.placement = self.placements[name]
+        self.core.submit((pending,), self.now_s)
         self.inputs[letter] = pending
 
     def give_up(self, letters: str) -> None:
@@ -195,7 +196,10 @@ class CoreWorld:
         """Wake it whenever it wants, up to a second."""
         while self.core.wake_s <= now_s:
             self.now_s = max(self.now_s, self.core.wake_s)
-            self.do(self.core.wake(self.now_s))
+            actions = []
+            while self.core.wake_s <= self.now_s:
+                actions += self.core.wake(self.now_s)
+            self.do(actions)
         self.now_s = now_s
 
     def do(self, actions: Iterable[Action]) -> None:

@@ -18,7 +18,7 @@ from deployments.ingress.core.calls import (
     bucket_of,
     latencies_within,
 )
-from deployments.ingress.core.inputs import PAUSED, PendingInput, WaitQueue
+from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from deployments.wire.messages import BUCKET
 from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
@@ -102,8 +102,8 @@ def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
         pending("a", 0.0, 9.0, 40), pending("b", 1.0, 8.0, 20), pending("c", 2.0, 6.0, 30), pending("d", 3.0, 7.0, 10)
     )
     assert gone(queue, order=OrderSpec(name=name), now_s=0.9) == expected
-    assert (queue.length, queue.tokens) == (2, 100 - {"ab": 60, "cd": 40, "db": 30}[expected])
-    assert [each.key for each in queue] == [each for each in "cdba" if each not in expected]
+    assert (len(queue.inputs), queue.tokens) == (2, 100 - {"ab": 60, "cd": 40, "db": 30}[expected])
+    assert [each.key for each in queue.inputs] == [each for each in "cdba" if each not in expected]
 
 
 def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> None:
@@ -132,7 +132,7 @@ def test_what_is_over_does_not_pile_up() -> None:
 
 def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -> None:
     timers, each = Timers(), numbered(0)
-    pause, each.holder = ("slot", [each]), PAUSED
-    for kind, thing in ((PAUSE, pause), (CALL_TIMEOUT, each), (DEADLINE, [each])):
-        timers.add(1.0, kind, thing)
-    assert [timers.pop(1.0) for _ in range(3)] == [(DEADLINE, [each]), (CALL_TIMEOUT, each), (PAUSE, pause)]
+    for kind, slot in ((PAUSE, "slot"), (CALL_TIMEOUT, ""), (DEADLINE, "")):
+        timers.add(1.0, kind, [each], slot)
+    expired = [(DEADLINE, [each], ""), (CALL_TIMEOUT, [each], ""), (PAUSE, [each], "slot")]
+    assert [timers.pop(1.0) for _ in range(3)] == expired

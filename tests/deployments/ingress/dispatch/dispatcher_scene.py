@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.calls import RETRY_PAUSE_S
+from deployments.ingress.core.calls import RETRY_PAUSE_S, Call
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, PendingInput
-from deployments.ingress.core.routes import KVPlacement
-from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.core.routes import StageReplicas
+from deployments.ingress.dispatcher import CallOwner, Dispatcher
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
@@ -42,10 +42,9 @@ TWO_TOKENS = Encoded(2, (np.array([1, 2], dtype=np.int32),))
 class StageCallLog:
     """A call to a stage, whose reply the test gives part by part."""
 
+    sent: Call
     call: StageCall
-    weight: int
-    batch: int
-    _parts: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
+    _owner: CallOwner
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -62,31 +61,31 @@ class StageCallLog:
         self.say(Chunk(answers=self._answers(names, exit_block)))
 
     def say(self, chunk: Chunk) -> None:
-        self._parts.put_nowait(chunk)
+        try:
+            self._owner.take(self.sent, chunk)
+        except Exception as error:
+            self._owner.ended(self.sent, error)
+        else:
+            if not self.sent.num_remaining:
+                self.end()
 
     def send_on(self, names: str, *, next_block: int) -> None:
         piece = survivors([self.id_of(name) for name in names], next_block)
-        self._parts.put_nowait(Chunk(going_on=piece, survivor_timings=(TIMING,) * len(names)))
+        self.say(Chunk(going_on=piece, survivor_timings=(TIMING,) * len(names)))
 
     def lose(self, name: str, error: OfframpError) -> None:
-        self._parts.put_nowait(Chunk(lost=((self.id_of(name), error),)))
+        self.say(Chunk(lost=((self.id_of(name), error),)))
 
     def end(self) -> None:
-        self._parts.put_nowait(None)
+        self._owner.ended(self.sent, None)
 
     def fail(self) -> None:
-        self._parts.put_nowait(ConnectionError("the replica died"))
+        self._owner.ended(self.sent, ConnectionError("the replica died"))
 
     def _answers(self, names: Sequence[str], exit_block: int) -> tuple[tuple[Answer, Timing], ...]:
         return tuple(
             (Answer(sample_id=self.id_of(name), value=0, score=1.0, exit=exit_block), TIMING) for name in names
         )
-
-    async def reply(self, take: Callable[[Chunk], None]) -> None:
-        while (part := await self._parts.get()) is not None:
-            if isinstance(part, Exception):
-                raise part
-            take(part)
 
 
 def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
@@ -103,23 +102,18 @@ def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
 class ManualStage:
     """Keeps the calls that it gets, for the test to reply to."""
 
+    name, is_up = "r1", True
+
     def __init__(self) -> None:
         self.calls: list[StageCallLog] = []
         self.called = asyncio.Event()
+        self._replicas = StageReplicas[ManualStage](0.0)
+        self._replicas.set_replicas([self])
 
-    async def call(
-        self,
-        call: StageCall,
-        *,
-        weight: int,
-        batch: int,
-        take: Callable[[Chunk], None],
-        placements: Sequence[KVPlacement],
-    ) -> None:
-        log = StageCallLog(call, weight, batch)
-        self.calls.append(log)
+    def call(self, call: Call, message: StageCall, owner: CallOwner) -> None:
+        call.choose_replica(self._replicas, message.piece.next_block)
+        self.calls.append(StageCallLog(call, message, owner))
         self.called.set()
-        await log.reply(take)
 
     @property
     def names(self) -> list[str]:

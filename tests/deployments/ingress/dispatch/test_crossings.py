@@ -80,7 +80,7 @@ async def test_survivors_are_encoded_anew_and_bring_their_policys_states(tmp_pat
     assert piece.state_BS.tolist() == [[7], [9]]
     assert [flight.tokens for flight in flights] == [4, 3, 3]
     assert [flight.cost for flight in flights] == [3, 3, 3]
-    assert (crossed.weight, crossed.batch) == (7, 12)  # tokens of the network that they enter
+    assert crossed.sent.weight == 7  # tokens of the network that they enter
     crossed.answer("c", exit_block=3)
     crossed.answer(["ab"], exit_block=3)
     await turns()
@@ -120,14 +120,13 @@ async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp
 async def test_long_texts_are_encoded_beside_the_event_loop_and_one_that_fails_gets_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, go_on = asyncio.Event(), asyncio.Event()
+    loop, begun = asyncio.get_running_loop(), list[tuple[Callable[[], None], asyncio.Future[None]]]()
 
-    async def aside(function: Callable[..., None], *given: object) -> None:
-        began.set()
-        await go_on.wait()
-        function(*given)
+    def aside(_: object, function: Callable[[], None]) -> asyncio.Future[None]:
+        begun.append((function, loop.create_future()))
+        return begun[-1][1]
 
-    monkeypatch.setattr(asyncio, "to_thread", aside)
+    monkeypatch.setattr(loop, "run_in_executor", aside)
     codec = chained(tmp_path, max_lengths=(9000, 9000))
     codec.__class__ = Moody
     scene, text, wrong = ChainScene(codec), "a" * 2001, "x" * 2001
@@ -136,12 +135,14 @@ async def test_long_texts_are_encoded_beside_the_event_loop_and_one_that_fails_g
     for each in (text, wrong):
         cross(scene.stages[0].calls[0], [each])
     await turns()
-    assert began.is_set()
+    assert len(begun) == 2
     assert scene.stages[1].calls == []
     scene.submit_texts("b")  # meanwhile others go their way
     await turns()
     assert scene.stages[0].calls[-1].names == "b"
-    go_on.set()
+    for function, done in begun:
+        function()
+        done.set_result(None)
     await turns()
     assert scene.stages[1].calls[0].call.piece.lengths_B.tolist() == [2003]
     assert (flight.tokens, len(scene.stages[1].calls)) == (2003, 1)
@@ -151,7 +152,7 @@ async def test_long_texts_are_encoded_beside_the_event_loop_and_one_that_fails_g
     scene.stages[0].calls[-1].answer("b")
     await turns()
     assert scene.core.num_unanswered == 0
-    assert all(call.is_first for call in scene.dispatcher._tasks), "a crossing that is over is kept nowhere"
+    assert not scene.dispatcher._sent, "a crossing that is over is kept nowhere"
 
 
 PRUNES = replace(CASCADE, prune={1: 0.8})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
@@ -93,9 +94,9 @@ async def test_probes_leave_others_as_they_are(
     alone: dict[tuple[int, ...], Generated],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prompts = list(expected)
-    monkeypatch.setattr(service.dispatcher.core._steps, "rng", _Turns([0.0, 1.0]))
-    monkeypatch.setattr(service.dispatcher.core._steps, "probe_share", 0.5)
+    prompts, core = list(expected), service.dispatcher.core
+    monkeypatch.setattr(core, "_rng", _Turns([0.0, 1.0]))
+    monkeypatch.setattr(core, "options", replace(core.options, probe_share=0.5))
     said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
     full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]
     assert said == [full[k] if k % 2 == 0 else expected[prompt] for k, prompt in enumerate(prompts)]

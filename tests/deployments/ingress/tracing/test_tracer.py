@@ -25,7 +25,7 @@ from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
-from tests.deployments.wire_fakes import answered, call_of, going_on, piece_of
+from tests.deployments.wire_fakes import ASSIGNMENT, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
 RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, compute_s=0.5)
@@ -71,12 +71,12 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     await asyncio.gather(*splitter.comparing)
     assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
-    assert not scene.tracer.on_call("r1", call_of([FIRST, SECOND]))[1]
+    assert not scene.tracer.on_call("r1", ASSIGNMENT, call_of([FIRST, SECOND]))[1]
 
 
 def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
     call = call_of([FIRST, SECOND])
-    sent, inputs = Scene(2).tracer.on_call("r1", call)
+    sent, inputs = Scene(2).tracer.on_call("r1", ASSIGNMENT, call)
     assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
 
 
@@ -84,7 +84,9 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """Returns the span names of an input. Each call takes a second (None: it fails), and so does each wait."""
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
-        _, inputs = scene.tracer.on_call("r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
+        _, inputs = scene.tracer.on_call(
+            "r1", ASSIGNMENT, replace(call_of([sample_id]), piece=piece_of([sample_id], block))
+        )
         scene.clock.advance(1.0)
         if chunk is None:
             inputs[sample_id].leave(scene.clock.now_s(), error="it died")
