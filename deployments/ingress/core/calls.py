@@ -6,7 +6,6 @@ Every input has exactly one outcome and is counted once. Its latency updates the
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,6 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, compress
 from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
 
 from deployments.ingress.core.inputs import CALL_GRACE_S, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
@@ -216,7 +213,6 @@ def _are_over(inputs: Inputs) -> bool:
 PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Shorter latencies share one bucket, because the logarithm of 0 is undefined."""
-MOST_UNCOUNTED = 4096
 LATENCY_ENDS_S = (
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
@@ -263,12 +259,9 @@ class IngressCounts:
         self.in_slo = 0
         self.latencies: Counter[int] = Counter()
         """Answers by latency bucket."""
-        self._uncounted_s = array("d")
-        """Latencies that `_count_latencies` has not counted yet. Counting them one by one would be too slow."""
 
     def totals(self) -> dict[str, Any]:
         """Returns all counts, by their field names in an `IngressReport`."""
-        self._count_latencies()
         counted = {name: getattr(self, name) for name in COUNT_FIELDS}
         return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
 
@@ -276,9 +269,9 @@ class IngressCounts:
         """Counts the answers of one exit. `is_current`: whether they were sent under the current plan."""
         self.answered += len(latencies_s)
         self.answered_tokens += num_tokens
-        self._uncounted_s.extend(latencies_s)
-        if len(self._uncounted_s) > MOST_UNCOUNTED:
-            self._count_latencies()
+        for latency_s in latencies_s:
+            self.latencies[bucket_of(latency_s)] += 1
+            self.in_slo += latency_s <= self._slo_s
         self.all_exits[block] += len(latencies_s)
         if is_current:
             self.exits[block] += len(latencies_s)
@@ -293,12 +286,6 @@ class IngressCounts:
         if words:
             self.words[block] += words
             self.pruned_words[block] += pruned_words
-
-    def _count_latencies(self) -> None:
-        seconds_N, self._uncounted_s = np.array(self._uncounted_s), array("d")
-        self.in_slo += int((seconds_N <= self._slo_s).sum())
-        buckets_N = np.floor(np.log(np.maximum(seconds_N, SHORTEST_S)) * PER_BUCKET).astype(np.int64)
-        self.latencies.update(np.sort(buckets_N).tolist())
 
 
 LONGEST_RETRY_S = 30.0

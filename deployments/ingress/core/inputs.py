@@ -89,7 +89,7 @@ class PendingInput:
     placement: KVPlacement | None = field(default=None, kw_only=True)
     """The KV placement of its sequence; None if it belongs to no sequence."""
     chain: Chain = field(init=False)
-    """The chain that was drawn for it. `Chain.take` sets this field and the next three."""
+    """The chain that was drawn for it. `Chains.take` sets this field and the next three."""
     cost: int = field(default=0, init=False)
     """Its length at arrival. The tokens of unanswered inputs are counted by it."""
     ahead: int = field(default=0, init=False)
@@ -212,13 +212,6 @@ class Chain:
         """Whether a call with new inputs can be sent now."""
         return len(self.queue.inputs) >= self.min_inputs or self.queue.tokens >= self.min_tokens
 
-    def take(self, pending: PendingInput) -> None:
-        """Assigns a new input to this chain."""
-        pending.chain, pending.cost = self, pending.tokens
-        pending.ahead, pending.ahead_tokens = self.num_unanswered, self.unanswered_tokens
-        self.num_unanswered += 1
-        self.unanswered_tokens += pending.cost
-
     def cost_of(self, pending: PendingInput) -> tuple[int, int]:
         """Returns the cost of the unanswered inputs when an input arrived, and its own, in admission control's unit."""
         return (pending.ahead_tokens, pending.cost) if self.counts_tokens else (pending.ahead, 1)
@@ -313,8 +306,11 @@ class Chains:
     def take(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
         """Assigns new inputs to the chains that were drawn for them."""
         for chain, each in zip(drawn, inputs, strict=True):
-            chain.take(each)
-            self._tokens_taken += each.tokens
+            each.chain, each.cost = chain, each.tokens
+            each.ahead, each.ahead_tokens = chain.num_unanswered, chain.unanswered_tokens
+            chain.num_unanswered += 1
+            chain.unanswered_tokens += each.cost
+            self._tokens_taken += each.cost
         self._num_taken += len(inputs)
 
     def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:

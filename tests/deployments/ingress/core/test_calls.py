@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
@@ -76,41 +75,15 @@ def test_an_idle_hour_does_not_count_as_slowness() -> None:
     assert rate.rate_per_s == pytest.approx(100.0)
 
 
-DEFAULT = OrderSpec()
-TWO = Budget(inputs=2)
-NAMES: list[OrderName] = ["arrival", "deadline", "shortest", "das"]
-
-
-def pending(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, tokens: int = 1) -> PendingInput:
-    return PendingInput(0, arrived_s, deadline_s, tokens, key=name)
-
-
-def queue_of(*inputs: PendingInput) -> WaitQueue:
-    queue: WaitQueue = WaitQueue()
-    for each in inputs:
-        queue.push([each])
-    return queue
-
-
-def gone(queue: WaitQueue, budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
-    return "".join(each.key for each in queue.pop_batch(budget, order, now_s))
-
-
 @pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])
 def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
-    queue = queue_of(
-        pending("a", 0.0, 9.0, 40), pending("b", 1.0, 8.0, 20), pending("c", 2.0, 6.0, 30), pending("d", 3.0, 7.0, 10)
-    )
-    assert gone(queue, order=OrderSpec(name=name), now_s=0.9) == expected
-    assert (len(queue.inputs), queue.tokens) == (2, 100 - {"ab": 60, "cd": 40, "db": 30}[expected])
+    queue = WaitQueue()
+    for key, arrived_s, deadline_s, tokens in (("a", 0, 9, 40), ("b", 1, 8, 20), ("c", 2, 6, 30), ("d", 3, 7, 10)):
+        queue.push([PendingInput(0, arrived_s, deadline_s, tokens, key=key)])
+    batch = queue.pop_batch(Budget(inputs=2), OrderSpec(name=name), 0.9)
+    assert "".join(each.key for each in batch) == expected
+    assert queue.tokens == 100 - {"ab": 60, "cd": 40, "db": 30}[expected]
     assert [each.key for each in queue.inputs] == [each for each in "cdba" if each not in expected]
-
-
-def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> None:
-    queue = queue_of(pending("z", 0.0), pending("a", 0.5, 9.0), pending("b", 0.6, 9.0), pending("c", 0.7, 9.0))
-    assert gone(queue, now_s=0.9) == "ab"
-    queue.push([pending("d", 0.95, 9.0)])
-    assert gone(queue, now_s=1.0) == "zc"
 
 
 # Timers
