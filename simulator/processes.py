@@ -537,7 +537,7 @@ class SimulatedIngress(Driver):
     def _end(self, call: SimulatedCall) -> None:
         if call.hosting is not None and call in call.hosting.replica.calls:
             call.hosting.replica.calls.remove(call)
-            self._slots[call.stage.slot].of[self.index].release(call.hosting, call.weight)
+            call.leave_replica()
         call.members = ()  # breaks a reference cycle, because garbage collection is off
 
 

@@ -135,7 +135,7 @@ class GeneratingIngress(SimulatedIngress):
         if reason != LOST:
             self._end_sequence(state, reason)
             return
-        self._free(state)
+        state.placement.end()
         try:
             pause_s = self.loop.restart(state)
         except StageUnavailableError as error:
@@ -145,13 +145,6 @@ class GeneratingIngress(SimulatedIngress):
 
     def _end_sequence(self, state: GenerationState[SimulatedSequence], reason: str) -> None:
         self.loop.end(state, reason)
-        self._free(state)
+        state.placement.end()
         self.ended_s, index = self._events.time_s, state.sequence.index
         self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s
-
-    def _free(self, state: GenerationState[SimulatedSequence]) -> None:
-        """Frees the keys and values of a sequence at its replicas."""
-        for slot, name in state.placement.replicas.items():
-            replica = self._slots[slot].of[self.index].end_sequence(name, state.placement.number)
-            if replica is not None:
-                replica.end(state.placement.number)

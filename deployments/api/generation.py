@@ -253,7 +253,7 @@ class GenerateService:
         state, placement = running.state, running.state.placement
         is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
         if is_full and self.loop.try_another_replica(state):
-            self.dispatcher.end(placement)
+            placement.end()
             self._send_soon(running)
             return
         if isinstance(error, DeadlineError):
@@ -262,7 +262,7 @@ class GenerateService:
         if not is_lost and not (placement.is_retry and is_full):
             self._fail(running, error)
             return
-        self.dispatcher.end(placement)
+        placement.end()
         logger.info("request %s starts again after %d tokens: %s", running.request_id, state.num_tokens, error)
         try:
             pause_s = self.loop.restart(state)
@@ -311,7 +311,7 @@ class GenerateService:
     def _end(self, running: _RunningSequence, reason: str) -> None:
         """Frees the resources of a sequence. If its step is still in a call, the timer stays, and ends that step."""
         self.loop.end(running.state, reason)
-        self.dispatcher.end(running.state.placement)
+        running.state.placement.end()
         step_input = running.step_input
         if running.timer is not None and (step_input is None or step_input.holder is None):
             running.timer.cancel()

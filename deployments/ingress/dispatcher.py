@@ -277,18 +277,6 @@ class ReplicaLinks:
         elif call.hosting is not None:
             call.hosting.replica.cancel(call)
 
-    def release(self, call: Call) -> None:
-        """Removes a call that has ended from the load of its replica."""
-        if call.hosting is not None:
-            self._stages[call.stage.slot].release(call.hosting, call.weight)
-            call.hosting = None
-
-    def end(self, slot: str, replica: str, sequence: int) -> None:
-        """Makes a replica, if it still exists, free a sequence that has ended."""
-        link = self._stages[slot].end_sequence(replica, sequence)
-        if link is not None:
-            link.end(sequence)
-
     async def ready(self) -> None:
         """Returns once every stage of the plan has a replica."""
         while not all(self._stages[slot].is_up for slot in self._assignments):
@@ -418,12 +406,6 @@ class Dispatcher(Driver):
         """See `IngressCore.expire`."""
         self.do(self.core.expire((pending,), self.clock.now_s()))
 
-    def end(self, placement: KVPlacement) -> None:
-        """Makes replicas free the keys and values of a sequence that has ended or restarts elsewhere."""
-        placement.has_ended = True
-        for slot, replica in placement.replicas.items():
-            self._links.end(slot, replica, placement.number)
-
     def give_up(self, inputs: Inputs, reason: str) -> None:
         """Drops inputs whose caller no longer waits. Those without an outcome are counted under `reason`."""
         self.do(self.core.give_up(inputs, reason, self.clock.now_s()))
@@ -539,10 +521,10 @@ class Dispatcher(Driver):
     def ended(self, call: Call, error: BaseException | None) -> None:
         """Takes the end of a call. Inputs that are unsettled, because of an error, are retried."""
         self._sent.pop(call, None)
-        self._links.release(call)
+        call.leave_replica()
         for placement in placements_of(call.inputs):
             if placement.has_ended:  # the replica may have begun the sequence in the meantime
-                self.end(placement)
+                placement.end()
         if left := call.remaining():
             logger.warning("%s failed for %d inputs of %s: %r", call.stage.slot, len(left), requests_of(left), error)
             self.do(self.core.fail(call, left, self.clock.now_s()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -192,9 +192,6 @@ class FixedLinks(ReplicaLinks):
     def cancel(self, call: Call) -> None:
         self.owner.ended(call, asyncio.CancelledError())
 
-    def release(self, call: Call) -> None:
-        """A stage has one replica here."""
-
     def check(self, placed: PlacedPlan) -> None:
         """Accepts every plan."""
 
@@ -218,15 +215,13 @@ class AwaitedCall(Call):
 class Owner:
     """Takes the replies to calls."""
 
-    release: Callable[[Call], None] = staticmethod(lambda _: None)
-
     def take(self, call: Any, chunk: Chunk) -> None:
         if call.refused is not None:
             raise call.refused
         call.num_remaining -= chunk.num_inputs
 
     def ended(self, call: Any, error: BaseException | None) -> None:
-        self.release(call)
+        call.leave_replica()
         call.end.set_result(error)
 
 

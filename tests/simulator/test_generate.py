@@ -69,7 +69,8 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
     while service.events.next_s < np.inf:
         service.events.run_arrivals([service.events.next_s], lambda _: None)
         for state in ingress._states.values():
-            places.setdefault(state.placement.number, set()).update(state.placement.replicas.items())
+            keepers = {(slot, each.replica.name) for slot, each in state.placement.keepers.items()}
+            places.setdefault(state.placement.number, set()).update(keepers)
     assert [len(each) for each in places.values()] == [2, 2, 2]
     assert len(set().union(*places.values())) == 4
     assert ingress.said.tolist() == [4, 4, 4]
@@ -85,8 +86,8 @@ def test_a_sequence_whose_replica_dies_continues_on_another(at_s: float, ended_s
     ingress.arrive(0)
     service.events.run_arrivals([at_s], lambda _: None)
     [state] = ingress._states.values()
-    [name] = state.placement.replicas.values()
-    kill(service, next(each for each in service.replicas() if each.name == name))
+    [keeper] = state.placement.keepers.values()
+    kill(service, keeper.replica)
     service.events.run_out()
     counts = ingress.loop.counts
     assert (counts.lost, counts.ended, counts.exits.total()) == (1, {"length": 1}, 3)

@@ -85,7 +85,7 @@ class Call:
         SequenceLostError if that replica no longer accepts calls.
         """
         slot, fills, placements = self.stage.slot, self.stage.assignment.fills, placements_of(self.inputs)
-        if not replicas.is_up and not (placements and slot in placements[0].replicas):
+        if not replicas.is_up and not (placements and slot in placements[0].keepers):
             return None
         if placements:
             hosting = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)
@@ -96,6 +96,12 @@ class Call:
             hosting = replicas.assign(self.weight, batch, fills=fills)
         self.hosting = hosting
         return hosting.replica
+
+    def leave_replica(self) -> None:
+        """Removes a call that has ended from the load of its replica."""
+        if self.hosting is not None:
+            self.hosting.stage.release(self.hosting, self.weight)
+            self.hosting = None
 
 
 def placements_of(inputs: Inputs) -> list[KVPlacement]:

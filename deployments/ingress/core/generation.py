@@ -177,7 +177,8 @@ class GenerationLoop:
         A sequence that a replica has already accepted is not moved in this way. It waits, and restarts.
         """
         placement = state.placement
-        full = next(reversed(placement.replicas.values()), None)  # the last chosen replica, which refused the sequence
+        # The last chosen replica refused the sequence.
+        full = next((keeper.replica.name for keeper in reversed(placement.keepers.values())), None)
         is_last = len(placement.excluded) + 1 >= self._options.max_attempts
         if is_last or placement.is_retry or full is None or full in placement.excluded:
             return False

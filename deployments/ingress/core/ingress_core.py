@@ -40,7 +40,7 @@ from deployments.ingress.core.calls import (
 )
 from deployments.ingress.core.inputs import ASIDE, CALL_GRACE_S, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import Watch
-from deployments.ingress.core.routes import ChainRoute, StageRoute, lost
+from deployments.ingress.core.routes import ChainRoute, ReplicaLoad, StageRoute, lost
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
@@ -222,7 +222,7 @@ class IngressCore(Unanswered):
         """
         holder: object = ASIDE if before is None else before
         can_observe = self.observations.can_observe(self.placed.plan.policy)
-        groups: dict[tuple[bool, str, str | frozenset[str]], tuple[ChainRoute, StageRoute, list[int]]] = {}
+        groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[ChainRoute, StageRoute, list[int]]] = {}
         displaced = []
         for row, each in enumerate(inputs):
             if each.holder is not holder:
@@ -236,7 +236,7 @@ class IngressCore(Unanswered):
                 continue
             stage = chain.route.first if before is None else chain.route.at(block)
             is_probe = bool(placement.is_probe) and can_observe
-            key = is_probe, stage.slot, placement.replicas.get(stage.slot, placement.excluded)
+            key = is_probe, stage.slot, placement.keepers.get(stage.slot, placement.excluded)
             groups.setdefault(key, (chain.route, stage, []))[2].append(row)
         actions: Actions = []
         if displaced:
@@ -261,7 +261,7 @@ class IngressCore(Unanswered):
         if is_probe:
             observed = [each for each, placement in zip(inputs, placements, strict=True) if placement.yields_token]
             self.observations.begin(observed, route.plan, "probe", now_s)
-        return self._enter(route, inputs, now_s, "probe" if is_probe else None, is_first=not placements[0].replicas)
+        return self._enter(route, inputs, now_s, "probe" if is_probe else None, is_first=not placements[0].keepers)
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
     # not have raises ExecutionError, and nothing changes.

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count, groupby
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import PlanError, SequenceLostError
@@ -44,12 +44,20 @@ class KVPlacement:
     """Whether the sequence is a probe. None until its first input is sent, when this is drawn."""
     layout: Layout | None = field(default=None, init=False)
     """The layout under which its first input was sent; None before that."""
-    replicas: dict[str, str] = field(default_factory=dict, init=False)
+    keepers: dict[str, ReplicaLoad[Any]] = field(default_factory=dict, init=False)
     """By slot, the replica that keeps the keys and values of the slot's blocks. The slot's first call chooses it."""
     yields_token: bool = field(default=True, init=False)
     """Whether the answer to the next step is a token. Of the chunks of a prompt, only the last one yields a token."""
     has_ended: bool = field(default=False, init=False)
     """Whether the sequence has ended. A call for it may still be open."""
+
+    def end(self) -> None:
+        """Makes replicas free the keys and values of a sequence that has ended or restarts elsewhere."""
+        self.has_ended = True
+        for keeper in self.keepers.values():
+            if self.number in keeper.sequences:
+                keeper.sequences.remove(self.number)
+                keeper.replica.end(self.number)
 
 
 def lost(why: str) -> SequenceLostError:
@@ -170,6 +178,9 @@ class Replica(Protocol):
     def is_up(self) -> bool:
         """Whether the replica accepts calls now."""
 
+    def end(self, sequence: int) -> None:
+        """Frees the keys and values of a sequence."""
+
 
 ReplicaT = TypeVar("ReplicaT", bound=Replica)
 
@@ -179,6 +190,7 @@ class ReplicaLoad(Generic[ReplicaT]):
     """The load that one ingress has put on a replica for a stage that the replica hosts, or has hosted."""
 
     replica: ReplicaT
+    stage: StageReplicas[ReplicaT]
     load: int = 0
     """The weight of this ingress's open calls for the stage."""
     sequences: set[int] = field(default_factory=set)
@@ -224,7 +236,7 @@ class StageReplicas(Generic[ReplicaT]):
         for replica in replicas:
             known_load = before.get(replica.name)
             if known_load is None or known_load.replica is not replica:
-                known_load = ReplicaLoad(replica)
+                known_load = ReplicaLoad(replica, self)
             self._known[replica.name] = known_load
             if replica.is_up:
                 available.append(known_load)
@@ -257,27 +269,18 @@ class StageReplicas(Generic[ReplicaT]):
         draining replica does not keep its sequences until they end, because that would delay its removal. Restarting a
         sequence on another replica costs one pass over its tokens.
         """
-        name = placements[0].replicas.get(slot)
-        if name is not None:
-            keeper = self._known.get(name)
-            if keeper is None or keeper.position < 0:
-                raise lost(f"{name} no longer accepts calls")
+        keeper = placements[0].keepers.get(slot)
+        if keeper is not None:
+            if keeper.position < 0:
+                raise lost(f"{keeper.replica.name} no longer accepts calls")
             return keeper
         excluded, number = placements[0].excluded, len(placements)  # all new sequences exclude the same replicas
         others = [each for each in self._available if each.replica.name not in excluded] if excluded else []
         chosen = min(others or self._available, key=lambda each: rank(len(each.sequences), number, batch, fills))
         for placement in placements:
             chosen.sequences.add(placement.number)
-            placement.replicas[slot] = chosen.replica.name
+            placement.keepers[slot] = chosen
         return chosen
-
-    def end_sequence(self, name: str, sequence: int) -> ReplicaT | None:
-        """Removes an ended sequence from its replica; returns the replica, or None if it does not keep the sequence."""
-        keeper = self._known.get(name)
-        if keeper is None or sequence not in keeper.sequences:
-            return None
-        keeper.sequences.remove(sequence)
-        return keeper.replica
 
 
 SMOOTHING = 0.1

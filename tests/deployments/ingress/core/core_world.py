@@ -9,12 +9,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.routes import KVPlacement
+from deployments.ingress.core.routes import KVPlacement, ReplicaLoad, StageReplicas
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import AfterAnswer, Answer, Split
@@ -106,6 +107,22 @@ def observed_plan(
     bounds = (0, cut), (cut, 4)
     splits = [split(*pair, tuple(r for r in ramps if pair[0] <= r < pair[1]), after_answer=after) for pair in bounds]
     return placed(*map(stage, splits), policy=policy, epoch=epoch)
+
+
+class Up(NamedTuple):
+    """A replica."""
+
+    name: str
+    is_up: bool = True
+
+    def end(self, sequence: int) -> None:
+        raise AssertionError("no sequence was begun here")
+
+
+@cache
+def keeper(name: str) -> ReplicaLoad[Up]:
+    """The replica of this name."""
+    return ReplicaLoad(Up(name), StageReplicas(0.0))
 
 
 class CoreWorld:
@@ -243,10 +260,11 @@ class CoreWorld:
         words += f" of network {network}" if network else ""
         placements = placements_of(call.inputs)
         for placement in placements[:1]:
-            words += f" at {placement.replicas.get(call.stage.slot, 'any')}" + (", probes" if call.probe else "")
+            found = placement.keepers.get(call.stage.slot)
+            words += f" at {found.replica.name if found else 'any'}" + (", probes" if call.probe else "")
             words += "" if rows is None else f", rows {list(rows)}"
         for placement in placements:
-            placement.replicas.setdefault(call.stage.slot, self.room)
+            placement.keepers.setdefault(call.stage.slot, keeper(self.room))
         self._say(words)
 
     def _settle(self, inputs: Inputs, outcome: str) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from deployments.ingress.core.routes import (
 from deployments.wire.messages import assignments_on
 from earlyexit.network.boundary import Budget, Split
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
+from tests.deployments.ingress.core.core_world import Up
 
 BATCH = 16
 
@@ -128,11 +128,6 @@ def test_where_all_inputs_are_as_long_tokens_rank_replicas_as_inputs_do(
     parts = [weight_of(budget, 1, length)[0] * load for load in loads]
     weighed = weight_of(budget, min(weight, batch), min(weight, batch) * length)
     assert ranked(parts, *weighed) == ranked(loads, min(weight, batch), batch)
-
-
-class Up(NamedTuple):
-    name: str
-    is_up: bool = True
 
 
 WHAT = st.sampled_from(["send", "send", "send", "end", "offer"])

@@ -110,6 +110,9 @@ class ManualStage:
         self._replicas = StageReplicas[ManualStage](0.0)
         self._replicas.set_replicas([self])
 
+    def end(self, sequence: int) -> None:
+        """Keeps nothing of sequences."""
+
     def call(self, call: Call, message: StageCall, owner: CallOwner) -> None:
         call.choose_replica(self._replicas, message.piece.next_block)
         self.calls.append(StageCallLog(call, message, owner))

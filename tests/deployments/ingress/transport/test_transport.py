@@ -36,8 +36,7 @@ class Slot:
     def __init__(self) -> None:
         self.board = ReplicaDirectory()
         self.links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
-        self.links.owner = owner = Owner()
-        owner.release = self.links.release
+        self.links.owner = Owner()
         self._calls: list[AwaitedCall] = []
         self.links.connect("cpu", self.board)
         self.replicas: dict[str, FakeReplica] = {}
@@ -156,7 +155,7 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
     for home, replica in ((z, second), (x, first), (y, first)):
         slot.call_of(home)
         (found := await slot.asked()).answer()
-        assert (home.replicas, found.replica) == ({FIRST: replica}, replica)
+        assert (home.keepers[FIRST].replica.name, found.replica) == (replica, replica)
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
 
 
