@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -72,10 +72,6 @@ def openapi_document(
 ) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document. `keys`: whether API keys are needed; `model`: None for any model."""
     generates = signature.task.name == GENERATION_TASK
-    schemas = _schemas(each for each in OPERATIONS if each.models != "generates")
-    _add_model_schemas(schemas, signature)
-    if generates:
-        schemas |= _schemas(each for each in OPERATIONS if each.models == "generates")
     allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
@@ -91,23 +87,18 @@ def openapi_document(
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": SCHEMES},
+        "components": {"schemas": _schemas(signature, generates=generates), "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
     }
 
 
-def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Returns the schemas of all bodies of the operations, by name."""
+def _schemas(signature: Signature, *, generates: bool) -> dict[str, Any]:
+    """Returns the schemas of all bodies by name, with the model's inputs and answers."""
+    operations = (each for each in OPERATIONS if generates or each.models != "generates")
     bodies = dict.fromkeys(body for each in operations for body in each.bodies)
-    _, schemas = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
-    by_name: dict[str, Any] = schemas["$defs"]
-    return by_name
-
-
-def _add_model_schemas(schemas: dict[str, Any], signature: Signature) -> None:
-    """Adds the schemas of the model's inputs and answers."""
+    inputs: Any = [(body, "validation") for body in bodies]
+    _, definitions = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
+    schemas: dict[str, Any] = definitions["$defs"]
     schemas["PredictBody"]["properties"]["inputs"] = dict(signature.codec.json_schema)
     block = {
         "type": "integer",
@@ -122,6 +113,7 @@ def _add_model_schemas(schemas: dict[str, Any], signature: Signature) -> None:
     tensor = schemas["V2AnswerTensor"]["properties"]
     tensor["name"]["enum"] = list(signature.output_names)
     tensor["datatype"]["enum"] = sorted({column.datatype for column in signature.outputs})
+    return schemas
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

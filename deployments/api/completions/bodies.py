@@ -58,24 +58,6 @@ class _Described(BaseModel):
     example: ClassVar[Mapping[str, Any] | None] = None
 
 
-class _ExtensibleBody(BaseModel):
-    """A body that may have further fields, which `check_supported` checks."""
-
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
-
-    def check_supported(self) -> None:
-        """Raises InputError for parameters that are not supported."""
-        extra = self.model_extra or {}
-        unsupported = sorted(
-            name
-            for name, value in extra.items()
-            if value is not None and name not in IGNORED_PARAMETERS and value not in NEUTRAL_VALUES.get(name, ())
-        )
-        if unsupported:
-            names, known = ", ".join(map(repr, unsupported)), ", ".join(type(self).model_fields)
-            raise InputError(f"not supported: {names}; supported are {known}", param=unsupported[0])
-
-
 class StreamOptions(_Described):
     """Options of a stream."""
 
@@ -88,9 +70,10 @@ class StreamOptions(_Described):
     """Ignored."""
 
 
-class SamplingBody(_Described, _ExtensibleBody):
+class SamplingBody(_Described):
     """How tokens are sampled, and when an answer ends. None stands for the default of every field."""
 
+    model_config = ConfigDict(extra="allow")  # `check_supported` checks further fields
     defaults = {"top_p": 1.0, "ignore_eos": False, "exits": False}
 
     temperature: float | None = None
@@ -116,6 +99,18 @@ class SamplingBody(_Described, _ExtensibleBody):
         """Returns a field, or its default if it is None."""
         value = getattr(self, name)
         return self.defaults.get(name) if value is None else value
+
+    def check_supported(self) -> None:
+        """Raises InputError for parameters that are not supported."""
+        extra = self.model_extra or {}
+        unsupported = sorted(
+            name
+            for name, value in extra.items()
+            if value is not None and name not in IGNORED_PARAMETERS and value not in NEUTRAL_VALUES.get(name, ())
+        )
+        if unsupported:
+            names, known = ", ".join(map(repr, unsupported)), ", ".join(type(self).model_fields)
+            raise InputError(f"not supported: {names}; supported are {known}", param=unsupported[0])
 
 
 class _PromptBody(SamplingBody):
@@ -201,13 +196,17 @@ class CompletionBody(OpenAiBody):
 
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
         prompt = self._one_prompt()
-        tokens = text_tokens(prompt, codec) if isinstance(prompt, str) else _checked_tokens(prompt, vocab_size)
-        if self.echo and not isinstance(prompt, str):
-            raise InputError("echo: only for prompts that are texts", param="echo")
+        if not isinstance(prompt, str):
+            unknown = next((token for token in prompt if not 0 <= token < vocab_size), None)
+            if unknown is not None:
+                message = f"prompt: token {unknown}; this model has tokens 0 to {vocab_size - 1}"
+                raise InputError(message, param="prompt")
+            if self.echo:
+                raise InputError("echo: only for prompts that are texts", param="echo")
         if self.echo and self.logprobs is not None:
             message = "logprobs: not supported with echo, because no probabilities of the prompt are computed"
             raise InputError(message, param="logprobs")
-        return tokens
+        return text_tokens(prompt, codec) if isinstance(prompt, str) else prompt
 
     def _one_prompt(self) -> str | list[int]:
         """Returns the only prompt; raises InputError for several."""
@@ -229,8 +228,10 @@ class TextPart(BaseModel):
     text: str | None = None
 
 
-class ChatMessage(_ExtensibleBody):
+class ChatMessage(BaseModel):
     """A message of a chat; further fields must be null or empty."""
+
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     role: Annotated[str, Field(min_length=1)]
     """`system`, `user` or `assistant`, as in the model's chat template."""
@@ -330,10 +331,3 @@ class GenerateBody(_PromptBody):
 def text_tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:
     """Returns the tokens of a text, none for an empty text, even if the tokenizer adds a start token."""
     return codec.tokens(text) if text else ()
-
-
-def _checked_tokens(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if unknown is not None:
-        raise InputError(f"prompt: token {unknown}; this model has tokens 0 to {vocab_size - 1}", param="prompt")
-    return tuple(tokens)
