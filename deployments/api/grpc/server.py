@@ -33,7 +33,7 @@ from deployments.api.exchange import id_or_new, retry_after_header
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.parsing import InferRequest, Signature
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
-from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
+from earlyexit.errors import DeadlineError, InputError, UnknownModelError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
 
@@ -224,7 +224,10 @@ class Rpcs:
         except Exception as error:
             failure = failure_of(error, request_id, name)
             status, code = failure.http_status, grpc.StatusCode[failure.grpc_status]
-            _fail(context, failure, trailing)
+            context.set_code(code)  # if the error were raised, Serve would log a traceback, and often return INTERNAL
+            context.set_details(str(failure)[:MAX_DETAILS])
+            if (retry_after := retry_after_header(failure)) is not None:
+                trailing.append(("retry-after", retry_after))
         finally:
             bodies.held_bytes -= held_bytes
             context.set_trailing_metadata(trailing)
@@ -276,12 +279,3 @@ def call_timeout(requested_s: float | None, remaining_s: float | None, max_s: fl
     if requested_s is not None and (requested_s > max_s or requested_s <= remaining_s):
         return requested_s
     return min(remaining_s, max_s)
-
-
-def _fail(context: Any, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
-    """Sets an error status. If the error were raised, Serve would log a traceback, and often return INTERNAL."""
-    context.set_code(grpc.StatusCode[error.grpc_status])
-    context.set_details(str(error)[:MAX_DETAILS])
-    retry_after = retry_after_header(error)
-    if retry_after is not None:
-        trailing.append(("retry-after", retry_after))
