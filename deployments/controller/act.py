@@ -50,15 +50,6 @@ LOOK_S = 0.25
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:
-    """Describes the replicas that do not run yet; empty if all run."""
-    return ", ".join(
-        f"{device} runs {running.get(device, 0)} of {count}"
-        for device, count in replicas.items()
-        if running.get(device, 0) < count
-    )
-
-
 def describe_plan(placed: PlacedPlan) -> str:
     """Returns a text like `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
     stages = " | ".join(
@@ -239,8 +230,7 @@ class ControlLoop:
         until_s = self._clock.now_s() + START_S
         while self._view.is_changing and self.state.suspended is None:
             if self._clock.now_s() >= until_s:
-                missing = _missing(self.state.placed.occupied, self._view.running)
-                raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
+                raise OfframpError(f"replicas did not start within {START_S:.0f} s: {self._view.missing}")
             await self._sleep(LOOK_S)
             if self._clock.now_s() >= self._view.looked_s + self.settings.watch_s:
                 await self._look()
@@ -389,7 +379,7 @@ class ControlLoop:
             at_s=self._clock.now_s(),
             sized_for_rps=new.sized_for_rps,
             trial=new.trial,
-            previous=None if new.trial is None else before,
+            previous=before,
             suspended=None,
         )
         await self._settle()
@@ -415,7 +405,7 @@ class ControlLoop:
         else:
             await self._update_followed()  # an ingress may not have received them
             await self._request_replicas(may_shrink=False)
-            if not _missing(placed.occupied, view.running):
+            if not view.missing:
                 await self._fleet.prepare(self.state.placed)
                 self._switched_epoch = self.state.placed.epoch
                 await self._switch()
@@ -463,7 +453,7 @@ class ControlLoop:
         if is_changing:
             self.changes[reason] += 1
             self._remember("in force", replace(new, words=f"goes on by other thresholds: {words}"))
-            self.update_state(placed=new.placed, trial=None, previous=None)
+            self.update_state(placed=new.placed, trial=None)
             await self._update_followed()
         else:
             await self._apply_plan(new)

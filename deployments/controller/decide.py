@@ -150,6 +150,12 @@ class View:
         return self.state.followed != self.state.placed
 
     @property
+    def missing(self) -> str:
+        """Describes the replicas of the current plan that do not run; empty if all run."""
+        counts = ((device, self.running.get(device, 0), num) for device, num in self.state.placed.occupied.items())
+        return ", ".join(f"{device} runs {running} of {num}" for device, running, num in counts if running < num)
+
+    @property
     def policy(self) -> PolicySpec:
         """The exit policy of new plans: the policy of the settings, with the tuned thresholds if there are any."""
         tuned, policy = self.state.thresholds, self.settings.policy
@@ -283,8 +289,7 @@ def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) ->
 def change_failed(view: View) -> Outcome | None:
     """Checks whether the change to the current plan failed too often: returns to the plan that is still followed."""
     placed, followed = view.state.placed, view.state.followed
-    all_run = all(view.running.get(device, 0) >= number for device, number in placed.occupied.items())
-    is_late = view.now_s >= view.state.at_s + LONGEST_START_S and not all_run
+    is_late = view.now_s >= view.state.at_s + LONGEST_START_S and bool(view.missing)
     if followed is None or followed.plan.stages == placed.plan.stages or not (is_late or view.failed >= TRIES):
         return None
     words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"
@@ -321,7 +326,7 @@ def trial_over(view: View) -> Outcome | None:
     )
     if judgement is None:
         return None
-    over = Outcome(events=(("trial", judgement.words),), state={"trial": None, "previous": None})
+    over = Outcome(events=(("trial", judgement.words),), state={"trial": None})
     if not judgement.change or state.previous is None:
         return over
     back = _roll_back(view, state.previous.plan, judgement.words)
@@ -641,7 +646,7 @@ def _without_plan(view: View, words: str, reason: str) -> Outcome:
     """Keeps or restores the current plan if its accelerators exist, because late answers are better than none."""
     placed = view.state.placed
     if not view.has_room(placed):
-        changes = {"suspended": words, "trial": None, "previous": None, "followed": None}
+        changes = {"suspended": words, "trial": None, "followed": None}
         events = () if view.state.suspended == words else (("suspended", words),)
         return Outcome(events=events, state=changes, settles=True)
     if view.state.suspended is not None:

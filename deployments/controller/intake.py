@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -73,6 +74,4 @@ def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_
 
 def _less(now: Any, before: Any) -> Any:
     """Returns the difference of two numbers, or of two counts by key."""
-    if isinstance(now, int):
-        return now - before
-    return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
+    return now - before if isinstance(now, int) else dict(Counter(now) - Counter(before))

@@ -53,7 +53,7 @@ class State:
     """Whether the plan is kept until a replan is requested."""
     trial: Trial | None = None
     previous: Placed | None = None
-    """The plan to which a rollback returns during a trial."""
+    """The plan before the current one. If there is a trial, a rollback returns to it."""
     resting: tuple[RestingReplica, ...] = ()
     blamed: Blamed = field(default_factory=dict)
     """Plans that were rolled back: the first control period in which each may be chosen again. They are not stored: the
