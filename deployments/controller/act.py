@@ -127,6 +127,8 @@ class ControlLoop:
         """The number of replicas that was requested last, by accelerator type; none if a look finds another number."""
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
+        self._spare_epoch = 0
+        """The epoch at which the followed plan gets new thresholds during a change; no other plan has it."""
         self._missing = MissingAccelerators()
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
@@ -447,10 +449,10 @@ class ControlLoop:
         if (forecast := self._view.forecast) is not None:  # for new plans at once; `_check` updates the forecast later
             reach = self.stream.reach(self.state, self._clock.now_s())
             self._update_view(forecast=replace(forecast, reach=reach))
-        # The epoch before that of a plan to which the service still changes is left for the followed plan.
         is_changing, epoch = self._view.is_changing, self._view.next_epoch
         new = self._view.same_rate(self._with_thresholds(self.state.placed, epoch + is_changing), reason, words)
         if is_changing:
+            self._spare_epoch = epoch
             self.changes[reason] += 1
             self._remember("in force", replace(new, words=f"goes on by other thresholds: {words}"))
             self.update_state(placed=new.placed, trial=None)
@@ -461,10 +463,10 @@ class ControlLoop:
 
     async def _update_followed(self) -> None:
         """Applies new thresholds to the plan that is still followed during a change, because an alarm must not wait."""
-        state, is_current = self.state, self._view.uses_current_thresholds
-        if state.followed is None or is_current(state.followed) or state.followed.epoch >= state.placed.epoch - 1:
+        followed, is_current = self.state.followed, self._view.uses_current_thresholds
+        if followed is None or is_current(followed) or followed.epoch >= self._spare_epoch:
             return
-        followed = self._with_thresholds(state.followed, state.placed.epoch - 1)
+        followed = self._with_thresholds(followed, self._spare_epoch)
         if is_current(followed):  # an operator's plan may have another policy
             await self._fleet.follow(followed)
             words = "new thresholds during a change of plan"
