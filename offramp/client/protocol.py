@@ -104,6 +104,8 @@ class NoReply:
 
 
 Outcome: TypeAlias = Reply | NoReply
+TOO_LATE = NoReply(kind="timeout", message="the timeout had passed before the client could send")
+Header: TypeAlias = str | bytes | None
 Send: TypeAlias = Callable[[float], Awaitable[Outcome]]
 Sleep: TypeAlias = Callable[[float], object]
 """A function that waits for some seconds, or returns an awaitable that does."""
@@ -119,7 +121,7 @@ def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] |
     return body
 
 
-def read_reply(status: int, content: bytes, retry_after: str | None, json_length: str | None = None) -> Reply:
+def read_reply(status: int, content: bytes, retry_after: Header, json_length: Header = None) -> Reply:
     """Parses a response. A `Retry-After` that is a date is ignored.
 
     `json_length`: the length of the JSON in a v2 answer with binary tensors.
@@ -161,9 +163,7 @@ async def send_with_retries(
     until_s, left_s, attempt = clock.now_s() + timeout_s, timeout_s, 0
     while True:
         attempt += 1
-        outcome: Outcome = NoReply(kind="timeout", message="the timeout had passed before the client could send")
-        if left_s > 0:
-            outcome = await send(left_s)
+        outcome = await send(left_s) if left_s > 0 else TOO_LATE
         wait_s = rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
         if isinstance(outcome, Reply):
             wait_s += outcome.retry_after_s or 0.0

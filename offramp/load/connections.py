@@ -37,9 +37,11 @@ KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection."""
 SWITCHING_PROTOCOLS = 101
 JSON = "Content-Type: application/json\r\n"
-JSON_LENGTH = JSON_LENGTH_HEADER.lower().encode()
-WITH_LENGTH = (b"content-length", b"transfer-encoding")
+JSON_LENGTH, RETRY_AFTER = JSON_LENGTH_HEADER.lower().encode(), b"retry-after"
+WITH_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 """Headers which show that the end of the connection is not the end of the body."""
+KEPT = WITH_LENGTH | {JSON_LENGTH, RETRY_AFTER}
+"""The headers that are read."""
 
 
 @asynccontextmanager
@@ -120,9 +122,6 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._outcome: asyncio.Future[Outcome | None] | None = None
         self._transport: asyncio.Transport
-        self._body: list[bytes]
-        self._retry_after: str | None
-        self._json_length: str | None
         self._begin()
 
     async def send(self, data: bytes, until_s: float) -> Outcome | None:
@@ -162,7 +161,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        if exc is None and self._has_headers and not self._has_length:
+        if exc is None and self._has_headers and not WITH_LENGTH & self._headers.keys():
             self._end(self._reply())
         self._end(NoReply(kind="connection", message=str(exc or "the server closed the connection")))
 
@@ -171,12 +170,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Stores the headers that are needed."""
         lower = name.lower()
-        if lower == b"retry-after":
-            self._retry_after = value.decode("latin-1")
-        elif lower == JSON_LENGTH:
-            self._json_length = value.decode("latin-1")
-        elif lower in WITH_LENGTH:
-            self._has_length = True
+        if lower in KEPT:
+            self._headers[lower] = value
 
     def on_headers_complete(self) -> None:
         """Stores that the end of the connection may be the end of the body from now on."""
@@ -205,11 +200,13 @@ class Connection(asyncio.Protocol):
             self._end(self._reply())
 
     def _begin(self) -> None:
-        self._body, self._retry_after, self._json_length = [], None, None
-        self._has_headers = self._has_length = False
+        self._body: list[bytes] = []
+        self._headers: dict[bytes, bytes] = {}
+        self._has_headers = False
 
     def _reply(self) -> Outcome:
-        return read_reply(self._parser.get_status_code(), b"".join(self._body), self._retry_after, self._json_length)
+        retry_after, json_length = map(self._headers.get, (RETRY_AFTER, JSON_LENGTH))
+        return read_reply(self._parser.get_status_code(), b"".join(self._body), retry_after, json_length)
 
     def _end(self, outcome: Outcome | None) -> None:
         if self._outcome is not None and not self._outcome.done():
