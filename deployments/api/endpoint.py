@@ -24,7 +24,7 @@ from deployments.api.exchange import (
     json_response,
 )
 from deployments.api.generation import GenerateRequest, Stream
-from deployments.api.operations import GENERATION_PATHS, MODEL, OPERATION_BY_NAME, TRACED
+from deployments.api.operations import GENERATION_PATHS, MODEL, OPERATION_BY_NAME
 from deployments.api.parsing import InferRequest, Signature
 from deployments.api.v2 import tensors_of
 from deployments.process_setup import HideExceptionMessages
@@ -151,7 +151,7 @@ class Endpoint:
         self._backend = backend
         self._gate = gate
         self._path = path
-        self._tracer = tracer if path in TRACED else None
+        self._tracer = tracer
         self._has_model = path.startswith(MODEL)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,7 +165,7 @@ class Endpoint:
                 self._backend.count_request("access", error.http_status)
                 return await error_response(request, error)(scope, receive, send)
         record: RequestRecord | None = None
-        if self._tracer is not None:
+        if self._tracer is not None and request.method == "POST" and "POST" in self.handlers:
             route = {"http.request.method": "POST", "http.route": self._path}
             record = self._tracer.begin(f"POST {self._path}", route, request.headers)
         status: int | None = None

@@ -81,11 +81,6 @@ class Operation:
     """Whether it needs no API key."""
 
     @property
-    def is_traced(self) -> bool:
-        """Whether its requests may be traced. Only POST requests are."""
-        return self.method == "POST"
-
-    @property
     def body(self) -> type[BaseModel] | None:
         """The type of request bodies."""
         body: type[BaseModel] | None = import_attribute(self.request) if isinstance(self.request, str) else self.request
@@ -190,10 +185,11 @@ OPEN_PATHS = frozenset(
     for path in (each.path, *([] if each.rpc is None else [f"/{RPC_SERVICE}/{each.rpc}"]))
 )
 """Health probes need no key, over HTTP or gRPC."""
-TRACED = frozenset(path for each in OPERATIONS if each.is_traced for path in each.paths)
 PAGES = tuple(each.path for each in OPERATIONS if each.response_types == (PAGE,))
 """Paths that people open in a browser, which asks for the key as a password; paths below them, too."""
-FREQUENT = frozenset(path for each in OPERATIONS if each.models != "all" and each.is_traced for path in each.paths)
+FREQUENT = frozenset(
+    path for each in OPERATIONS if each.models != "all" and each.method == "POST" for path in each.paths
+)
 """Paths of the most frequent requests, which bypass routing."""
 GENERATION_PATHS = tuple(sorted({each.path.removeprefix(MODEL) for each in OPERATIONS if each.models == "generates"}))
 """The last parts of paths that only models which generate have."""

@@ -205,7 +205,7 @@ class Rpcs:
         remaining_s = None if REMAINING_KEY not in metadata else float(metadata[REMAINING_KEY])
         request_id = id_or_new(metadata.get(REQUEST_ID))
         record: RequestRecord | None = None
-        if self._tracer is not None and OPERATION_BY_RPC[name].is_traced:
+        if self._tracer is not None and OPERATION_BY_RPC[name].method == "POST":
             attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
             record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, metadata)
         trailing = [(REQUEST_ID, request_id), *({} if record is None else record.headers).items()]
