@@ -33,7 +33,7 @@ from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
 from offramp.client.protocol import Input, Prediction
-from offramp.commands.options import GenerateJob, PredictJob
+from offramp.commands.options import GenerateJob, PredictJob, RowOptions
 from offramp.commands.output import make_table, progress_bars
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
@@ -268,6 +268,8 @@ def run(job: PredictJob) -> None:
         raise InputError("give one of these: inputs as arguments, --data PATH, or - for standard input")
     if job.data is not None and job.out is not None and job.out.resolve() == job.data.resolve():
         raise InputError(f"--out {job.out} is the file of --data, which would be overwritten; choose another file")
+    if job.data is None and set(RowOptions.model_fields) & job.model_fields_set:
+        raise InputError("--text-column, --pair-column and --part go with --data")
     if job.texts and not piped:
         if {"out", "form", "batch", "concurrency"} & job.model_fields_set:
             raise InputError("--out, --format, --batch and --concurrency go with --data or -, not with arguments")
@@ -370,6 +372,8 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str
         return names, (InputRow({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
     if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
+    if job.pair_column is not None and len(names) < 2:
+        raise InputError(f"--pair-column {job.pair_column}: the model takes no pairs of texts")
     columns = (job.text_column, *(job.pair_column if job.pair_column is not None else name for name in names[1:]))
     rows = stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
     first = list(islice(rows, 1))  # refuses a file that cannot be read before any output is written

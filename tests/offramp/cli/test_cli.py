@@ -286,8 +286,9 @@ def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> N
         (("--data", "."), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
         (("hi",), "images", "the model takes images, and there is no file 'hi': give the paths of image files"),
         (("--data", "x.npz"), "arrays", "x.npz: the model takes image; the file holds sound"),
+        (("--data", "t.csv", "--pair-column", "b"), "texts", "--pair-column b: the model takes no pairs of texts"),
     ],
-    ids=["an image", "a pipe", "no array", "a text", "another array"],
+    ids=["an image", "a pipe", "no array", "a text", "another array", "a pair"],
 )
 def test_inputs_of_another_kind_are_refused_with_the_models_kind(
     tmp_path: Path,
