@@ -96,8 +96,7 @@ def calibrate(
     card = read_card(folder)
     job = _check_job(job, folder, card)
     if card.generates:
-        records, facts = _records_of_generations(folder, data, job, progress)
-        return _replace_calibration(folder, CalibrationData(job=job, views=[records], facts=facts).card(), records)
+        return _calibrate_decoder(folder, data, job, progress)
     check_rows(data, job)  # a chain has several calibrations
     task, facts, (design, _) = find_task(card.task), calibration_facts(job), design_and_test_rows(data, job)
     policy, is_one = choose_score(task, job.policy), card.chain.is_one
@@ -131,12 +130,7 @@ def calibrate(
     forget_calibration(folder)
     save_model(model, folder)
     facts = calibration.provenance | {MEMBERS: members_of(folder, card)}
-    return _replace_calibration(folder, calibration.model_copy(update={"provenance": facts}), records)
-
-
-def _replace_calibration(folder: Path, calibration: CalibrationCard, records: ExitRecords) -> Calibrated:
-    """Writes the only calibration of a model, and returns it with its records."""
-    forget_calibration(folder)
+    calibration = calibration.model_copy(update={"provenance": facts})
     save_calibration(calibration, records, folder)
     return calibration, records
 
@@ -526,10 +520,8 @@ def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat:
     return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
 
 
-def _records_of_generations(
-    folder: Path, data: LabelledRows, job: CalibrateJob, progress: Progress
-) -> tuple[ExitRecords, dict[str, Any]]:
-    """Returns a record for each token that a decoder generates greedily, with the answers of every ramp, and facts.
+def _calibrate_decoder(folder: Path, data: LabelledRows, job: CalibrateJob, progress: Progress) -> Calibrated:
+    """Records each token that the full model generates greedily with the answers of all ramps, and finds thresholds.
 
     As in the training of the ramps, prompts are texts or user messages of a chat.
     """
@@ -560,4 +552,7 @@ def _records_of_generations(
         sequences_N=np.array([k for k, each in enumerate(generations) for _ in each.answer]),
         provenance=facts,
     )
-    return records, facts
+    calibration = CalibrationData(job=job, views=[records], facts=facts).card()
+    forget_calibration(folder)
+    save_calibration(calibration, records, folder)
+    return calibration, records

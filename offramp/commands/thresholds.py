@@ -40,8 +40,7 @@ def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | 
         raise DataError(f"{latency} has {profile.num_blocks} blocks, the model {records.num_blocks}")
     mean = 1.0 if records.tokens_N is None else float(records.tokens_N.mean())
     nearest = min(profile.lengths, key=lambda length: abs(length - mean))
-    costs: list[float] = profile.tables[nearest].block_s_NB[:, -1].tolist()
-    return costs
+    return list(map(float, profile.tables[nearest].block_s_NB[:, -1]))
 
 
 def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
