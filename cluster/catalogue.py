@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from cluster.devices import EMULATED
 from earlyexit.data.source_file import StrictDocument, read_source
+from earlyexit.data.strict import FromFile
 from earlyexit.errors import DataError
 
 CATALOGUE = Path(__file__).with_name("catalogue.yaml")
@@ -27,12 +28,13 @@ class KnownDeviceDocument(StrictDocument):
     """Source of the memory."""
 
 
-class KnownLinkDocument(StrictDocument):
-    """The link that is assumed between replicas unless an inventory has a measured one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterLink(FromFile):
+    """The network between replicas. In a cluster file it defaults to the link of `cluster/catalogue.yaml`."""
 
-    bandwidth_bytes_per_s: float = Field(gt=0)
-    delay_s: float = Field(ge=0)
-    source: str
+    bandwidth_bytes_per_s: Annotated[float, Field(gt=0)]
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+    source: str | None = None
 
 
 class ClusterCatalogueDocument(StrictDocument):
@@ -41,7 +43,8 @@ class ClusterCatalogueDocument(StrictDocument):
     schema_version: Literal[1]
     sources: dict[str, str]
     devices: dict[str, KnownDeviceDocument]
-    link: KnownLinkDocument
+    link: ClusterLink
+    """Its source is a key of `sources`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +55,6 @@ class KnownDevice:
     memory_bytes: int | None = None
     source: str | None = None
     """Sources of price and memory, as text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterLink:
-    """The link between two replicas."""
-
-    bandwidth_bytes_per_s: float
-    delay_s: float = 0.0
-    source: str | None = None
 
 
 def known_device(name: str) -> KnownDevice:
@@ -77,10 +71,7 @@ def known_device(name: str) -> KnownDevice:
 def known_link() -> ClusterLink:
     """Returns the default link, for an inventory without one."""
     catalogue = read_cluster_catalogue()
-    link = catalogue.link
-    return ClusterLink(
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s, source=catalogue.sources[link.source]
-    )
+    return replace(catalogue.link, source=catalogue.sources[str(catalogue.link.source)])
 
 
 @cache

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from earlyexit.data.strict import checked
 from earlyexit.errors import PlanError
 
 # Values of Ray's `accelerator_type`. Ray detects an A6000 as RTX-A6000, so a node with one must set the type itself.
@@ -48,3 +49,7 @@ def find_device(name: str) -> DeviceType:
         return DeviceType(name=name, torch_device="cpu", actor_options={"num_cpus": 0, "resources": {name: 1}})
     known = f"cpu, cuda, {', '.join(RAY_ACCELERATORS)}; {EMULATED} before any but cuda, or a name of your own"
     raise PlanError(f"unknown device {name!r}; known: {known}")
+
+
+DeviceName = Annotated[str, checked(lambda name, _: find_device(name).name)]
+"""The name of an accelerator type in a file."""

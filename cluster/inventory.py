@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from cluster.catalogue import ClusterLink, known_device, known_link
-from cluster.devices import EMULATED, RAY_ACCELERATORS
+from cluster.devices import EMULATED, RAY_ACCELERATORS, DeviceName
+from earlyexit.data.source_file import read_source
+from earlyexit.data.strict import FromFile, checked
 from earlyexit.errors import InputError
+
+MAX_COUNT = 1_000_000
+"""Maximum number of accelerators of one type in files."""
 
 ACCELERATOR_TYPE = "accelerator_type:"
 """Prefix of accelerator types among the resources of a Ray node."""
@@ -19,42 +27,49 @@ NODE_ID = "ray.io/node-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerators:
-    """All accelerators of one type."""
+class Accelerators(FromFile):
+    """The accelerators of one type. In a file, price and memory default to those of `cluster/catalogue.yaml`."""
 
-    count: int
-    usd_per_hour: float | None = None
-    """Price of one accelerator; None if unknown."""
-    memory_bytes: int | None = None
-    """Memory of one accelerator; None if unknown, in which case memory is not checked."""
+    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
+    usd_per_hour: Annotated[float | None, Field(ge=0)] = None
+    """Price of one accelerator. None: unknown, or in a file the catalogue's."""
+    memory_bytes: Annotated[int | None, Field(gt=0)] = None
+    """Memory of one accelerator. None: unknown and not checked, or in a file the catalogue's."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Ray labels of the nodes that have these accelerators."""
+    """Ray labels of the nodes on which the replicas run."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    """Kubernetes labels of the nodes that have these accelerators."""
+    """Kubernetes labels of the nodes, for KubeRay."""
     source: str | None = None
     """The source of price and memory."""
 
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise InputError(f"a device count must be at least 0, not {self.count}")
+
+if TYPE_CHECKING:
+    FileDevices = Mapping[str, Accelerators]
+else:
+    FileDevices = Annotated[
+        dict[DeviceName, Accelerators],
+        Field(min_length=1),
+        checked(lambda devices, _: {name: with_known(name, each) for name, each in devices.items()}),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(FromFile):
     """The accelerators and the link of a cluster. A time scale other than 1 requires that all devices are emulated."""
 
-    devices: Mapping[str, Accelerators]
+    schema_version: Literal[1] = 1
+    devices: FileDevices
     """By the name of the accelerator type; see `cluster.devices`."""
-    link: ClusterLink
-    time_scale: float = 1.0
+    link: ClusterLink = field(default_factory=known_link)
+    """Between replicas. None: the link of `cluster/catalogue.yaml`."""
+    time_scale: Annotated[float, Field(gt=0)] = 1.0
     """Real seconds per emulated second, for the link and for latencies."""
 
     def __post_init__(self) -> None:
         real = [name for name in self.devices if not name.startswith(EMULATED)]
         if self.time_scale != 1 and real:
-            raise InputError(
-                f"time_scale {self.time_scale:g} stretches emulated time; {', '.join(real)} cannot be stretched"
-            )
+            message = f"time_scale {self.time_scale:g} stretches emulated time; {', '.join(real)} cannot be stretched"
+            raise InputError(message, at=("time_scale",))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -62,21 +77,19 @@ class Inventory:
         return {name: each.count for name, each in self.devices.items() if each.count}
 
 
-def accelerators(
-    name: str,
-    *,
-    usd_per_hour: float | None = None,
-    memory_bytes: int | None = None,
-    source: str | None = None,
-    **fields: Any,
-) -> Accelerators:
-    """Returns the accelerators of a type. Price and memory default to the catalogue's."""
+def read_inventory(path: Path) -> Inventory:
+    """Returns the inventory of a YAML or JSON file; raises InputError with file, line, mistake and what is allowed."""
+    return read_source(path, InputError).parse(Inventory, called="the cluster")
+
+
+def with_known(name: str, given: Accelerators) -> Accelerators:
+    """Returns the accelerators of a type, with the catalogue's price, memory and source where none are given."""
     known = known_device(name)
-    return Accelerators(
-        usd_per_hour=known.usd_per_hour if usd_per_hour is None else usd_per_hour,
-        memory_bytes=memory_bytes or known.memory_bytes,
-        source=source or known.source,
-        **fields,
+    return replace(
+        given,
+        usd_per_hour=known.usd_per_hour if given.usd_per_hour is None else given.usd_per_hour,
+        memory_bytes=given.memory_bytes or known.memory_bytes,
+        source=given.source or known.source,
     )
 
 
@@ -94,7 +107,9 @@ def inventory_of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
         for name, count in accelerators_on_node(node["Resources"]).items():
             counts[name] += count
             labels[name] = _common(labels[name], node_labels) if name in labels else node_labels
-    devices = {name: accelerators(name, count=count, labels=labels[name]) for name, count in sorted(counts.items())}
+    devices = {
+        name: with_known(name, Accelerators(count=count, labels=labels[name])) for name, count in sorted(counts.items())
+    }
     return Inventory(devices=devices, link=known_link())
 
 

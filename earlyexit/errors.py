@@ -68,10 +68,26 @@ class InputError(OfframpError, http_status=400, grpc_status="INVALID_ARGUMENT", 
 
     param: str | None = None
     """The name of the wrong request field. None: not known."""
+    at: tuple[str | int, ...] = ()
+    """The path of the wrong value inside the document or object that was checked. Readers of files find its line."""
 
-    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+    def __init__(self, message: str = "", *, param: str | None = None, at: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.at = param, at
+
+
+class within:  # noqa: N801 # it is used like a function
+    """A context that adds a path in front of the path of an InputError that is raised in it."""
+
+    def __init__(self, *path: str | int) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, InputError):
+            error.at = (*self._path, *error.at)
 
 
 class UnauthorizedError(InputError, http_status=401, grpc_status="UNAUTHENTICATED"):

@@ -10,56 +10,69 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from earlyexit.data.source_file import Source, StrictDocument, read_source
-from earlyexit.errors import DataError
+from earlyexit.data.source_file import read_source
+from earlyexit.data.strict import FromFile, checked
+from earlyexit.errors import DataError, within
 from profiles.table import LatencyTable, check_ramps
 
-SCHEMA = 1
 ProfileKind = Literal["measured", "published", "derived"]
 Name = Annotated[str, Field(min_length=1)]
-Seconds = Annotated[float, Field(ge=0)]
+
+
+def _by_length(tables: list[LatencyTable], _: object) -> dict[int | None, LatencyTable]:
+    lengths = [table.length for table in tables]
+    if None in lengths:
+        raise DataError("length: Field required", at=(lengths.index(None),))
+    if len(set(lengths)) < len(lengths):
+        raise DataError("two tables have the same length; only one per length is allowed")
+    return dict(zip(lengths, tables, strict=True))
+
+
+if TYPE_CHECKING:
+    FileTables = Mapping[int, LatencyTable]
+else:
+    FileTables = Annotated[list[LatencyTable], Field(min_length=1), checked(_by_length)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LatencyProfile:
+class LatencyProfile(FromFile):
     """Measured or published seconds of one model on one accelerator. Raises DataError for contradictory values.
 
     Seconds need not grow with the batch size.
     """
 
-    model: str
-    num_blocks: int
-    ramps: tuple[int, ...]
+    schema_version: Literal[1] = 1
+    model: Name
+    num_blocks: Annotated[int, Field(ge=1)]
+    ramps: Annotated[tuple[int, ...], Field(strict=False)]
     """All ramps of the model, active or not. Ramp r is after block r."""
-    device: str
+    device: Name
     """Accelerator type, a name of `cluster.devices`."""
-    backend: str
+    backend: Name
     """The software that ran the model: torch, onnx, TensorRT, ..."""
-    dtype: str
+    dtype: Name
     kind: ProfileKind
     """`derived` profiles are computed from another accelerator's; see `provenance`."""
-    tables: Mapping[int, LatencyTable]
+    tables: FileTables
     """Tables by ascending input length: tokens, or the side of an image in pixels."""
     provenance: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not all((self.model, self.device, self.backend, self.dtype)):
             raise DataError("a latency profile needs model, device, backend and dtype")
-        check_ramps(self.ramps, self.num_blocks)
+        with within("ramps"):
+            check_ramps(self.ramps, self.num_blocks)
         lengths = list(self.tables)
         if not lengths or lengths != sorted(set(lengths)) or lengths[0] < 1:
-            raise DataError(f"the lengths of a latency profile must ascend from at least 1, not {lengths}")
-        for length, table in self.tables.items():
-            rows = len(table.block_s_NB), len(table.ramp_s_EB)
-            if rows != (self.num_blocks, len(self.ramps)):
-                raise DataError(
-                    f"length {length} has {rows[0]} rows of block_s and {rows[1]} of ramp_s; "
-                    f"the model has {self.num_blocks} blocks and {len(self.ramps)} ramps"
-                )
+            message = f"the lengths of a latency profile must ascend from at least 1, not {lengths}"
+            raise DataError(message, at=("tables",))
+        for index, table in enumerate(self.tables.values()):
+            with within("tables", index):
+                table.check_rows(self.num_blocks, len(self.ramps))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -99,60 +112,7 @@ class LatencyProfile:
     def load(cls, path: Path) -> LatencyProfile:
         """Returns the profile in a file; raises DataError with file, line, mistake and what is allowed."""
         source = read_source(path, DataError, hint=f"; `offramp profile MODEL --out {path}` measures one")
-        document = source.parse(ProfileDocument, called="the latency profile")
-        with source.errors_at(("ramps",)):
-            check_ramps(tuple(document.ramps), document.num_blocks)
-        tables = {
-            table.length: _table(source, index, document.num_blocks, len(document.ramps), table)
-            for index, table in enumerate(document.tables)
-        }
-        with source.errors_at(("tables",)):
-            if len(tables) != len(document.tables):
-                raise DataError("two tables have the same length; only one per length is allowed")
-            values = {field.name: getattr(document, field.name) for field in fields(cls)}
-            return cls(**values | {"ramps": tuple(document.ramps), "tables": tables})
-
-
-class TableDocument(StrictDocument):
-    """Seconds at one input length."""
-
-    length: int = Field(ge=1)
-    batch: list[int] = Field(min_length=1)
-    block_s: list[list[Seconds]]
-    ramp_s: list[list[Seconds]]
-    context: int | None = Field(default=None, ge=1)
-    """For decode steps: tokens that precede the step in each sequence."""
-    context_s: Seconds = 0.0
-
-
-class ProfileDocument(StrictDocument):
-    """The JSON file of a latency profile."""
-
-    schema_version: Literal[1]
-    kind: ProfileKind
-    model: Name
-    num_blocks: int = Field(ge=1)
-    ramps: list[int]
-    device: Name
-    backend: Name
-    dtype: Name
-    tables: list[TableDocument] = Field(min_length=1)
-    provenance: dict[str, Any]
-
-
-def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document: TableDocument) -> LatencyTable:
-    at = ("tables", index)
-    for name, rows, wanted in (("block_s", document.block_s, num_blocks), ("ramp_s", document.ramp_s, num_ramps)):
-        with source.errors_at((*at, name)):
-            if len(rows) != wanted:
-                raise DataError(f"{name} has {len(rows)} rows; needed: {wanted}, one per {name.removesuffix('_s')}")
-        for row, seconds in enumerate(rows):
-            with source.errors_at((*at, name, row)):
-                if len(seconds) != len(document.batch):
-                    raise DataError(f"{len(seconds)} values; needed: {len(document.batch)}, one per batch size")
-    with source.errors_at((*at, "batch")):
-        table = LatencyTable.of_rows(document.batch, document.block_s, document.ramp_s)
-        return replace(table, context=document.context, context_s=document.context_s)
+        return source.parse(cls, called="the latency profile")
 
 
 def _between(below: LatencyTable, above: LatencyTable, share: float, length: int) -> LatencyTable:
@@ -177,17 +137,8 @@ NUMBERS = re.compile(r'\[\n([^\[\]{}"]*)\]')
 
 def _text(profile: LatencyProfile) -> str:
     """Returns indented JSON in which a list of numbers, such as the seconds of a block, is on one line."""
-    tables = [
-        {
-            "length": length,
-            "batch": table.batches,
-            "block_s": table.block_s_NB.tolist(),
-            "ramp_s": table.ramp_s_EB.tolist(),
-            **({} if table.context is None else {"context": table.context, "context_s": table.context_s}),
-        }
-        for length, table in profile.tables.items()
-    ]
+    tables = [{"length": length} | table.document() | {"length": length} for length, table in profile.tables.items()]
     values = {field.name: getattr(profile, field.name) for field in fields(profile)}
-    document = {"schema_version": SCHEMA, **values, "provenance": dict(profile.provenance), "tables": tables}
+    document = {**values, "provenance": dict(profile.provenance), "tables": tables}
     indented = json.dumps(document, indent=2, allow_nan=False)
     return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", indented) + "\n"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_rows
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, within
 
 MOST_TOKENS = 1_000_000
 """Maximum tokens of an input, far above any model's, so that a typing error does not cost memory."""
@@ -49,8 +49,9 @@ class Lengths:
         tokens_N = np.array(list(tokens), dtype=np.float64)
         if not len(tokens_N):
             raise DataError("there are no lengths; at least one is needed")
-        for position, length in enumerate(tokens_N.tolist(), start=1):
-            check_length(length, f"the {position}. length")
+        for position, length in enumerate(tokens_N.tolist()):
+            with within(position):
+                check_length(length, f"the {position + 1}. length")
         values, counts = np.unique(tokens_N.astype(np.int64), return_counts=True)
         return cls.weighted(dict(zip(values.tolist(), (counts / len(tokens_N)).tolist(), strict=True)))
 

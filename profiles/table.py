@@ -10,30 +10,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, ValidationInfo
 
+from earlyexit.data.strict import FromFile, checked
 from earlyexit.errors import DataError
 
 FloatArray = npt.NDArray[np.float64]
 Rows = Sequence[Sequence[float]]
+MAX_BATCH = 1_000_000
+"""Far above what any accelerator holds. Up to this size all computed integers are exact."""
+BatchSize = Annotated[int, Field(le=MAX_BATCH)]
+MOST_SECONDS = 1e9
+"""Far above any measurement. With larger numbers, sums and quotients overflow or lose precision."""
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+
+
+def _rows(rows: Rows, info: ValidationInfo) -> FloatArray:
+    """Returns lists of seconds as an array with a column per batch size, also for no rows."""
+    batches = info.data.get("batches", ())  # missing if they are invalid, which is reported first
+    for row, seconds in enumerate(rows):
+        if batches and len(seconds) != len(batches):
+            needed = f"{len(batches)} are needed, one for each batch size of {list(batches)}"
+            raise DataError(f"{len(seconds)} values; {needed}", at=(row,))
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(batches))
+
+
+if TYPE_CHECKING:
+    FileRows = FloatArray
+else:
+    FileRows = Annotated[list[list[Seconds]], checked(_rows)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LatencyTable:
+class LatencyTable(FromFile):
     """Seconds of blocks (N) and ramps (E) at measured batch sizes (B). Raises DataError for invalid values."""
 
-    batches: tuple[int, ...]
+    batches: Annotated[tuple[BatchSize, ...], Field(alias="batch", strict=False, min_length=1)]
     """Measured batch sizes in inputs, ascending."""
-    block_s_NB: FloatArray
-    ramp_s_EB: FloatArray
+    block_s_NB: Annotated[FileRows, Field(alias="block_s")]
+    ramp_s_EB: Annotated[FileRows, Field(alias="ramp_s")]
     """One row per ramp of the model, active or not, in the order of the model's ramps."""
-    length: int | None = None
+    length: Annotated[int | None, Field(ge=1)] = None
     """Tokens per input in the measurement; None if unknown."""
-    context: int | None = None
+    context: Annotated[int | None, Field(ge=1)] = None
     """For decode steps: tokens that precede the step in each sequence. None if unknown, or if inputs are not steps."""
-    context_s: float = 0.0
+    context_s: Seconds = 0.0
     """For decode steps: seconds that each further token of context adds to a block."""
 
     @classmethod
@@ -46,7 +71,7 @@ class LatencyTable:
 
     def __post_init__(self) -> None:
         if not self.batches or list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
-            raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}")
+            raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}", at=("batch",))
         for name, tokens in (("length", self.length), ("context", self.context)):
             if tokens is not None and tokens < 1:
                 raise DataError(f"the {name} of a table must be at least 1 token, not {tokens}")
@@ -57,6 +82,23 @@ class LatencyTable:
                 raise DataError(f"{name} needs {len(self.batches)} values per row, one per batch size")
             if not np.isfinite(seconds).all() or (seconds < 0).any():
                 raise DataError(f"{name} must be finite seconds, at least 0")
+
+    def check_rows(self, num_blocks: int, num_ramps: int) -> None:
+        """Raises DataError unless the table has a row for each of these blocks and ramps."""
+        for name, rows, needed in (("block_s", self.block_s_NB, num_blocks), ("ramp_s", self.ramp_s_EB, num_ramps)):
+            if len(rows) != needed:
+                unit = name.removesuffix("_s")
+                raise DataError(f"{name} has {len(rows)} rows; {needed} are needed, one per {unit}", at=(name,))
+
+    def document(self, *, as_measured: bool = True) -> dict[str, Any]:
+        """Returns the table as plain data of a file. `as_measured`: with the length and context of the measurement."""
+        seconds = {"block_s": self.block_s_NB.tolist(), "ramp_s": self.ramp_s_EB.tolist()}
+        document: dict[str, Any] = {"batch": list(self.batches), **seconds}
+        if as_measured and self.length is not None:
+            document["length"] = self.length
+        if as_measured and self.context is not None:
+            document |= {"context": self.context, "context_s": self.context_s}
+        return document
 
     def times(self, factor: float) -> LatencyTable:
         """Returns the table with all seconds multiplied."""

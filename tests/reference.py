@@ -11,27 +11,31 @@ import re
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields as dataclass_fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from click import Command
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cluster.inventory_file import AcceleratorsDocument, ClusterLinkDocument, InventoryDocument
+from cluster.catalogue import ClusterLink
+from cluster.inventory import Accelerators, Inventory
 from deployments.api.openapi import openapi_document
 from deployments.api.parsing import Signature
 from earlyexit import errors
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.codecs.text import TextCodec
+from earlyexit.data.strict import FromFile
 from earlyexit.policies import POLICIES
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from offramp.cli.app import COMMANDS, build
 from offramp.spec import documents
 from offramp.spec import file as service
-from optimizer.problems.problem_shape import BudgetDocument, ObjectiveDocument, SloDocument
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Slo
+from optimizer.problems.problem_file import BudgetDocument
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
 """A model for the routes and statuses that all models without generation share."""
@@ -103,16 +107,18 @@ def _options(command: Command) -> Iterator[str]:
             yield f"| `{word}` | {_cell(default)} | {_cell(text)} |"
 
 
-SECTIONS: Mapping[str, type[BaseModel]] = {
+SECTIONS: Mapping[str, type[FromFile]] = {
     "the file": service.ServiceDocument,
     "model": service.ModelDocument,
-    "slo": SloDocument,
+    "slo": Slo,
     "accuracy": service.AccuracyDocument,
-    "cluster": InventoryDocument,
-    "cluster.devices, by type": AcceleratorsDocument,
-    "cluster.link": ClusterLinkDocument,
+    "cluster": Inventory,
+    "cluster.devices, by type": Accelerators,
+    "cluster.link": ClusterLink,
     "planner": service.PlannerDocument,
-    "planner.objective": ObjectiveDocument,
+    "planner.objective: the highest rate": MaximizeRate,
+    "planner.objective: the least cost": MinimizeCost,
+    "planner.objective: the least latency": MinimizeLatency,
     "planner.budget": BudgetDocument,
     "ingress": documents.IngressDocument,
     "access": documents.AccessDocument,
@@ -127,24 +133,35 @@ def fields() -> Iterator[str]:
         yield from (f"### {section}", "", _flat(document.__doc__ or ""), "")
         yield from ("| field | default | meaning |", "|---|---|---|")
         meanings = _meanings(document)
-        for name, field in document.model_fields.items():
+        for name, field in _fields_of(document).items():
             yield f"| `{field.alias or name}` | {_cell(_default(field))} | {_cell(meanings.get(name, ''))} |"
         yield ""
+
+
+def _fields_of(document: type[FromFile]) -> Mapping[str, FieldInfo]:
+    if issubclass(document, BaseModel):
+        return document.model_fields
+    declared: Any = document
+    hints = get_type_hints(declared, include_extras=True)
+    each = {field.name: field for field in dataclass_fields(declared)}
+    return {name: FieldInfo.from_annotated_attribute(hints[name], field) for name, field in each.items()}
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
+    if isinstance(field.json_schema_extra, dict):  # the default in files differs from that of the class
+        return str(field.json_schema_extra["default"])
     if field.default_factory is not None or field.default is None:
         return ""
     return str(field.default)
 
 
-def _meanings(document: type[BaseModel]) -> dict[str, str]:
+def _meanings(document: type[FromFile]) -> dict[str, str]:
     """Returns the string below each field, of a model and of its base classes."""
     found: dict[str, str] = {}
     for model in reversed(document.__mro__):
-        if model is BaseModel or not issubclass(model, BaseModel):
+        if model is BaseModel or not issubclass(model, (BaseModel, FromFile)):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
         assert isinstance(body, ast.ClassDef)

@@ -10,16 +10,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from earlyexit.data.images import check_file
+from earlyexit.data.strict import REFUSED
 from earlyexit.data.strict import StrictDocument as StrictDocument
-from earlyexit.data.strict import fields_of as fields_of
 from earlyexit.errors import InputError
 
 MOST_REPEATED = 100_000
@@ -61,7 +62,7 @@ def _items(node: yaml.Node) -> list[tuple[yaml.Node | None, yaml.Node]]:
     return [(None, item) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
-Document = TypeVar("Document", bound=StrictDocument)
+Document = TypeVar("Document")
 MOST_MISTAKES = 50
 """Maximum number of mistakes that are examined to find the first one, because a long list may be wrong throughout."""
 SHOWN_CHARACTERS = 60
@@ -108,6 +109,12 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
     return node.start_mark.line + 1
 
 
+@cache
+def adapter_of(shape: Any) -> TypeAdapter[Any]:
+    """Returns pydantic's adapter of a type, which validates and dumps values."""
+    return TypeAdapter(shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Plain data from a file, with the text of the file to find the lines of values for error messages."""
@@ -120,21 +127,48 @@ class Source:
     text: str = ""
     """The content of the file."""
 
-    def parse(self, shape: type[Document], *, called: str) -> Document:
-        """Returns the data as a pydantic model; raises `raises`. `called`: name of the document in messages."""
+    def parse(self, shape: type[Document], *, called: str, folder: Path | None = None) -> Document:
+        """Returns the data as a `StrictDocument` or as a dataclass that is `FromFile`; raises `raises`.
+
+        `called`: name of the document in messages. `folder`: folder of files in the document, for validators.
+        """
+        kind: Any = shape
         try:
-            return shape.model_validate(self.document)
+            document: Document = adapter_of(kind).validate_python(self.document, context=folder)
         except ValidationError as error:
-            at, message = _first_mistake(error, self.document)
-            raise self.raises(f"{self._place(at)}: {'.'.join(at) or called}: {message}") from error
+            at, details = _first_mistake(error, self.document)
+            if details["type"] == REFUSED:
+                raise self._error(details["ctx"]["error"], at) from error
+            raise self.raises(f"{self._place(at)}: {'.'.join(at) or called}: {_message(details)}") from error
+        return document
 
     @contextmanager
-    def errors_at(self, path: Sequence[str | int]) -> Iterator[None]:
-        """Adds the file and the line of `path` to errors of the class `raises` that are raised in the block."""
+    def errors_at(self, path: Sequence[str | int] = ()) -> Iterator[None]:
+        """Adds the file and the line to errors about the value at `path` that are raised in the block.
+
+        These are errors of the class `raises`, and InputErrors with a path `at`, which is inside that value.
+        """
         try:
             yield
-        except self.raises as error:
-            raise self.raises(f"{self._place(path)}: {error}") from error
+        except InputError as error:
+            if not (error.at or isinstance(error, self.raises)):
+                raise
+            raise self._error(error, (*path, *error.at)) from error
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Adds the file and the line to InputErrors with a path `at`. Other errors are not changed."""
+        try:
+            yield
+        except InputError as error:
+            if not error.at:
+                raise
+            raise self._error(error, error.at) from error
+
+    def _error(self, error: InputError, path: Sequence[str | int]) -> InputError:
+        """Returns the error with the file and the line of a path. Errors of other classes do not name the value."""
+        named = "" if type(error) is self.raises or not path else f"{'.'.join(map(str, path))}: "
+        return self.raises(f"{self._place(path)}: {named}{error}")
 
     def _place(self, path: Sequence[str | int]) -> str:
         try:
@@ -209,14 +243,13 @@ def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
     return Source(document=document, where=str(path), raises=raises, text=text)
 
 
-def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:
-    """Returns path and message of the first mistake. In a union, it is the deepest mistake of all alternatives."""
+def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], ErrorDetails]:
+    """Returns path and details of the first mistake. In a union, it is the deepest mistake of all alternatives."""
     mistakes = [
-        (_path_in(document, details["loc"], details["type"]), _message(details))
-        for details in error.errors()[:MOST_MISTAKES]
+        (_path_in(document, details["loc"], details["type"]), details) for details in error.errors()[:MOST_MISTAKES]
     ]
     first, _ = mistakes[0]
-    inside_first = [(path, message) for path, message in mistakes if path[: len(first)] == first]
+    inside_first = [(path, details) for path, details in mistakes if path[: len(first)] == first]
     return max(inside_first, key=lambda mistake: len(mistake[0]))
 
 

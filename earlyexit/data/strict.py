@@ -1,45 +1,103 @@
-"""The base class of documents that are read from files. This module imports neither a YAML parser nor numpy."""
+"""Base classes of what is read from files. This module imports neither a YAML parser nor numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from earlyexit.errors import InputError
+
+REFUSED = "refused"
+"""Type of pydantic's errors that come from an InputError, which is in their context as `error`."""
 
 
-class StrictDocument(BaseModel):
-    """Base class of documents from files. Unknown fields, implicit conversions of types, and NaN are refused."""
+class FromFile:
+    """Base class of dataclasses that are read from files, as mappings of their fields.
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+    Unknown fields, implicit conversions of types, and NaN are refused. If a check of the class raises InputError, its
+    path `at` follows the path of the object. A field with `Field(exclude=True)` is not part of files.
+    """
 
-    @model_validator(mode="before")
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
     @classmethod
-    def _is_a_mapping(cls, value: Any) -> Any:
-        """Refuses values that are not mappings, and unknown fields, with messages that list the known fields."""
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            fields = {"fields": fields_of(cls)}
-            raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", fields)
-        for name, field_value in value.items():
-            if name not in cls.model_fields:
-                known = {"known": ", ".join(cls.model_fields)}
-                error = PydanticCustomError("unknown_field", "unknown field; known are {known}", known)
-                details = InitErrorDetails(type=error, loc=(str(name),), input=field_value)
-                raise ValidationError.from_exception_data(cls.__name__, [details])
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Returns pydantic's schema of the class, with the checks around it."""
+        schema = handler(source)
+        # The definition itself is changed, because later uses of the class refer to it.
+        definition: Any = handler.resolve_ref_schema(schema)
+        inner: Any = dict(definition)
+        ref = inner.pop("ref", None)
+        if issubclass(cls, BaseModel):
+            known = list(cls.model_fields)
+        else:
+            inner["strict"] = False  # accepts a mapping; its values are still strict
+            fields = [field for field in inner["schema"]["fields"] if not field.get("serialization_exclude")]
+            known = [field.get("validation_alias") or field["name"] for field in fields]
+        definition.clear()
+        definition.update(core_schema.no_info_wrap_validator_function(partial(_read, cls, known), inner, ref=ref))
+        return schema
+
+
+class StrictDocument(FromFile, BaseModel):
+    """Base class of documents from files, with the rules of `FromFile`. Its validators may raise InputError."""
+
+    model_config = ConfigDict(**FromFile.__pydantic_config__, defer_build=True)
+
+
+def _read(cls: type, known: Sequence[str], value: Any, read: core_schema.ValidatorFunctionWrapHandler) -> Any:
+    """Validates a value, with messages that list the known fields."""
+    if isinstance(value, cls):
         return value
+    if not isinstance(value, Mapping):
+        *most, last = known
+        fields = {"fields": f"{', '.join(most)} and {last}" if most else last}
+        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", fields)
+    for name, field_value in value.items():
+        if name not in known:
+            error = PydanticCustomError(
+                "unknown_field", "unknown field; known are {known}", {"known": ", ".join(known)}
+            )
+            raise mistake_at((str(name),), error, field_value)
+    if isinstance(value.get("schema_version"), bool):  # True equals 1, so that Literal[1] would accept it
+        error = PydanticCustomError("int_type", "Input should be a valid integer")
+        raise mistake_at(("schema_version",), error, value["schema_version"])
+    try:
+        return read(value)
+    except InputError as error:
+        raise _refused(error, value) from error
 
-    @field_validator("schema_version", mode="before", check_fields=False)
-    @classmethod
-    def _schema_is_a_number(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # True equals 1, so that Literal[1] would accept it
-            raise PydanticCustomError("int_type", "Input should be a valid integer")
-        return value
+
+def checked(check: Callable[[Any, ValidationInfo], Any]) -> AfterValidator:
+    """Returns a validator for an annotated type that calls `check`, which may raise InputError."""
+
+    def checking(value: Any, info: ValidationInfo) -> Any:
+        try:
+            return check(value, info)
+        except InputError as error:
+            raise _refused(error, value) from error
+
+    return AfterValidator(checking)
 
 
-def fields_of(shape: type[BaseModel]) -> str:
-    """Returns the names of a document's fields, as text such as "a, b and c"."""
-    *most, last = shape.model_fields
-    return f"{', '.join(most)} and {last}" if most else last
+def _refused(error: InputError, value: Any) -> ValidationError:
+    for part in error.at:
+        value = value.get(part) if isinstance(value, Mapping) else value
+    return mistake_at(error.at, PydanticCustomError(REFUSED, "{error}", {"error": error}), value)
+
+
+def mistake_at(at: tuple[str | int, ...], error: PydanticCustomError, value: Any) -> ValidationError:
+    """Returns the error for a validator to raise, at a path inside its value. pydantic adds the path of the value."""
+    return ValidationError.from_exception_data("", [InitErrorDetails(type=error, loc=at, input=value)])

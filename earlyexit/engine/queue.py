@@ -21,6 +21,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, get_args
 
+from earlyexit.data.strict import FromFile
 from earlyexit.errors import PlanError
 
 if TYPE_CHECKING:  # the module imports numpy, which the orders do not need
@@ -134,7 +135,7 @@ X = TypeVar("X", bound=Waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderSpec:
+class OrderSpec(FromFile):
     """An order of inputs and its parameters. It has no state: the same queue always gives the same batch.
 
     Raises PlanError for parameters that the order does not have.

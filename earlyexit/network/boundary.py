@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
+from earlyexit.data.strict import FromFile
 from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
 
@@ -49,7 +51,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(FromFile):
     """Consecutive blocks that run on one batch without regrouping, and their batch size.
 
     Inputs may be answered at its active ramps; the survivors go on at its end. Raises PlanError for
@@ -60,16 +62,17 @@ class Split:
     """First block."""
     end: int
     """One past the last block."""
-    batch: int
+    batch: Annotated[int, Field(ge=1)]
     """The inputs of a full batch."""
-    ramps: tuple[int, ...] = ()
+    tokens: Annotated[int | None, Field(ge=1)] = None
+    """The most tokens in a batch. A larger input runs alone. None: no limit."""
+    ramps: Annotated[tuple[int, ...], Field(strict=False)] = ()
     """The active ramps, ascending. Ramp r is after block r."""
-    after_answer: AfterAnswer = "stop"
-    overlap_below: int | None = None
+    after_answer: Annotated[AfterAnswer, Field(exclude=True)] = "stop"
+    """In files it is a field of the plan, and so is `overlap_below`."""
+    overlap_below: Annotated[int | None, Field(exclude=True)] = None
     """While fewer than this many inputs remain in a running batch, the device may run its next batch beside it
     (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
-    tokens: int | None = None
-    """The most tokens in a batch. A larger input runs alone. None: no limit."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:

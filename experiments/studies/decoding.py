@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from earlyexit.named import Fill
 from experiments.data import require_data
 from experiments.problems import RAMPS_AT_SPLIT_ENDS
 from experiments.studies.picture import Bars
@@ -91,7 +92,7 @@ def table_of(block_s_B: FloatArray, head_s_B: FloatArray, batches: tuple[int, ..
     return LatencyTable(batches=batches, block_s_NB=block_s_NB, ramp_s_EB=np.tile(head_s_B, (num_blocks - 1, 1)))
 
 
-def t5(survival_N: tuple[float, ...], *, with_head: bool = False, fill: str = "copy") -> PlanProblem:
+def t5(survival_N: tuple[float, ...], *, with_head: bool = False, fill: Fill = "copy") -> PlanProblem:
     """Returns decoder steps of CALM's T5 on 4 accelerators, without the encoder.
 
     With `with_head`, the vocabulary head and its ramps take time in proportion to their weights; otherwise none.

@@ -29,7 +29,7 @@ from offramp.commands.plan import answer, plan_of
 from offramp.spec.documents import FolderDocument
 from optimizer.calibration.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec
-from optimizer.problems.latency_file import with_rows
+from optimizer.problems.entries import with_rows
 from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import ProblemFile
 from optimizer.problems.survival_file import Recorded

@@ -29,7 +29,7 @@ from optimizer.cost.explain import no_plan_text
 from optimizer.generation.figures import SequenceFigures, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, read_plan
-from optimizer.problems.lengths_file import tokens_of
+from optimizer.problems.entries import tokens_of
 from optimizer.problems.networks import survival_with
 from optimizer.problems.problem import PlanProblem, nested_shares
 from optimizer.problems.problem_file import ProblemFile, read_problem

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
-from earlyexit.data.strict import StrictDocument
+from earlyexit.data.strict import StrictDocument, mistake_at
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
 from offramp.commands.options import Address, Job, OrderOption, option_error, parse_order
@@ -64,10 +64,8 @@ class IngressDocument(PartDocument, IngressSettings):
     @model_validator(mode="after")
     def _check_timeout(self) -> IngressDocument:
         if self.default_timeout_s > self.max_timeout_s:
-            words = "requests may take at most {longest_s} s (max_timeout_s)"
-            error = PydanticCustomError("timeout", words, {"longest_s": f"{self.max_timeout_s:g}"})
-            details = InitErrorDetails(type=error, loc=("default_timeout_s",), input=self.default_timeout_s)
-            raise ValidationError.from_exception_data(type(self).__name__, [details])
+            message = f"requests may take at most {self.max_timeout_s:g} s (max_timeout_s)"
+            raise mistake_at(("default_timeout_s",), PydanticCustomError("timeout", message), self.default_timeout_s)
         return self
 
 

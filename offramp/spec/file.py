@@ -15,13 +15,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from cluster.devices import EMULATED, find_device
-from cluster.inventory import Inventory, missing_accelerators
-from cluster.inventory_file import InventoryDocument, build_inventory, read_inventory
+from cluster.inventory import Inventory, missing_accelerators, read_inventory
 from deployments.controller.settings import check_control, check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.engine import Dispatch
-from earlyexit.errors import DataError, InputError, PlanError
+from earlyexit.errors import DataError, InputError, PlanError, within
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -39,21 +38,21 @@ from optimizer.calibration.calibration_file import (
     records_of,
 )
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, policy_of_score, stock_plan
-from optimizer.plans.plan_file import ModelShape, OrderDocument, order_of, read_plan
-from optimizer.problems.latency_file import latency_table, with_rows
-from optimizer.problems.lengths_file import lengths_of, stayers_length_N
+from optimizer.plans.plan_file import ModelShape, Order, read_plan
+from optimizer.problems.entries import FileLengths, Latencies, latency_tables, with_rows
 from optimizer.problems.networks import with_slower_networks
-from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.problems.problem_file import ProblemFile, objective_of
-from optimizer.problems.problem_shape import (
-    BudgetDocument,
-    LatencyDocument,
-    LengthsDocument,
-    ObjectiveDocument,
-    SloDocument,
-    ThresholdsDocument,
+from optimizer.problems.problem import (
+    FileObjective,
+    Link,
+    MaximizeRate,
+    MinimizeCost,
+    MinimizeLatency,
+    PlanProblem,
+    Slo,
+    Supply,
 )
-from optimizer.problems.survival_file import Recorded, with_recorded_batches
+from optimizer.problems.problem_file import BudgetDocument, ProblemFile
+from optimizer.problems.survival_file import FileThresholds, Recorded
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.planner import solve
@@ -68,7 +67,7 @@ class ModelDocument(ServedModelDocument):
     models: list[str] | None = Field(default=None, min_length=2)
     """Models that the folder's chain must consist of, smallest first, relative to the service file's folder. None: any
     models."""
-    latency: dict[str, LatencyDocument] = Field(min_length=1)
+    latency: Latencies
     """Latency per accelerator type of the cluster: a table, a published profile or a profile file."""
     slower: float = Field(default=1.0, gt=0)
     """Factor on every latency, if all accelerators are emulated. E3's V100 takes 6.5 times the published seconds."""
@@ -88,7 +87,7 @@ class AccuracyDocument(StrictDocument):
     """Share of answers that may differ from the full model's. None: the calibration's."""
     policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
     """Exit policy. None: the calibration's, or recorded if emulated accelerators decide from exit records."""
-    thresholds: ThresholdsDocument | None = None
+    thresholds: FileThresholds | None = None
     """One threshold for all ramps, or one per ramp, which then are the only ramps. None: the calibration's."""
     records: str | None = None
     """Exit records, which give the survival for the first plan. None: those of the model's calibration."""
@@ -102,13 +101,13 @@ class PlannerDocument(PartDocument, PlanningSettings):
 
     nullable = frozenset(PlanningSettings.model_fields) - {"strategy"}
 
-    objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
+    objective: FileObjective = Field(default_factory=MaximizeRate)
     budget: BudgetDocument | None = None
     control: bool = True
     """Whether a controller makes new plans. False: the first plan remains."""
     plan: str | None = None
     """File of the first plan. None: the planner makes it from the exit records."""
-    order: OrderDocument | None = None
+    order: Order | None = None
     """Order in which queued inputs form batches, as in plan files. None: the plan file's order, else by deadline."""
     dispatch: Dispatch | None = None
     """When a batch starts, as in plan files. None: the plan file's rule, else work-conserving."""
@@ -125,13 +124,13 @@ class ServiceDocument(ApplicationDocument):
     schema_version: Literal[1]
     name: str = Field(pattern=NAME_PATTERN)
     model: ModelDocument
-    slo: SloDocument
+    slo: Slo
     """The latency limit, in emulated seconds where the cluster is emulated."""
     accuracy: AccuracyDocument = Field(default_factory=AccuracyDocument)
-    cluster: str | InventoryDocument
+    cluster: str | Inventory
     """The accelerators: inline, or a file relative to the service file's folder."""
     planner: PlannerDocument = Field(default_factory=PlannerDocument)
-    lengths: LengthsDocument | None = None
+    lengths: FileLengths | None = None
     """Input lengths in tokens, for first plans with token budgets. None: batches are counted in inputs."""
 
 
@@ -140,7 +139,6 @@ class ServiceParts:
     """A service file, with the contents of the files that it names."""
 
     document: ServiceDocument
-    source: Source
     base: Path
     """The folder of the file, to which its paths are relative."""
     model: Path
@@ -157,65 +155,47 @@ class ServiceParts:
 
     @cached_property
     def tables(self) -> Mapping[str, LatencyTable]:
-        """Latency tables by device, with all ramps, in the seconds of the file; raises InputError with the line.
+        """Latency tables by device, with all ramps, in the seconds of the file; raises InputError.
 
         If words are pruned, networks that measure attention are slower by the factor that the calibration has found.
         """
-        document, source, devices = self.document.model, self.source, tuple(self.inventory.counts)
+        document, card, devices = self.document.model, self.card, list(self.inventory.counts)
         missing = [device for device in devices if device not in document.latency]
-        with source.errors_at(("model", "latency")):
-            if missing:
-                raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
+        if missing:
+            message = f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}"
+            raise InputError(message, at=("model", "latency"))
         real = ", ".join(device for device in devices if not device.startswith(EMULATED))
-        with source.errors_at(("model", "slower")):
-            if document.slower != 1 and real:
-                raise InputError(f"slower {document.slower:g} is only for emulated accelerators, not for {real}")
-        card, tables = self.card, dict[str, LatencyTable]()
-        for device in devices:
-            at, entry = ("model", "latency", device), document.latency[device]
-            table = latency_table(at, entry, card.num_blocks, card.ramps, source, self.base)
-            tables[device] = table.times(document.slower)
-        if not self.exits.prune:
-            return tables
-        times = measuring_of(self.exits.records)
-        return {device: with_slower_networks(table, card.chain.bounds, times) for device, table in tables.items()}
+        if document.slower != 1 and real:
+            message = f"slower {document.slower:g} is only for emulated accelerators, not for {real}"
+            raise InputError(message, at=("model", "slower"))
+        with within("model", "latency"):
+            entries = {device: document.latency[device] for device in devices}
+            tables = latency_tables(entries, card.num_blocks, card.ramps, self.base)
+        times = measuring_of(self.exits.records) if self.exits.prune else ()
+        return {
+            device: with_slower_networks(table.times(document.slower), card.chain.bounds, times)
+            for device, table in tables.items()
+        }
 
     @cached_property
     def exits(self) -> Exits:
         """The exit policy with its records, from the file or else the calibration.
 
-        Raises InputError with the line of a field that does not fit the model.
+        Raises InputError, with the path of a field that does not fit the model.
         """
-        document, model, card, source = self.document.accuracy, self.model, self.card, self.source
-        with source.errors_at(("accuracy",)):
+        document = self.document.accuracy
+        with within("accuracy"):
             complete = document.policy is not None and document.thresholds is not None
-            calibration = None if complete else read_calibration(model, self.calibration_folder)
+            calibration = None if complete else read_calibration(self.model, self.calibration_folder)
             score = document.policy or (calibration.policy if calibration else "recorded")
-        name = "recorded" if self.is_recorded else score
-        named = document.records and (self.base / document.records).resolve()
-        path = named or records_of(model, self.calibration_folder)
-        with source.errors_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
-            records = ExitRecords.load(path)
-            if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
-                raise InputError(
-                    f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
-                    f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
-                )
-            check_members(records.provenance, model, path)
-            if score != "recorded" and score != records.score:
-                raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
-            if name == "recorded" and records.answers_NE is None:
-                instead = f"policy {records.score}, and " if document.policy == "recorded" else ""
-                raise InputError(
-                    f"{path} holds losses and no answers, as for all dense models, so policy recorded cannot use it: "
-                    f"set {instead}model.decisions: computed for emulated accelerators"
-                )
-            if calibration is not None:
-                check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
-            alone = alone_of(path, records)
-        with source.errors_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
-            thresholds = _thresholds(document, calibration, card, records)
-        with source.errors_at(("accuracy",)):
+            name = "recorded" if self.is_recorded else score
+            named = document.records and (self.base / document.records).resolve()
+            path = named or records_of(self.model, self.calibration_folder)
+            with within("records"):
+                records = self._records(path, score, name, calibration)
+                alone = alone_of(path, records)
+            with within("thresholds"):
+                thresholds = _thresholds(document, calibration, self.card, records)
             if name == "recorded":
                 policy = PolicySpec(name=name, thresholds=thresholds, records=str(path))
             else:
@@ -234,47 +214,63 @@ class ServiceParts:
             prune=pruned,
         )
 
+    def _records(self, path: Path, score: str, policy: str, calibration: CalibrationCard | None) -> ExitRecords:
+        """Returns the exit records in a file; raises InputError if they do not fit the model or the policy."""
+        card, records = self.card, ExitRecords.load(path)
+        if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+            raise InputError(
+                f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+                f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+            )
+        check_members(records.provenance, self.model, path)
+        if score not in ("recorded", records.score):
+            raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
+        if policy == "recorded" and records.answers_NE is None:
+            instead = f"policy {records.score}, and " if self.document.accuracy.policy == "recorded" else ""
+            raise InputError(
+                f"{path} holds losses and no answers, as for all dense models, so policy recorded cannot use it: "
+                f"set {instead}model.decisions: computed for emulated accelerators"
+            )
+        if calibration is not None:
+            check_policy(calibration.policy_spec(), "the calibration", records, str(path), calibration.thresholds)
+        return records
+
     @cached_property
     def problem(self) -> PlanProblem:
-        """The problem for the planner, with times in the seconds of the file; raises InputError with the line."""
+        """The problem for the planner, with times in the seconds of the file; raises InputError."""
         _check_generating(self)
-        document, card, thresholds = self.document, self.card, self.exits.thresholds
-        ramps, link, budget = tuple(thresholds), self.inventory.link, document.planner.budget
-        with self.source.errors_at(("planner", "objective")):
-            objective = objective_of(document.planner.objective, "planner.objective")
-        devices, by_price = self.inventory.devices, isinstance(objective, MinimizeCost) or budget is not None
-        unpriced = [name for name in self.inventory.counts if devices[name].usd_per_hour is None]
-        with self.source.errors_at(("cluster", "devices", *unpriced[:1])):
-            if by_price and unpriced:
-                raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
-        with self.source.errors_at(("model",)):
+        document, card, inventory, exits = self.document, self.card, self.inventory, self.exits
+        ramps, is_chain, planner = tuple(exits.thresholds), not card.chain.is_one, document.planner
+        by_price = isinstance(planner.objective, MinimizeCost) or planner.budget is not None
+        unpriced = [name for name in inventory.counts if inventory.devices[name].usd_per_hour is None]
+        if by_price and unpriced:
+            message = f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour"
+            raise InputError(message, at=("cluster", "devices", unpriced[0]))
+        with within("model"):
             problem = PlanProblem(
                 num_blocks=card.num_blocks,
                 ramps=ramps,
-                survival_N=self.exits.records.outcome(thresholds).survival,
+                survival_N=exits.records.outcome(exits.thresholds).survival,
                 latency={name: with_rows(table, card.ramps, ramps) for name, table in self.tables.items()},
                 devices={
-                    name: Supply(count=count, usd_per_hour=devices[name].usd_per_hour or 0.0)
-                    for name, count in self.inventory.counts.items()
+                    name: Supply(count=count, usd_per_hour=inventory.devices[name].usd_per_hour or 0.0)
+                    for name, count in inventory.counts.items()
                 },
-                link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s),
+                link=Link(bandwidth_bytes_per_s=inventory.link.bandwidth_bytes_per_s, delay_s=inventory.link.delay_s),
                 bytes_per_sample_N=bytes_per_sample(document.model, card),
-                slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
-                objective=objective,
-                budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
+                slo=document.slo,
+                objective=planner.objective,
+                budget_usd_per_hour=None if planner.budget is None else planner.budget.usd_per_hour,
                 networks=card.chain.networks,
-                survival_of=None
-                if card.chain.is_one
-                else survival_of(self.exits.records, thresholds, card.chain, self.exits.alone),
-                crossing_s=0.0 if card.chain.is_one else CROSSING_S / self.inventory.time_scale,
-                crossing_tokens=kept_of(self.exits.records) if self.exits.prune else (),
+                survival_of=survival_of(exits.records, exits.thresholds, card.chain, exits.alone) if is_chain else None,
+                crossing_s=CROSSING_S / inventory.time_scale if is_chain else 0.0,
+                crossing_tokens=kept_of(exits.records) if exits.prune else (),
             )
         problem = _with_lengths(problem, self)
-        if document.planner.strategy == "pame":
-            problem = with_recorded_batches(problem, self.exits.records, thresholds)
-        limit = document.planner.batch_limit
-        with self.source.errors_at(("planner", "batch_limit")):
-            return problem if limit is None else with_batch_limit(problem, limit)
+        if planner.strategy == "pame":
+            problem = replace(problem, batches=exits.batches(problem))
+        with within("planner", "batch_limit"):
+            return problem if planner.batch_limit is None else with_batch_limit(problem, planner.batch_limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,15 +325,14 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
 def _check_memory(file: ServiceParts) -> None:
     """Raises InputError if a replica does not fit into the memory of its accelerator."""
     document, card = file.document.model, file.card
-    with file.source.errors_at(("model", "folder")):
+    with within("model", "folder"):
         needed_bytes = document.memory_bytes or _parameter_bytes(file.model, card, document.dtype)
-    with file.source.errors_at(("model",)):
-        for device, each in file.inventory.devices.items():
-            if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
-                of = "" if card.chain.is_one else f" of {' and '.join(card.chain.names)}"
-                reason = "memory_bytes" if document.memory_bytes else f"the parameters{of} in {document.dtype}"
-                needed, available = (f"{size / 1e9:.3g} GB" for size in (needed_bytes, each.memory_bytes))
-                raise InputError(f"a replica needs {needed} ({reason}), {device} has {available}")
+    for device, each in file.inventory.devices.items():
+        if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
+            of = "" if card.chain.is_one else f" of {' and '.join(card.chain.names)}"
+            reason = "memory_bytes" if document.memory_bytes else f"the parameters{of} in {document.dtype}"
+            needed, available = (f"{size / 1e9:.3g} GB" for size in (needed_bytes, each.memory_bytes))
+            raise InputError(f"a replica needs {needed} ({reason}), {device} has {available}", at=("model",))
 
 
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
@@ -356,50 +351,43 @@ def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
 def read_document(path: Path) -> tuple[ServiceDocument, Source]:
     """Reads a service file, but not the files that it names; raises InputError with file, line and what is wrong."""
     source = read_source(path, InputError)
-    return source.parse(ServiceDocument, called="the service"), source
+    return source.parse(ServiceDocument, called="the service", folder=path.parent), source
 
 
-def read_parts(path: Path) -> ServiceParts:
-    """Reads a service file and the files that it names; raises InputError with file, line and what is wrong."""
-    document, source = read_document(path)
-    base = path.parent
-    if isinstance(document.cluster, InventoryDocument):
-        inventory = build_inventory(document.cluster, source, ("cluster",))
-    else:
-        inventory = read_inventory(base / document.cluster)
-    with source.errors_at(("cluster",)):
-        if not inventory.counts:
-            raise InputError("the cluster has no accelerator: every count is 0")
+def _read_parts(document: ServiceDocument, base: Path) -> ServiceParts:
+    """Reads the files that a service file names; raises InputError."""
+    cluster = document.cluster
+    inventory = cluster if isinstance(cluster, Inventory) else read_inventory(base / cluster)
+    if not inventory.counts:
+        raise InputError("the cluster has no accelerator: every count is 0", at=("cluster",))
     model = (base / document.model.folder).resolve()
-    with source.errors_at(("model", "folder")):
+    with within("model", "folder"):
         card = read_card(model)
-    if document.model.models is not None:
-        with source.errors_at(("model", "models")):
-            expected = [(base / each).resolve() for each in document.model.models]
-            members = [each.resolve() for each in card.members(model)]
-            if members != expected:
-                chain, expected_chain = (" and ".join(map(str, folders)) for folders in (members, expected))
-                is_now = f"is a chain of {chain}" if len(members) > 1 else "is a single model"
-                raise InputError(f"{model} {is_now}, not a chain of {expected_chain}; `offramp chain` makes one")
-    parts = ServiceParts(document=document, source=source, base=base, model=model, card=card, inventory=inventory)
+    members, expected = card.members(model), document.model.models
+    if expected is not None and [each.resolve() for each in members] != [(base / each).resolve() for each in expected]:
+        is_now = f"is a chain of {' and '.join(map(str, members))}" if len(members) > 1 else "is a single model"
+        wanted = " and ".join(str((base / each).resolve()) for each in expected)
+        raise InputError(
+            f"{model} {is_now}, not a chain of {wanted}; `offramp chain` makes one", at=("model", "models")
+        )
+    parts = ServiceParts(document=document, base=base, model=model, card=card, inventory=inventory)
     _check_memory(parts)
     _ = parts.tables, parts.exits  # reads and checks them
     return parts
 
 
-def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
+def _by_calibration(parts: ServiceParts) -> tuple[ServiceParts, ...]:
     """Returns the parts for each calibration of the model, its own first, or only `parts` if the file replaces them.
 
     Raises InputError if `accuracy.prune` is set and impossible, and for a calibration of other models.
     """
     prune, reason = parts.document.accuracy.prune, _why_not_pruned(parts)
-    with parts.source.errors_at(("accuracy", "prune") if prune else ("accuracy",)):
-        if prune and reason is not None:
-            raise InputError(f"accuracy.prune: {reason}")
-        path = parts.model / PRUNED / CALIBRATION_FILE
-        if prune and not path.is_file():
-            calibrate = command("calibrate", parts.model, "--data", "FILE", "--prune", 0.14)
-            raise InputError(f"{path} does not exist; run: {calibrate}")
+    if prune and reason is not None:
+        raise InputError(f"accuracy.prune: {reason}", at=("accuracy", "prune"))
+    path = parts.model / PRUNED / CALIBRATION_FILE
+    if prune and not path.is_file():
+        calibrate = command("calibrate", parts.model, "--data", "FILE", "--prune", 0.14)
+        raise InputError(f"{path} does not exist; run: {calibrate}", at=("accuracy", "prune"))
     if _replaced_field(parts) is not None or parts.document.planner.plan is not None:
         return (parts,)
     folders = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
@@ -421,7 +409,7 @@ def _why_not_pruned(parts: ServiceParts) -> str | None:
     field_name = _replaced_field(parts)
     if field_name is not None:
         return f"the calibration of pruned texts sets the {field_name}; leave one of the two out"
-    if document.planner.objective.minimize == "latency":
+    if isinstance(document.planner.objective, MinimizeLatency):
         return "with minimal latency as the objective, answered inputs may run on, and need the whole text"
     if document.planner.plan is not None:
         return "the plan file sets where words are pruned; leave one of the two out"
@@ -460,38 +448,42 @@ def read_service(path: Path, solve: Solve = solve) -> Service:
 
     Raises InputError with file, line, the mistake and what is allowed.
     """
+    document, source = read_document(path)
     candidates: list[tuple[ServiceParts, Plan]] = []
     errors: list[InputError] = []
-    for each in calibrated_parts(read_parts(path)):  # a chain may have several calibrations
-        try:
-            _ = each.problem  # reads and checks it
-            candidates.append((each, first_plan(each, partial(_solved, each, solve))))
-        except InputError as error:  # such as no plan within the SLO
-            errors.append(error)
-    if not candidates:
-        raise errors[0]
-    best = best_index(candidates[0][0].problem.objective, [plan.predicted for _, plan in candidates])
-    parts, plan = candidates[best]
-    return Service(settings=_settings(parts, plan), inventory=parts.inventory, ingress=parts.document.ingress)
+    with source.located():
+        for each in _by_calibration(_read_parts(document, path.parent)):  # a chain may have several
+            try:
+                _ = each.problem  # reads and checks it
+                candidates.append((each, first_plan(each, partial(_solved, each, solve))))
+            except InputError as error:  # such as no plan within the SLO
+                errors.append(error)
+        if not candidates:
+            raise errors[0]
+        best = best_index(document.planner.objective, [plan.predicted for _, plan in candidates])
+        parts, plan = candidates[best]
+        return Service(settings=_settings(parts, plan), inventory=parts.inventory, ingress=document.ingress)
 
 
 def check_service(path: Path) -> ServiceParts:
     """Reads and checks a service file as `offramp serve` does, but makes no plan, which may take minutes."""
-    parts = calibrated_parts(read_parts(path))[0]
-    device = next(iter(parts.inventory.counts))
-    stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=1)
-    check_control(_settings(parts, first_plan(parts, lambda: stand_in)), ModelShape.of(parts.card))
-    return parts
+    document, source = read_document(path)
+    with source.located():
+        parts = _by_calibration(_read_parts(document, path.parent))[0]
+        device = next(iter(parts.inventory.counts))
+        stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=1)
+        check_control(_settings(parts, first_plan(parts, lambda: stand_in)), ModelShape.of(parts.card))
+        return parts
 
 
 def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
     document, controlled = parts.document, parts.document.planner.control
-    with parts.source.errors_at(("planner", "tuning")):
-        if not controlled and document.planner.tuning != "off":
-            raise PlanError(f"tuning {document.planner.tuning!r} needs the controller, and planner.control is false")
-    with parts.source.errors_at(("planner", "strategy")):
-        if controlled and document.planner.strategy == "pame":
-            raise PlanError("strategy pame plans from recorded batches, which a controller lacks: set control: false")
+    if not controlled and document.planner.tuning != "off":
+        message = f"tuning {document.planner.tuning!r} needs the controller, and planner.control is false"
+        raise PlanError(message, at=("planner", "tuning"))
+    if controlled and document.planner.strategy == "pame":
+        message = "strategy pame plans from recorded batches, which a controller lacks: set control: false"
+        raise PlanError(message, at=("planner", "strategy"))
     return application_settings(
         document,
         plan,
@@ -530,7 +522,7 @@ def _control(parts: ServiceParts) -> ControlSettings:
         **confidence,
         **planner.model_dump(include=set(PlanningSettings.model_fields)),
     )
-    with parts.source.errors_at(("planner", "tuning")):
+    with within("planner", "tuning"):
         check_tuning(control, planner.probe_share)
     return control
 
@@ -540,35 +532,31 @@ def _check_generating(parts: ServiceParts) -> None:
     if not parts.card.generates:
         return
     planner, model = parts.document.planner, "a model that generates, whose inputs are steps of sequences"
-    with parts.source.errors_at(("lengths",)):
-        if parts.document.lengths is not None:
-            raise InputError(f"lengths are not for {model}: a problem file has those of prompts under `generation`")
-    with parts.source.errors_at(("planner", "objective")):
-        if isinstance(objective_of(planner.objective, "planner.objective"), MinimizeLatency):
-            raise InputError(f"minimal latency is not for {model}: choose the highest rate, or minimal cost")
-    with parts.source.errors_at(("planner", "strategy")):
-        if planner.strategy in ("apparate", "pame"):
-            raise InputError(f"strategy {planner.strategy} is not for {model}")
+    if parts.document.lengths is not None:
+        message = f"lengths are not for {model}: a problem file has those of prompts under `generation`"
+        raise InputError(message, at=("lengths",))
+    if isinstance(planner.objective, MinimizeLatency):
+        message = f"minimal latency is not for {model}: choose the highest rate, or minimal cost"
+        raise InputError(message, at=("planner", "objective"))
+    if planner.strategy in ("apparate", "pame"):
+        raise InputError(f"strategy {planner.strategy} is not for {model}", at=("planner", "strategy"))
 
 
 def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
     """Returns the problem with the lengths in the file, if any; raises InputError for impossible lengths."""
-    document, card, exits = parts.document, parts.card, parts.exits
-    if document.lengths is None:
+    lengths, card = parts.document.lengths, parts.card
+    if lengths is None:
         return problem
-    with parts.source.errors_at(("planner", "strategy")):
-        if document.planner.strategy == "pame":
-            raise InputError("strategy pame plans from recorded batches, counted in inputs; leave lengths out")
-    with parts.source.errors_at(("lengths",)):
+    if parts.document.planner.strategy == "pame":
+        message = "strategy pame plans from recorded batches, counted in inputs; leave lengths out"
+        raise InputError(message, at=("planner", "strategy"))
+    with within("lengths"):
         if not card.has_tokens:
             raise InputError("lengths: the model's inputs have no tokens; leave lengths out")
-    lengths = lengths_of(document.lengths, parts.source, parts.base)
-    with parts.source.errors_at(("lengths",)):
         longest = lengths.mean if lengths.longest is None else lengths.longest
         if longest > card.max_length:
             raise InputError(f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}")
-        longer_N = stayers_length_N(exits.records, exits.thresholds)
-        problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
+        problem = replace(problem, lengths=lengths, stayers_length_N=parts.exits.stayers_length_N)
         in_tokens(problem)  # raises if batches of such inputs were not measured
     return problem
 
@@ -576,21 +564,15 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
 def first_plan(parts: ServiceParts, make: Callable[[], Plan]) -> Plan:
     """Returns the first plan: the file's, or a new one. Later plans keep its order of inputs and its dispatch."""
     planner = parts.document.planner
-    from_file = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
-    plan = from_file or make()
-    if planner.dispatch is not None:
-        plan = replace(plan, dispatch=planner.dispatch)
-    if planner.order is None:
-        return plan
-    with parts.source.errors_at(("planner", "order")):
-        return replace(plan, order=order_of(planner.order))
+    plan = make() if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
+    return replace(plan, dispatch=planner.dispatch or plan.dispatch, order=planner.order or plan.order)
 
 
 def _solved(parts: ServiceParts, solve: Solve) -> Plan:
     exits = parts.exits
     file = ProblemFile(problem=parts.problem, recorded=exits)
     result = answer(file, parts.document.planner.strategy, solve, compared=())
-    with parts.source.errors_at(("slo",)):
+    with within("slo"):
         planned = result.planned
     figures, scale = planned.figures, parts.inventory.time_scale
     in_real_seconds = replace(
@@ -603,10 +585,9 @@ def _solved(parts: ServiceParts, solve: Solve) -> Plan:
 
 
 def _given_plan(parts: ServiceParts, path: Path) -> Plan:
-    card = parts.card
-    plan = read_plan(path, ModelShape.of(card))
+    plan = read_plan(path, ModelShape.of(parts.card))
     policy = plan.policy or parts.exits.policy
-    with parts.source.errors_at(("planner", "plan")):
+    with within("planner", "plan"):
         missing = missing_accelerators(PlacedPlan(plan=plan).occupied, parts.inventory)
         if missing:
             listed = ", ".join(f"{count} {name}" for name, count in missing.items())

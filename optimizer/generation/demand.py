@@ -17,45 +17,36 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Annotated
 
+from pydantic import Field
+
+from earlyexit.data.strict import FromFile
 from earlyexit.errors import PlanError
 from earlyexit.named import Fill
 from earlyexit.sequences.sequence import PAGE_TOKENS
-from profiles.lengths import Lengths, Pairs
+from profiles.lengths import MOST_TOKENS, Lengths, Pairs
 from profiles.table import LatencyTable
-
-FILLS: tuple[Fill, ...] = get_args(Fill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvMemory:
+class KvMemory(FromFile):
     """The memory for keys and values."""
 
-    bytes_per_token: float
-    """Keys and values of one token in all blocks."""
-    memory_bytes: Mapping[str, float]
+    bytes_per_token: Annotated[float, Field(gt=0, le=1e18)]
+    """Keys and values of one token in all blocks: 2 x blocks x key/value heads x head size x bytes per number."""
+    memory_bytes: Annotated[Mapping[str, Annotated[float, Field(gt=0)]], Field(min_length=1)]
     """By accelerator type: memory of one accelerator for weights, keys and values."""
-    weights_bytes: float = 0.0
+    weights_bytes: Annotated[float, Field(ge=0, le=1e18)] = 0.0
     """Weights of the whole model. A stage needs those of its blocks."""
-    page_tokens: int = PAGE_TOKENS
-    reserved_tokens: float | None = None
+    page_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = PAGE_TOKENS
+    reserved_tokens: Annotated[float | None, Field(gt=0, le=MOST_TOKENS)] = None
     """Mean tokens reserved for a sequence: its prompt and all that it may produce. None: its actual mean length."""
-
-    def __post_init__(self) -> None:
-        check_number("kv bytes_per_token", self.bytes_per_token, above_zero=True)
-        check_number("kv weights_bytes", self.weights_bytes)
-        for device, num_bytes in self.memory_bytes.items():
-            check_number(f"kv memory_bytes of {device}", num_bytes, above_zero=True)
-        if self.page_tokens < 1:
-            raise PlanError(f"kv page_tokens must be at least 1, not {self.page_tokens}")
-        if self.reserved_tokens is not None:
-            check_number("kv reserved_tokens", self.reserved_tokens, above_zero=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The sequences of a service. Raises PlanError for contradictory values."""
+    """The sequences of a service."""
 
     prompt: Lengths
     """Lengths of prompts in tokens."""
@@ -63,7 +54,7 @@ class Generation:
     """Lengths of answers in tokens."""
     ttft_s: float | None = None
     """Promised time to the first token of a prompt of mean length. None: no promise."""
-    fill: str = "compute"
+    fill: Fill = "compute"
     copy_share: float = 1.0
     """Share of a block's time for a token that its keys and values alone take."""
     chunk: int | None = None
@@ -87,17 +78,6 @@ class Generation:
     def __post_init__(self) -> None:
         if self.output.mean <= 1:
             raise PlanError("output_tokens must be above 1: an answer of one token has no steps")
-        if self.fill not in FILLS:
-            raise PlanError(f"fill must be one of {', '.join(FILLS)}, not {self.fill!r}")
-        if not 0 <= self.copy_share <= 1:
-            raise PlanError(f"copy_share must be from 0 to 1, not {self.copy_share}")
-        if self.ttft_s is not None:
-            check_number("ttft_s", self.ttft_s, above_zero=True)
-        if self.chunk is not None and self.chunk < 1:
-            raise PlanError(f"chunk must be at least 1 token, not {self.chunk}")
-        if self.most_running is not None and self.most_running < 1:
-            raise PlanError(f"most_running must be at least 1 sequence, not {self.most_running}")
-        check_number("regroup_s", self.regroup_s)
 
     @property
     def num_steps(self) -> float:

@@ -9,38 +9,46 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from cluster.devices import DeviceName
+from earlyexit.data.strict import FromFile
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
-from earlyexit.errors import PlanError
+from earlyexit.errors import PlanError, within
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_ends, check_networks, check_weights
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
 
+RampKey = Annotated[int, Field(strict=False)]
+"""A ramp as a key of a mapping. It is not strict, because JSON has string keys only."""
+ByRamp = Mapping[RampKey, float]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySpec:
+class PolicySpec(FromFile):
     """An exit policy and its settings. Settings of other policies are refused."""
 
     name: PolicyName = "entropy"
-    thresholds: float | Mapping[int, float] | None = None
+    thresholds: float | ByRamp | None = None
     """For `recorded` and for policies that compare a score: one threshold for all ramps, or one per ramp."""
-    confidences: float | Mapping[int, float] | None = None
+    confidences: float | ByRamp | None = None
     """For `share`: confidence above which a principal value counts; one for all ramps, or one per ramp."""
     c: float | None = None
     """For `tabi`: confidence up to which every input continues."""
     k: float | None = None
     """For `tabi`: slope of the exit probability above `c`."""
-    patience: int | None = None
-    votes: int | None = None
+    patience: Annotated[int | None, Field(ge=1)] = None
+    votes: Annotated[int | None, Field(ge=1)] = None
     records: str | None = None
     """For `recorded`: the file of exit records."""
     own: str | None = None
     """For `own`: `module:name` of a policy made with `exit_wrapper`."""
-    weights: Mapping[int, float] | None = None
+    weights: ByRamp | None = None
     """For ensembles: by the end of a network, the weight of the earlier networks' mixture in the next network's
     answer."""
     decay: float | None = None
@@ -61,8 +69,8 @@ class PolicySpec:
             raise PlanError("confidences must be numbers from 0 to 1")
         if self.c is not None and self.k is not None:
             check_rule(self.c, self.k)
-        if self.own is not None:
-            check_own(self.own)
+        if self.own is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.own):
+            raise PlanError(f"an own exit policy is named module:name, not {self.own!r}", at=("own",))
         if self.weights is not None:
             check_weights(self.weights)
             if not kind.mixes:
@@ -118,25 +126,25 @@ NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(FromFile):
     """Splits that the same replicas host on one accelerator type.
 
     The splits ascend. Blocks between two splits belong to networks that the plan leaves out; the plan checks this.
     """
 
-    device: str
+    device: DeviceName = "cpu"
     """Accelerator type, a name in `cluster.devices`."""
-    replicas: int
-    splits: tuple[Split, ...]
+    replicas: Annotated[int, Field(ge=1)] = 1
+    splits: Annotated[tuple[Split, ...], Field(strict=False)]
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise PlanError(f"a stage needs at least 1 replica, not {self.replicas}")
         if not self.splits:
             raise PlanError("a stage needs at least one split")
-        for before, after in pairwise(self.splits):
+        for index, (before, after) in enumerate(pairwise(self.splits), start=1):
             if after.first < before.end:
-                raise PlanError(f"overlap: two splits run block {after.first}")
+                raise PlanError(f"overlap: two splits run block {after.first}", at=("splits", index))
 
     @property
     def first(self) -> int:
@@ -210,32 +218,39 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("a plan needs at least one stage")
-        check_networks(self.networks)
-        chains = chains_of(self.stages, self.num_blocks)
-        for chain in chains:
-            splits = [split for stage in chain for split in stage.splits]
-            for end, split in zip((None, *(split.end for split in splits)), splits, strict=False):
+        with within("networks"):
+            check_networks(self.networks)
+        end: int | None = None
+        for at, split in self.located_splits():
+            with within(*at):
                 check_split(split, end, self.networks)
-        check_end(self.num_blocks, self.networks)
-        check_shares(self.shares, len(chains))
-        if self.prune:
-            check_prune(self.prune, self.networks)
-            if self.after_answer == "stay":
-                raise PlanError(
-                    "prune: with after_answer stay, every input must get the reference's answer to its whole text; "
-                    "with after_answer stop, only probes do, and the texts of other inputs can be pruned"
-                )
+                end = None if split.end == self.num_blocks else split.end
+        with within(*at):
+            check_end(self.num_blocks, self.networks)
+        with within("chains"):
+            check_shares(self.shares, len(chains_of(self.stages, self.num_blocks)))
+        with within("prune"):
+            self._check_prune()
         for before, after in pairwise(self.splits):
-            if before.after_answer != after.after_answer:
-                raise PlanError(
-                    f"after_answer must be the same in all splits: it is {before.after_answer!r} before block "
-                    f"{after.first}, and {after.after_answer!r} from there on"
-                )
-            if before.overlap_below != after.overlap_below:
-                raise PlanError(
-                    f"overlap_below must be the same in all splits: it is {before.overlap_below} before block "
-                    f"{after.first}, and {after.overlap_below} from there on"
-                )
+            for name in ("after_answer", "overlap_below"):
+                one, other = getattr(before, name), getattr(after, name)
+                if one != other:
+                    raise PlanError(
+                        f"{name} must be the same in all splits: it is {one!r} before block {after.first}, and "
+                        f"{other!r} from there on"
+                    )
+        with within("policy"):
+            self._check_policy()
+
+    def _check_prune(self) -> None:
+        check_prune(self.prune, self.networks)
+        if self.prune and self.after_answer == "stay":
+            raise PlanError(
+                "prune: with after_answer stay, every input must get the reference's answer to its whole text; "
+                "with after_answer stop, only probes do, and the texts of other inputs can be pruned"
+            )
+
+    def _check_policy(self) -> None:
         if self.ramps and self.policy is None:
             raise PlanError(f"ramps {list(self.ramps)} are active, but the plan has no exit policy")
         if self.policy is not None and self.policy.weights is not None:
@@ -245,6 +260,14 @@ class Plan:
             missing = [ramp for ramp in self.ramps if isinstance(numbers, Mapping) and ramp not in numbers]
             if missing:
                 raise PlanError(f"active ramps {missing} have no {name}")
+
+    def located_splits(self) -> list[tuple[tuple[str | int, ...], Split]]:
+        """Returns all splits, each with its path in the plan."""
+        return [
+            (("stages", number, "splits", index), split)
+            for number, stage in enumerate(self.stages)
+            for index, split in enumerate(stage.splits)
+        ]
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -405,12 +428,6 @@ def check_shares(shares: Sequence[float], num_chains: int) -> None:
             raise PlanError(f"the share of a chain must be above 0 and at most 1, not {share:g}")
     if not math.isclose(sum(shares), 1, abs_tol=SHARE_TOLERANCE):
         raise PlanError(f"the shares of the chains must sum to 1, not to {sum(shares):.6g}")
-
-
-def check_own(name: str) -> None:
-    """Raises PlanError unless `name` has the form `module:name`."""
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
-        raise PlanError(f"an own exit policy is named module:name, not {name!r}")
 
 
 def _and_list(names: Iterable[str]) -> str:

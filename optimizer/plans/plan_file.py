@@ -10,35 +10,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, field_validator
 
-from cluster.devices import find_device
 from earlyexit.data.images import check_file
-from earlyexit.data.source_file import Source, StrictDocument, read_source
+from earlyexit.data.source_file import Source, StrictDocument, adapter_of, read_source
 from earlyexit.engine.engine import Dispatch
-from earlyexit.engine.queue import DEFAULT, OrderName, OrderSpec
-from earlyexit.errors import PlanError
+from earlyexit.engine.queue import DEFAULT, OrderSpec
+from earlyexit.errors import PlanError, within
 from earlyexit.network.boundary import AfterAnswer, Split
-from earlyexit.network.chain import check_networks
 from earlyexit.network.store import ModelCard
-from earlyexit.policies import PolicyName
-from optimizer.plans.plan import (
-    PlacedPlan,
-    Plan,
-    PolicySpec,
-    Stage,
-    chains_of,
-    check_end,
-    check_own,
-    check_shares,
-    check_split,
-)
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, RampKey, Stage, chains_of, with_splits
 
-DocumentPath = tuple[str | int, ...]
 MOST_CHAINS = 3
 """Largest number of parallel chains in a plan."""
-RampKey = Annotated[int, Field(strict=False)]
-"""Not strict, because JSON has string keys only."""
+OF_PLAN = ("policy", "dispatch", "order", "epoch", "predicted", "networks", "prune")
+"""Fields that a plan and its file have in common."""
+Order = Annotated[OrderSpec, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+"""The order of waiting inputs: its name, or a mapping with its name and settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,65 +53,62 @@ class ModelShape:
             generates=card.generates,
         )
 
+    def check(self, plan: Plan) -> None:
+        """Raises PlanError, with the path of the wrong value, unless the plan can serve the model.
 
-class SplitDocument(StrictDocument):
-    """One split."""
+        The records of a `recorded` policy must exist.
+        """
+        self._check_networks(plan.networks)
+        if self.generates and plan.after_answer == "stay":
+            why = "the next step waits for the token"
+            raise PlanError(f"after_answer: stay is not possible for generation: {why}", at=("after_answer",))
+        for at, split in plan.located_splits():
+            self._check_split(split, at)
+        if plan.num_blocks != self.num_blocks:
+            message = f"the last split ends at block {plan.num_blocks}, the model has {self.num_blocks} blocks"
+            raise PlanError(message, at=at)
+        if len(plan.shares) > MOST_CHAINS:
+            raise PlanError(
+                f"{len(plan.shares)} chains side by side; at most {MOST_CHAINS} are allowed", at=("chains",)
+            )
+        if plan.policy is not None:
+            with within("policy"):
+                self._check_policy(plan.policy)
 
-    first: int
-    end: int
-    batch: int = Field(ge=1)
-    tokens: int | None = Field(default=None, ge=1)
-    ramps: list[int] = Field(default_factory=list)
+    def _check_networks(self, networks: tuple[int, ...]) -> None:
+        if networks == self.networks:
+            return
+        found = f"the plan has {list(networks)}" if networks else "the plan has no `networks`"
+        message = f"the model is a chain, whose networks end at blocks {list(self.networks)}; {found}"
+        if not self.networks:
+            message = f"networks {list(networks)}: the model is a single network; leave out `networks`"
+        raise PlanError(message, at=("networks",))
 
+    def _check_split(self, split: Split, at: tuple[str | int, ...]) -> None:
+        unknown = sorted(set(split.ramps) - set(self.ramps))
+        if unknown:
+            raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(self.ramps)}", at=at)
+        if split.tokens is not None and not self.has_tokens:
+            message = f"tokens: {split.tokens}: the model's inputs have no tokens; `batch` alone counts them"
+            raise PlanError(message, at=at)
 
-class StageDocument(StrictDocument):
-    """One stage."""
-
-    device: str = "cpu"
-    replicas: int = Field(default=1, ge=1)
-    splits: list[SplitDocument] = Field(min_length=1)
+    def _check_policy(self, policy: PolicySpec) -> None:
+        for name in ("thresholds", "confidences", "weights"):
+            by_ramp = getattr(policy, name)
+            unknown = sorted(set(by_ramp) - set(self.ramps)) if isinstance(by_ramp, Mapping) else []
+            if unknown:
+                message = f"{name} for ramps {unknown}; the model's ramps are {list(self.ramps)}"
+                raise PlanError(message, at=(name, unknown[0]))
+        if policy.records is not None:
+            with within("records"):
+                check_file(Path(policy.records), PlanError, hint=" of exit records")
 
 
 class ChainDocument(StrictDocument):
     """One chain."""
 
     share: float = Field(default=1.0, gt=0, le=1)
-    stages: list[StageDocument] = Field(min_length=1)
-
-
-class PolicyDocument(StrictDocument):
-    """The exit policy."""
-
-    name: PolicyName = "entropy"
-    thresholds: float | dict[RampKey, float] | None = None
-    confidences: float | dict[RampKey, float] | None = None
-    c: float | None = None
-    k: float | None = None
-    patience: int | None = Field(default=None, ge=1)
-    votes: int | None = Field(default=None, ge=1)
-    records: str | None = None
-    own: str | None = None
-    weights: dict[RampKey, float] | None = None
-    decay: float | None = None
-
-
-class OrderDetails(StrictDocument):
-    """An order of waiting inputs and its settings."""
-
-    name: OrderName = "deadline"
-    eta: float | None = None
-    overdue_s: float | None = None
-
-
-def _order_tag(value: Any) -> str:
-    return "<mapping>" if isinstance(value, Mapping | OrderDetails) else "<name>"
-
-
-# Tags are in angle brackets because they are not part of the format; error messages leave them out.
-OrderDocument = Annotated[
-    Annotated[OrderName, Tag("<name>")] | Annotated[OrderDetails, Tag("<mapping>")], Discriminator(_order_tag)
-]
-"""The name of an order, or a mapping with its name and settings."""
+    stages: list[Stage] = Field(min_length=1)
 
 
 class PlanDocument(StrictDocument):
@@ -131,27 +116,61 @@ class PlanDocument(StrictDocument):
 
     schema_version: Literal[1, 2] = 2
     chains: list[ChainDocument] | None = Field(default=None, min_length=1)
-    stages: list[StageDocument] | None = Field(default=None, min_length=1)
-    policy: PolicyDocument | None = None
+    stages: list[Stage] | None = Field(default=None, min_length=1)
+    policy: PolicySpec | None = None
     dispatch: Dispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = Field(default=None, ge=1)
-    networks: list[int] = Field(default_factory=list)
+    networks: tuple[int, ...] = Field(default=(), strict=False)
     prune: dict[RampKey, float] = Field(default_factory=dict)
-    order: OrderDocument = Field(default_factory=OrderDetails)
+    order: Order = DEFAULT
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
 
-    @property
-    def located_chains(self) -> list[tuple[DocumentPath, ChainDocument]]:
-        """Each chain with the path of its stages in the file; raises PlanError for both or neither form."""
+    @field_validator("predicted")
+    @classmethod
+    def _check_predicted(cls, predicted: dict[str, Any]) -> dict[str, Any]:
+        """Checks the predictions that admission control starts with. They may be missing."""
+        for name, limit in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
+            value = predicted.get(name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= limit):
+                raise PlanError(f"{name} must be a number, at least 0, not {value!r}", at=("predicted", name))
+        return predicted
+
+    def plan(self, shape: ModelShape | None) -> Plan:
+        """Returns the plan; raises PlanError, with the path of the wrong value, also if it does not fit the shape."""
         if (self.chains is None) == (self.stages is None):
             raise PlanError(
                 "a plan needs either `chains`, each with `share` and `stages`, or the `stages` of one chain"
             )
-        if self.stages is not None:
-            return [(("stages",), ChainDocument(stages=self.stages))]
-        return [(("chains", index, "stages"), chain) for index, chain in enumerate(self.chains or ())]
+        chains = self.chains or [ChainDocument(stages=self.stages or [])]
+        try:
+            plan = Plan(
+                stages=self._stages(chains),
+                shares=tuple(chain.share for chain in chains),
+                **{name: getattr(self, name) for name in OF_PLAN},
+            )
+            if shape is not None:
+                shape.check(plan)
+        except PlanError as error:
+            match error.at:
+                case "stages", int(stage), *inside if self.chains is not None:
+                    places = [(chain, index) for chain, each in enumerate(chains) for index in range(len(each.stages))]
+                    error.at = ("chains", places[stage][0], "stages", places[stage][1], *inside)
+            raise
+        return plan
+
+    def _stages(self, chains: Sequence[ChainDocument]) -> tuple[Stage, ...]:
+        """Returns the stages of all chains; raises PlanError for chains that end at different blocks."""
+        stages: list[Stage] = []
+        for chain in chains:
+            end, before = chain.stages[-1].end, stages[-1].end if stages else None
+            stages += chain.stages
+            if before not in (None, end):
+                at = ("stages", len(stages) - 1, "splits", len(stages[-1].splits) - 1)
+                raise PlanError(f"the chain ends at block {end}, the one before it at block {before}", at=at)
+        shared: dict[str, Any] = {"after_answer": self.after_answer, "overlap_below": self.overlap_below}
+        return with_splits(stages, lambda _, split: replace(split, **shared))
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
@@ -170,6 +189,12 @@ def parse_plan(document: object, shape: ModelShape | None = None, *, where: str 
     return _build(Source(document=document, where=where, raises=PlanError), shape)
 
 
+def _build(source: Source, shape: ModelShape | None) -> Plan:
+    document = source.parse(PlanDocument, called="the plan")
+    with source.errors_at():
+        return document.plan(shape)
+
+
 def parse_placed(document: Mapping[str, Any]) -> PlacedPlan:
     """Returns the placed plan from the data of `placed_document`; raises PlanError."""
     return PlacedPlan(
@@ -179,20 +204,18 @@ def parse_placed(document: Mapping[str, Any]) -> PlacedPlan:
 
 def parse_policy(document: object, *, where: str = "policy") -> PolicySpec:
     """Returns the exit policy from plain data; raises PlanError."""
-    source = Source(document=document, where=where, raises=PlanError)
-    return PolicySpec(**source.parse(PolicyDocument, called="the policy").model_dump())
+    return Source(document=document, where=where, raises=PlanError).parse(PolicySpec, called="the policy")
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Returns plain data that `parse_plan` reads."""
-    policy = plan.policy
     return {
         "schema_version": 2,
         "dispatch": plan.dispatch,
         **batches_document(plan.stages),
         **order_document(plan.order),
         "epoch": plan.epoch,
-        "policy": None if policy is None else policy_document(policy),
+        "policy": None if plan.policy is None else policy_document(plan.policy),
         **({"networks": list(plan.networks)} if plan.networks else {}),
         **({"prune": dict(plan.prune)} if plan.prune else {}),
         "chains": chains_document(plan.stages, plan.shares),
@@ -218,19 +241,8 @@ def chains_document(stages: Sequence[Stage], shares: Sequence[float]) -> list[di
 
 def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
     """Returns the stages of a plan as plain data."""
-    return [
-        {
-            "device": stage.device,
-            "replicas": stage.replicas,
-            "splits": [_split_document(split) for split in stage.splits],
-        }
-        for stage in stages
-    ]
-
-
-def _split_document(split: Split) -> dict[str, Any]:
-    tokens = {} if split.tokens is None else {"tokens": split.tokens}
-    return {"first": split.first, "end": split.end, "batch": split.batch, **tokens, "ramps": list(split.ramps)}
+    document: list[dict[str, Any]] = adapter_of(list[Stage]).dump_python(list(stages), mode="json", exclude_none=True)
+    return document
 
 
 def batches_document(stages: Sequence[Stage]) -> dict[str, Any]:
@@ -249,9 +261,10 @@ def order_document(order: OrderSpec) -> dict[str, Any]:
     return {"order": order.name if len(numbers) == 1 else numbers}
 
 
-def order_of(document: OrderName | OrderDetails) -> OrderSpec:
-    """Returns the order of a document; raises PlanError for contradictory settings."""
-    return OrderSpec(name=document) if isinstance(document, str) else OrderSpec(**document.model_dump())
+def policy_document(policy: PolicySpec) -> dict[str, Any]:
+    """Returns plain data that `parse_policy` reads, without unused settings."""
+    settings = {name: dict(value) if isinstance(value, Mapping) else value for name, value in policy.settings.items()}
+    return {"name": policy.name, **settings}
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -260,145 +273,3 @@ def write_plan(plan: Plan, path: Path) -> None:
         path.write_text(yaml.safe_dump(plan_document(plan), sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise PlanError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def policy_document(policy: PolicySpec) -> dict[str, Any]:
-    """Returns plain data that `parse_policy` reads, without unused settings."""
-    settings = {name: dict(value) if isinstance(value, Mapping) else value for name, value in policy.settings.items()}
-    return {"name": policy.name, **settings}
-
-
-def _build(source: Source, shape: ModelShape | None) -> Plan:
-    document = source.parse(PlanDocument, called="the plan")
-    _check_predicted(document.predicted, source)
-    networks = tuple(document.networks)
-    with source.errors_at(("networks",)):
-        check_networks(networks)
-        if shape is not None:
-            _check_chain(networks, shape)
-    with source.errors_at(("after_answer",)):
-        if document.after_answer == "stay" and shape is not None and shape.generates:
-            raise PlanError("after_answer: stay is not possible for generation: the next step waits for the token")
-    stages, shares = _build_chains(document, shape, source)
-    policy = None if document.policy is None else _build_policy(document.policy, shape, source)
-    with source.errors_at(("order",)):
-        order = order_of(document.order)
-    with source.errors_at(("policy",)):
-        plan = Plan(
-            stages=stages,
-            shares=shares,
-            policy=policy,
-            dispatch=document.dispatch,
-            order=order,
-            epoch=document.epoch,
-            predicted=document.predicted,
-            networks=networks,
-        )
-    with source.errors_at(("prune",)):
-        return replace(plan, prune=document.prune)
-
-
-def _build_chains(
-    document: PlanDocument, shape: ModelShape | None, source: Source
-) -> tuple[tuple[Stage, ...], tuple[float, ...]]:
-    """Returns the stages of all chains, and the share of each chain."""
-    with source.errors_at(()):
-        chains = document.located_chains
-    stages: list[Stage] = []
-    num_blocks = None if shape is None else shape.num_blocks
-    for at, chain in chains:
-        stages += _build_chain(chain, at, document, shape, source)
-        end, last = stages[-1].end, (*at, len(chain.stages) - 1, "splits", len(chain.stages[-1].splits) - 1)
-        with source.errors_at(last):
-            check_end(end, tuple(document.networks))
-            if shape is not None and end != num_blocks:
-                raise PlanError(f"the last split ends at block {end}, the model has {num_blocks} blocks")
-            if num_blocks not in (None, end):
-                raise PlanError(f"the chain ends at block {end}, the one before it at block {num_blocks}")
-        num_blocks = end
-    shares = tuple(chain.share for _, chain in chains)
-    with source.errors_at(("chains",)):
-        if shape is not None and len(chains) > MOST_CHAINS:
-            raise PlanError(f"{len(chains)} chains side by side; at most {MOST_CHAINS} are allowed")
-        check_shares(shares, len(chains))
-    return tuple(stages), shares
-
-
-def _build_chain(
-    chain: ChainDocument, at: DocumentPath, document: PlanDocument, shape: ModelShape | None, source: Source
-) -> list[Stage]:
-    stages: list[Stage] = []
-    end: int | None = None
-    for index, stage in enumerate(chain.stages):
-        splits: list[Split] = []
-        for position, split in enumerate(stage.splits):
-            with source.errors_at((*at, index, "splits", position)):
-                splits.append(_build_split(split, document, end, shape))
-                end = split.end
-        with source.errors_at((*at, index, "device")):
-            find_device(stage.device)
-        stages.append(Stage(device=stage.device, replicas=stage.replicas, splits=tuple(splits)))
-    return stages
-
-
-def _check_chain(networks: tuple[int, ...], shape: ModelShape) -> None:
-    if networks == shape.networks:
-        return
-    if not shape.networks:
-        raise PlanError(f"networks {list(networks)}: the model is a single network; leave out `networks`")
-    found = f"the plan has {list(networks)}" if networks else "the plan has no `networks`"
-    raise PlanError(f"the model is a chain, whose networks end at blocks {list(shape.networks)}; {found}")
-
-
-def _check_predicted(predicted: Mapping[str, Any], source: Source) -> None:
-    """Raises PlanError for invalid predictions that admission control starts with. They may be missing."""
-    for name, limit in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
-        value = predicted.get(name)
-        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= limit):
-            with source.errors_at(("predicted", name)):
-                raise PlanError(f"{name} must be a number, at least 0, not {value!r}")
-
-
-def _build_split(
-    document: SplitDocument, plan: PlanDocument, end_before: int | None, shape: ModelShape | None
-) -> Split:
-    split = Split(
-        first=document.first,
-        end=document.end,
-        batch=document.batch,
-        tokens=document.tokens,
-        ramps=tuple(document.ramps),
-        after_answer=plan.after_answer,
-        overlap_below=plan.overlap_below,
-    )
-    check_split(split, end_before, tuple(plan.networks))
-    if shape is not None:
-        unknown = sorted(set(split.ramps) - set(shape.ramps))
-        if unknown:
-            raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(shape.ramps)}")
-        if split.tokens is not None and not shape.has_tokens:
-            raise PlanError(f"tokens: {split.tokens}: the model's inputs have no tokens; `batch` alone counts them")
-    return split
-
-
-def _build_policy(document: PolicyDocument, shape: ModelShape | None, source: Source) -> PolicySpec:
-    if document.own is not None:
-        with source.errors_at(("policy", "own")):
-            check_own(document.own)
-    with source.errors_at(("policy",)):
-        policy = PolicySpec(**document.model_dump())
-    if shape is not None:
-        _check_policy_fits(policy, shape, source)
-    return policy
-
-
-def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) -> None:
-    numbers = {"thresholds": policy.thresholds, "confidences": policy.confidences, "weights": policy.weights}
-    for name, by_ramp in numbers.items():
-        unknown = sorted(set(by_ramp) - set(shape.ramps)) if isinstance(by_ramp, Mapping) else []
-        if unknown:
-            with source.errors_at(("policy", name, str(unknown[0]))):
-                raise PlanError(f"{name} for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
-    if policy.records is not None:
-        with source.errors_at(("policy", "records")):
-            check_file(Path(policy.records), PlanError, hint=" of exit records")

@@ -7,47 +7,56 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from earlyexit.errors import PlanError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from cluster.inventory import MAX_COUNT as MAX_COUNT
+from earlyexit.data.strict import FromFile
+from earlyexit.errors import PlanError, within
 from earlyexit.network.chain import check_networks
 from optimizer.generation.demand import Generation, check_number
 from profiles.lengths import Lengths
 from profiles.records import RecordedBatches
-from profiles.table import LatencyTable
+from profiles.table import MOST_SECONDS, LatencyTable, Seconds
 
 # An SLO that every plan meets.
 ANY_LATENCY_S = 1e15
 IN_TIME = 0.99
-"""Default of `in_time` when the cost is minimized."""
+"""Default of `in_time` in files when the cost is minimized."""
 # Allowed seconds of one block, at any batch size. With values far outside, rates overflow and searches never end.
 LEAST_BLOCK_S, MOST_BLOCK_S = 1e-9, 1e9
+# Limits of files, far outside real values. Beyond them, sums and quotients overflow or lose precision.
+MAX_BLOCKS = 10_000
+"""A larger number is refused before it exhausts the memory."""
+LEAST_RATE, MOST_RATE = 1e-9, 1e12
+"""Per second. The lower limit is one request in thirty years."""
+UsdPerHour = Annotated[float, Field(ge=0, le=1e12)]
+Latency = Annotated[float, Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)]
+Slack = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
 MOST_NETWORKS = 6
 """Networks of a chain. Each subset that contains the last network is planned as a problem of its own: at most 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
+class Supply(FromFile):
     """Number and price of the accelerators of one type."""
 
-    count: int
-    usd_per_hour: float = 0.0
+    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
+    usd_per_hour: UsdPerHour = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 0:
             raise PlanError(f"a device count must be at least 0, not {self.count}")
-        check_number("usd_per_hour", self.usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(FromFile):
     """The network link between two stages."""
 
-    bandwidth_bytes_per_s: float
-    delay_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
-        check_number("delay_s", self.delay_s)
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e-3, le=1e18)]
+    delay_s: Seconds = 0.0
 
     def seconds(self, num_bytes: float) -> float:
         """Returns the transfer time of a hop (T_x in E3)."""
@@ -55,11 +64,11 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class Slo(FromFile):
     """The promised worst-case latency, and the share of it that is held in reserve (E3 section 3.1: 20 %)."""
 
-    latency_s: float
-    slack: float = 0.2
+    latency_s: Latency
+    slack: Slack = 0.2
 
     def __post_init__(self) -> None:
         check_number("slo latency_s", self.latency_s, above_zero=True)
@@ -73,16 +82,19 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaximizeRate:
+class MaximizeRate(FromFile):
     """Find the plan with the highest rate."""
+
+    maximize: Literal["rate"] = "rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinimizeCost:
+class MinimizeCost(FromFile):
     """Find the cheapest plan that serves a rate."""
 
-    rate_per_s: float
-    in_time: float = 0.0
+    minimize: Literal["cost"] = "cost"
+    rate_per_s: Rate
+    in_time: Annotated[float, Field(ge=0, lt=1, json_schema_extra={"default": IN_TIME})] = 0.0
     """Share of inputs that must be in time if arrivals are random (`evaluate.queue_s`). 0: no queues, as in E3."""
 
     def __post_init__(self) -> None:
@@ -92,11 +104,12 @@ class MinimizeCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinimizeLatency:
+class MinimizeLatency(FromFile):
     """Find the plan with the least mean answer time at a rate (Apparate, PAME)."""
 
-    rate_per_s: float
-    ramp_budget: float | None = None
+    minimize: Literal["latency"] = "latency"
+    rate_per_s: Rate
+    ramp_budget: Annotated[float | None, Field(le=MOST_SECONDS)] = None
     """Largest time of active ramps, as a share of the blocks' time (Apparate, section 5.1: 2 %). None: no limit."""
 
     def __post_init__(self) -> None:
@@ -110,6 +123,34 @@ class MinimizeLatency:
 
 
 Objective = MaximizeRate | MinimizeCost | MinimizeLatency
+
+
+def _objective_in_file(value: Any) -> Any:
+    """Leaves out fields without a value, and adds the default of `in_time` in files."""
+    if not isinstance(value, Mapping):
+        return value
+    given = {name: each for name, each in value.items() if each is not None}
+    return {"in_time": IN_TIME, **given} if given.get("minimize") == "cost" else given
+
+
+def _objective_tag(value: Any) -> str | None:
+    if not isinstance(value, Mapping):
+        return None
+    return f"<{value['minimize']}>" if "minimize" in value else "<rate>" if "maximize" in value else None
+
+
+FileObjective = Annotated[
+    Annotated[MaximizeRate, Tag("<rate>")]
+    | Annotated[MinimizeCost, Tag("<cost>")]
+    | Annotated[MinimizeLatency, Tag("<latency>")],
+    Discriminator(
+        _objective_tag,
+        custom_error_type="form",
+        custom_error_message="Input should be {maximize: rate}, {minimize: cost, rate_per_s: ..., in_time: ...} or "
+        "{minimize: latency, rate_per_s: ..., ramp_budget: ...}",
+    ),
+    BeforeValidator(_objective_in_file),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,105 +199,44 @@ class PlanProblem:
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
-            raise PlanError(f"a model needs at least 1 block, not {self.num_blocks}")
+            raise PlanError(f"a model needs at least 1 block, not {self.num_blocks}", at=("blocks",))
         self._check_ramps()
-        self._check_survival()
-        self._check_latency()
-        if len(self.bytes_per_sample_N) != self.num_blocks:
-            raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
-        for num_bytes in self.bytes_per_sample_N:
-            check_number("bytes_per_sample", num_bytes)
-        if self.budget_usd_per_hour is not None:
-            check_number("budget usd_per_hour", self.budget_usd_per_hour)
+        with within("survival"):
+            check_survival("survival", self.survival_N, self.num_blocks, range(self.num_blocks))
+        self._check_devices()
+        with within("bytes_per_sample"):
+            if len(self.bytes_per_sample_N) != self.num_blocks:
+                raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
+            for num_bytes in self.bytes_per_sample_N:
+                check_number("bytes_per_sample", num_bytes)
+        with within("budget"):
+            if self.budget_usd_per_hour is not None:
+                check_number("budget usd_per_hour", self.budget_usd_per_hour)
         self._check_batches()
-        self._check_lengths()
+        with within("lengths"):
+            self._check_lengths()
         self._check_networks()
-        self._check_generation()
-
-    def _check_generation(self) -> None:
-        if self.generation is None:
-            return
-        others = {"lengths": self.lengths, "batches": self.batches, "networks": self.networks or None}
-        for name, other in others.items():
-            if other is not None:
-                raise PlanError(f"steps of sequences have no {name}; leave out either generation or {name}")
-        if isinstance(self.objective, MinimizeLatency):
-            raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
-        kv = self.generation.kv
-        memory = None if kv is None else kv.memory_bytes
-        for name, by_device in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
-            missing = [] if by_device is None else sorted(set(self.devices) - set(by_device))
-            if missing:
-                raise PlanError(f"generation {name} has no entry for {missing[0]}; it has {sorted(by_device or ())}")
-
-    def _check_networks(self) -> None:
-        check_networks(self.networks)
-        if len(self.networks) > MOST_NETWORKS:
-            raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
-        if self.networks and self.networks[-1] != self.num_blocks:
-            raise PlanError(f"the last network ends at block {self.networks[-1]}, there are {self.num_blocks} blocks")
-        check_number("crossing_s", self.crossing_s)
-        for name in ("network_tokens", "crossing_tokens"):
-            shares = getattr(self, name)
-            if shares and len(shares) != max(1, len(self.networks)):
-                raise PlanError(f"{name} needs a number for each network")
-            for share in shares:
-                check_number(name, share, above_zero=True)
-        if max(self.crossing_tokens, default=0) > 1:
-            raise PlanError(f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}")
-        for used, survival_N in (self.survival_of or {}).items():
-            self._check_survival_of(used, survival_N)
-
-    def _check_survival_of(self, used: tuple[int, ...], survival_N: tuple[float, ...]) -> None:
-        last = len(self.networks) - 1
-        if list(used) != sorted(set(used)) or not used or used[0] < 0 or used[-1] != last:
-            raise PlanError(f"survival_of needs networks that ascend and end with the last, {last}, not {list(used)}")
-        if len(survival_N) != self.num_blocks or not all(0 <= share <= 1 for share in survival_N):
-            raise PlanError(f"survival_of {list(used)} needs {self.num_blocks} shares from 0 to 1, one per block")
-        starts = (0, *self.networks)
-        blocks = [block for network in used for block in range(starts[network], starts[network + 1])]
-        first, share = blocks[0], survival_N[blocks[0]]
-        if share != 1:
-            raise PlanError(
-                f"survival_of {list(used)} must be 1 at block {first}, where every input enters, not {share}"
-            )
-        for before, after in pairwise(blocks):
-            if survival_N[after] > survival_N[before]:
-                raise PlanError(
-                    f"survival_of {list(used)} rises at block {after}, from {survival_N[before]} to "
-                    f"{survival_N[after]}; it may only fall"
-                )
+        with within("generation"):
+            self._check_generation()
 
     def _check_ramps(self) -> None:
         if list(self.ramps) != sorted(set(self.ramps)):
-            raise PlanError(f"ramps must ascend without repeats, not {list(self.ramps)}")
+            raise PlanError(f"ramps must ascend without repeats, not {list(self.ramps)}", at=("ramps",))
         outside = [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks - 1]
         if outside:
-            raise PlanError(f"ramps {outside} are not after blocks 0 to {self.num_blocks - 2}")
+            raise PlanError(f"ramps {outside} are not after blocks 0 to {self.num_blocks - 2}", at=("ramps",))
 
-    def _check_survival(self) -> None:
-        if len(self.survival_N) != self.num_blocks:
-            raise PlanError(f"survival needs {self.num_blocks} values, one per block, not {len(self.survival_N)}")
-        if not all(0 <= share <= 1 for share in self.survival_N):
-            raise PlanError("survival must hold shares between 0 and 1")
-        if self.survival_N[0] != 1:
-            raise PlanError(f"survival must start at 1: every input reaches block 0, not {self.survival_N[0]}")
-        for block, (before, after) in enumerate(pairwise(self.survival_N), start=1):
-            if after > before:
-                raise PlanError(f"survival rises at block {block}, from {before} to {after}; it may only fall")
-
-    def _check_latency(self) -> None:
+    def _check_devices(self) -> None:
         if not self.devices:
-            raise PlanError("a plan problem needs at least one device type")
+            raise PlanError("a plan problem needs at least one device type", at=("devices",))
         unmeasured = sorted(set(self.devices) - set(self.latency))
         if unmeasured:
-            raise PlanError(f"devices {unmeasured} have no latency; latency is known for {sorted(self.latency)}")
+            message = f"devices {unmeasured} have no latency; latency is known for {sorted(self.latency)}"
+            raise PlanError(message, at=("devices", unmeasured[0]))
         for device, table in self.latency.items():
-            if len(table.block_s_NB) != self.num_blocks:
-                raise PlanError(f"latency of {device}: block_s needs {self.num_blocks} rows, one per block")
-            if len(table.ramp_s_EB) != len(self.ramps):
-                raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
-            check_seconds(device, table)
+            with within("latency", device):
+                table.check_rows(self.num_blocks, len(self.ramps))
+                check_seconds(device, table)
 
     def _check_batches(self) -> None:
         batches = self.batches
@@ -282,6 +262,51 @@ class PlanProblem:
             return
         if len(stayers) != self.num_blocks or not all(0 <= length < math.inf for length in stayers):
             raise PlanError(f"stayers_length needs {self.num_blocks} numbers, one per block, none below 0")
+
+    def _check_networks(self) -> None:
+        with within("networks"):
+            check_networks(self.networks)
+            if len(self.networks) > MOST_NETWORKS:
+                raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
+            if self.networks and self.networks[-1] != self.num_blocks:
+                end = f"the last network ends at block {self.networks[-1]}"
+                raise PlanError(f"{end}, there are {self.num_blocks} blocks")
+        check_number("crossing_s", self.crossing_s)
+        for name in ("network_tokens", "crossing_tokens"):
+            shares = getattr(self, name)
+            with within(name):
+                if shares and len(shares) != max(1, len(self.networks)):
+                    raise PlanError(f"{name} needs a number for each network")
+                for share in shares:
+                    check_number(name, share, above_zero=True)
+        if max(self.crossing_tokens, default=0) > 1:
+            message = f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}"
+            raise PlanError(message, at=("crossing_tokens",))
+        last = len(self.networks) - 1
+        for used, survival_N in (self.survival_of or {}).items():
+            with within("survival_of"):
+                if list(used) != sorted(set(used)) or not used or used[0] < 0 or used[-1] != last:
+                    rule = f"networks that ascend and end with the last, {last}"
+                    raise PlanError(f"survival_of needs {rule}, not {list(used)}")
+                starts = (0, *self.networks)
+                blocks = [block for network in used for block in range(starts[network], starts[network + 1])]
+                check_survival(f"survival_of {list(used)}", survival_N, self.num_blocks, blocks)
+
+    def _check_generation(self) -> None:
+        if self.generation is None:
+            return
+        others = {"lengths": self.lengths, "batches": self.batches, "networks": self.networks or None}
+        for name, other in others.items():
+            if other is not None:
+                raise PlanError(f"steps of sequences have no {name}; leave out either generation or {name}")
+        if isinstance(self.objective, MinimizeLatency):
+            raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
+        kv = self.generation.kv
+        memory = None if kv is None else kv.memory_bytes
+        for name, by_device in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
+            missing = [] if by_device is None else sorted(set(self.devices) - set(by_device))
+            if missing:
+                raise PlanError(f"generation {name} has no entry for {missing[0]}; it has {sorted(by_device or ())}")
 
     @property
     def required_per_s(self) -> float | None:
@@ -315,6 +340,19 @@ class PlanProblem:
     def share_after(self, ramp: int | None) -> float:
         """Returns the share of inputs that remain when `ramp` is the last active ramp so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
+
+
+def check_survival(name: str, survival_N: Sequence[float], num_blocks: int, blocks: Sequence[int]) -> None:
+    """Raises PlanError unless there is a share per block, which is 1 at the first of `blocks` and rises at none."""
+    if len(survival_N) != num_blocks or not all(0 <= share <= 1 for share in survival_N):
+        raise PlanError(f"{name} needs {num_blocks} shares from 0 to 1, one per block")
+    if survival_N[blocks[0]] != 1:
+        share = survival_N[blocks[0]]
+        raise PlanError(f"{name} must be 1 at block {blocks[0]}, where every input enters, not {share}")
+    for before, after in pairwise(blocks):
+        if survival_N[after] > survival_N[before]:
+            rise = f"from {survival_N[before]} to {survival_N[after]}"
+            raise PlanError(f"{name} rises at block {after}, {rise}; it may only fall")
 
 
 def check_seconds(device: str, table: LatencyTable) -> None:

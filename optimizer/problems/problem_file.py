@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
+from pydantic import Field
 
-from earlyexit.data.source_file import Source, read_source
+from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
-from earlyexit.errors import PlanError
+from earlyexit.errors import InputError, PlanError, within
+from earlyexit.named import Fill
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.plans.plan import PolicySpec, policy_of_score
-from optimizer.plans.plan_file import order_of
-from optimizer.problems.latency_file import latency_table
-from optimizer.problems.lengths_file import lengths_document, lengths_of, stayers_length_N
-from optimizer.problems.models_file import (
-    as_chain,
-    networks_document,
-    survival_of_networks,
-    with_networks_of,
-    with_pruning,
+from optimizer.plans.plan_file import MOST_CHAINS, Order
+from optimizer.problems.entries import (
+    FileBytes,
+    FileLengths,
+    Latencies,
+    latency_tables,
+    lengths_document,
+    with_rows,
 )
+from optimizer.problems.models_file import as_chain, chain_of, with_pruning
 from optimizer.problems.problem import (
+    MAX_BLOCKS,
+    FileObjective,
+    Latency,
     Link,
-    MaximizeRate,
     MinimizeCost,
     MinimizeLatency,
-    Objective,
     PlanProblem,
+    Slack,
     Slo,
     Supply,
+    UsdPerHour,
 )
-from optimizer.problems.problem_shape import GenerationDocument, ObjectiveDocument, ProblemDocument, read_at
-from optimizer.problems.survival_file import (
-    Recorded,
-    batches_of,
-    by_calibration,
-    check_survival,
-    recorded_document,
-    recorded_survival,
-    with_recorded_batches,
-    with_thresholds_of,
-)
+from optimizer.problems.survival_file import BatchesDocument, FileSurvival, Recorded, RecordsDocument
 from optimizer.problems.tokens import in_tokens
-from profiles.lengths import Lengths, Pairs, grouped, read_sequences
-from profiles.networks import decay_of, prune_of, weights_of
-from profiles.table import LatencyTable
+from profiles.lengths import MOST_TOKENS, Lengths, Pairs, grouped, read_sequences
+from profiles.networks import decay_of, prune_of, survival_of, weights_of
+from profiles.table import LatencyTable, Seconds
 
 OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
 """Fields that the file's `generation` and `Generation` have in common."""
+OF_CHAINS = ("networks", "crossing_s", "network_tokens", "crossing_tokens")
+"""Fields of chains that a file and a problem have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,300 +78,292 @@ def read_problem(path: Path) -> ProblemFile:
 
     Raises PlanError with the file, the line, the error and the allowed values, also for several calibrations.
     """
-    source = read_source(path, PlanError)
-    first, *others = by_calibration(source, path.parent)
-    with source.errors_at(("survival",)):
-        if others:
-            raise PlanError("survival.folder has several calibrations; name one of them: {records, calibration}")
-    return _build(first, path.parent)
+    return _build(read_source(path, PlanError), path.parent, single=True)[0]
 
 
 def read_problems(path: Path) -> tuple[ProblemFile, ...]:
     """Reads a problem file once for each calibration of the model folder that `survival` names, its own first."""
-    return tuple(_build(each, path.parent) for each in by_calibration(read_source(path, PlanError), path.parent))
+    return _build(read_source(path, PlanError), path.parent)
 
 
 def parse_problem(document: object, *, where: str = "problem", folder: Path = Path()) -> ProblemFile:
     """Returns the problem from plain data (parsed YAML or JSON); raises PlanError."""
-    return _build(Source(document=document, where=where, raises=PlanError), folder)
+    return _build(Source(document=document, where=where, raises=PlanError), folder, single=True)[0]
+
+
+def _build(source: Source, folder: Path, *, single: bool = False) -> tuple[ProblemFile, ...]:
+    source = as_chain(source, folder)
+    document = source.parse(ProblemDocument, called="the problem", folder=folder)
+    with source.errors_at():
+        _check_prices(document, source)
+        with within("survival"):
+            survival = document.survival
+            every: Sequence[list[float] | RecordsDocument] = (
+                [survival] if isinstance(survival, list) else survival.by_calibration(folder)
+            )
+            if single and len(every) > 1:
+                raise PlanError("survival.folder has several calibrations; name one of them: {records, calibration}")
+        return tuple(document.problem(each, folder) for each in every)
+
+
+def _check_prices(document: ProblemDocument, source: Source) -> None:
+    """Raises PlanError, at the device, if plans are made by cost and a device has no price."""
+    supplies: Any = source.document["devices"] if isinstance(source.document, Mapping) else {}
+    for device, supply in supplies.items():
+        by_cost = document.budget is not None or isinstance(document.objective, MinimizeCost)
+        if by_cost and "usd_per_hour" not in supply:
+            raise PlanError(f"plans are made by cost, and {device} has no usd_per_hour", at=("devices", device))
 
 
 def problem_document(problem: PlanProblem) -> dict[str, Any]:
     """Returns plain data that `parse_problem` reads, with all numbers written out."""
+    slo, generation, usd_per_hour = problem.slo, problem.generation, problem.budget_usd_per_hour
+    survival_of, needs_length = (problem.survival_of or {}).items(), bool(problem.lengths or generation)
     document: dict[str, Any] = {
         "schema_version": 1,
         "blocks": problem.num_blocks,
         "ramps": list(problem.ramps),
         "survival": list(problem.survival_N),
-        "latency": {device: _table_document(table) for device, table in problem.latency.items()},
+        "latency": {device: table.document(as_measured=needs_length) for device, table in problem.latency.items()},
         "devices": {device: asdict(supply) for device, supply in problem.devices.items()},
         "link": asdict(problem.link),
         "bytes_per_sample": list(problem.bytes_per_sample_N),
-        "slo": asdict(problem.slo),
-        "objective": _objective_document(problem.objective),
+        "slo": asdict(slo) if generation is None else None,
+        "objective": {name: value for name, value in asdict(problem.objective).items() if value is not None},
+        "budget": None if usd_per_hour is None else {"usd_per_hour": usd_per_hour},
+        "most_chains": problem.most_chains if problem.most_chains > 1 else None,
+        "batches": problem.batches and BatchesDocument.of(problem.batches).model_dump(exclude_none=True),
+        "lengths": problem.lengths and lengths_document(problem.lengths),
+        "stayers_length": problem.stayers_length_N and list(problem.stayers_length_N),
+        "generation": generation and _generation_document(generation, slo),
+        "networks": list(problem.networks) or None,
+        "survival_of": [{"networks": [*used], "survival": [*share_N]} for used, share_N in survival_of] or None,
+        "crossing_s": problem.crossing_s or None,
+        "network_tokens": list(problem.network_tokens) or None,
+        "crossing_tokens": list(problem.crossing_tokens) or None,
     }
-    if problem.budget_usd_per_hour is not None:
-        document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
-    if problem.most_chains > 1:
-        document["most_chains"] = problem.most_chains
-    if problem.batches is not None:
-        document["batches"] = recorded_document(problem.batches)
-    if problem.lengths is not None:
-        document["lengths"] = lengths_document(problem.lengths)
-        for device, table in problem.latency.items():
-            document["latency"][device] |= {"length": table.length}
-    if problem.stayers_length_N is not None:
-        document["stayers_length"] = list(problem.stayers_length_N)
-    if problem.generation is not None:
-        document["generation"] = _generation_document(problem.generation, problem.slo)
-        del document["slo"]
-        document["latency"] = {device: _table_of_length(table) for device, table in problem.latency.items()}
-    return document | networks_document(problem)
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def _generation_document(generation: Generation, slo: Slo) -> dict[str, Any]:
-    kv, prefill = generation.kv, generation.prefill or {}
-    return {
+    kv, prefill = generation.kv, generation.prefill
+    document = {
         "prompt_tokens": lengths_document(generation.prompt),
         "output_tokens": lengths_document(generation.output),
         "tpot_s": slo.latency_s,
         "slack": slo.slack,
         **{name: getattr(generation, name) for name in OF_GENERATION},
-        **({"prefill": {device: _table_of_length(table) for device, table in prefill.items()}} if prefill else {}),
-        **({} if kv is None else {"kv": asdict(kv)}),
     }
+    tables = {} if prefill is None else {device: table.document() for device, table in prefill.items()}
+    return document | ({"prefill": tables} if tables else {}) | ({} if kv is None else {"kv": asdict(kv)})
 
 
-def _table_of_length(table: LatencyTable) -> dict[str, Any]:
-    """Returns a table as plain data in the form of `latency`, with the length and context of its measurement."""
-    context = {} if table.context is None else {"context": table.context, "context_s": table.context_s}
-    return _table_document(table) | {"length": table.length} | context
+class BudgetDocument(StrictDocument):
+    """The largest cost of all replicas together."""
+
+    usd_per_hour: UsdPerHour
 
 
-def _objective_document(objective: Objective) -> dict[str, Any]:
-    match objective:
-        case MaximizeRate():
-            return {"maximize": "rate"}
-        case MinimizeCost(rate_per_s=rate_per_s, in_time=in_time):
-            return {"minimize": "cost", "rate_per_s": rate_per_s, "in_time": in_time}
-        case MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=None):
-            return {"minimize": "latency", "rate_per_s": rate_per_s}
-        case MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=ramp_budget):
-            return {"minimize": "latency", "rate_per_s": rate_per_s, "ramp_budget": ramp_budget}
+class GenerationDocument(StrictDocument):
+    """The sequences of a service that generates text."""
 
+    prompt_tokens: FileLengths | None = None
+    output_tokens: FileLengths | None = None
+    lengths: str | None = None
+    """Instead of both: a table of recorded sequences."""
+    tpot_s: Latency
+    """Promised time per output token after the first: the SLO of a step."""
+    ttft_s: Latency | None = None
+    """Promised time to the first token."""
+    slack: Slack = 0.2
+    """Share of both times that is held in reserve."""
+    fill: Fill = "compute"
+    copy_share: float = Field(default=1.0, ge=0, le=1)
+    chunk: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    prefill: Latencies | None = None
+    """Latencies of batches of prompts. None: a prompt takes as long as a batch of as many steps."""
+    regroup_s: Seconds = 0.0
+    late_head: bool = False
+    most_running: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    kv: KvMemory | None = None
 
-def _table_document(table: LatencyTable) -> dict[str, Any]:
-    return {"batch": list(table.batches), "block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
+    def generation(self, prefill: Mapping[str, LatencyTable] | None, folder: Path) -> Generation:
+        """Returns the sequences; raises InputError with the path of the wrong value."""
+        prompt, output, recorded = self._lengths(folder)
+        same = {name: getattr(self, name) for name in OF_GENERATION}
+        return Generation(prompt=prompt, output=output, recorded=recorded, prefill=prefill, kv=self.kv, **same)
 
-
-def _build(source: Source, folder: Path) -> ProblemFile:
-    """Builds the problem field by field. Its checks run after each field, so that errors name the field's line."""
-    source = as_chain(source, folder)
-    document = source.parse(ProblemDocument, called="the problem")
-    with source.errors_at(("ramps",)):
-        problem = _blank(document)
-    problem = with_networks_of(problem, document, source)
-    recorded = recorded_survival(document.survival, problem, source, folder)
-    with source.errors_at(("survival",)):
-        problem = replace(problem, survival_N=_survival(document, recorded))
-    with source.errors_at(("survival_of",) if document.survival_of else ("survival",)):
-        problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded))
-    with source.errors_at(("bytes_per_sample",)):
-        problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
-    with source.errors_at(("objective",)):
-        objective = objective_of(document.objective)
-    problem = replace(
-        problem,
-        link=Link(**document.link.model_dump()),
-        slo=_slo(document, source),
-        objective=objective,
-        budget_usd_per_hour=None if document.budget is None else document.budget.usd_per_hour,
-    )
-    problem = _with_devices(problem, document, source, folder)
-    if recorded is not None:
-        problem = with_pruning(with_thresholds_of(problem, recorded.thresholds), recorded.records)
-    if document.batches is not None:
-        with read_at(source, ("batches",)):
-            if recorded is not None:
-                raise PlanError("batches follow from survival's exit records; leave out one of the two")
-            batches = batches_of(document.batches, problem.num_blocks, problem.ramps)
-            check_survival(batches, problem.survival_N)
-            problem = replace(problem, batches=batches)
-    with source.errors_at(("order",)):
-        order = order_of(document.order)
-    problem = _with_lengths(problem, document, recorded, source, folder)
-    if document.generation is not None:
-        problem = _with_generation(problem, document.generation, source, folder)
-    with source.errors_at(("most_chains",)):
-        problem = _with_most_chains(problem, document.most_chains)
-    if recorded is not None and problem.batches is None and problem.lengths is None and problem.generation is None:
-        problem = with_recorded_batches(problem, recorded.records, recorded.thresholds)
-    return ProblemFile(problem=problem, recorded=recorded, order=order)
-
-
-def _with_most_chains(problem: PlanProblem, most_chains: int) -> PlanProblem:
-    """Returns the problem with a number of parallel chains; raises PlanError if it allows only one."""
-    single_only = problem.networks or problem.generation or isinstance(problem.objective, MinimizeLatency)
-    if single_only and most_chains > 1:
-        raise PlanError(
-            f"most_chains must be 1 for cascades, for generation and for the least latency, not {most_chains}; "
-            "several parallel chains are planned for a rate or a cost of one network"
-        )
-    return replace(problem, most_chains=most_chains)
-
-
-def _with_lengths(
-    problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None, source: Source, folder: Path
-) -> PlanProblem:
-    """Returns the problem with the lengths of its inputs, if the file has any."""
-    if document.lengths is None:
-        with source.errors_at(("stayers_length",)):
-            if document.stayers_length is not None:
-                raise PlanError("stayers_length needs lengths: without them all inputs are equally long")
-        return problem
-    lengths, stayers = lengths_of(document.lengths, source, folder), document.stayers_length
-    with source.errors_at(("lengths",) if stayers is None else ("stayers_length",)):
-        length_N: tuple[float, ...] | None = None
-        if stayers is not None:
-            length_N = tuple(stayers)
-        elif recorded is not None:
-            length_N = stayers_length_N(recorded.records, recorded.thresholds)
-        problem = replace(problem, lengths=lengths, stayers_length_N=length_N)
-        in_tokens(problem)  # raises PlanError if no measured batch holds such inputs
-        return problem
-
-
-def _with_generation(problem: PlanProblem, document: GenerationDocument, source: Source, folder: Path) -> PlanProblem:
-    """Returns the problem with the document's sequences; raises PlanError at the line of an error."""
-    prompt, output, recorded = _sequence_lengths(document, source, folder)
-    tables = {
-        device: latency_table(
-            ("generation", "prefill", device), entry, problem.num_blocks, problem.ramps, source, folder
-        )
-        for device, entry in (document.prefill or {}).items()
-    }
-    with source.errors_at(("generation", "kv")):
-        kv = None if document.kv is None else KvMemory(**document.kv.model_dump())
-    with source.errors_at(("generation",)):
-        generation = Generation(
-            prompt=prompt,
-            output=output,
-            recorded=recorded,
-            prefill=None if document.prefill is None else tables,
-            kv=kv,
-            **document.model_dump(include={*OF_GENERATION}),
-        )
-        return replace(problem, generation=generation)
-
-
-def _sequence_lengths(
-    document: GenerationDocument, source: Source, folder: Path
-) -> tuple[Lengths, Lengths, Pairs | None]:
-    """Returns the lengths of prompts and of answers, and the recorded sequences if the file names any."""
-    prompt, output = document.prompt_tokens, document.output_tokens
-    if document.lengths is not None:
-        with read_at(source, ("generation", "lengths")):
+    def _lengths(self, folder: Path) -> tuple[Lengths, Lengths, Pairs | None]:
+        """Returns the lengths of prompts and of answers, and the recorded sequences if the file names any."""
+        prompt, output = self.prompt_tokens, self.output_tokens
+        if self.lengths is None:
+            if prompt is None or output is None:
+                raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
+            return prompt, output, None
+        with within("lengths"):
             if prompt is not None or output is not None:
-                raise PlanError("generation.lengths replaces prompt_tokens and output_tokens; leave out one of the two")
-            recorded = read_sequences(folder / document.lengths)
+                raise InputError(
+                    "a table of lengths replaces prompt_tokens and output_tokens; leave out one of the two"
+                )
+            recorded = read_sequences(folder / self.lengths)
             prompts, answers = zip(*recorded, strict=True)
             return grouped(prompts), grouped(answers), recorded
-    with source.errors_at(("generation",)):
-        if prompt is None or output is None:
-            raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
-    return (
-        lengths_of(prompt, source, folder, at=("generation", "prompt_tokens")),
-        lengths_of(output, source, folder, at=("generation", "output_tokens")),
-        None,
-    )
 
 
-def _blank(document: ProblemDocument) -> PlanProblem:
-    """Returns a minimal problem with these blocks and ramps. All other fields are replaced later."""
-    num_ramps = len(document.ramps)
-    table = LatencyTable(batches=(1,), block_s_NB=np.ones((document.blocks, 1)), ramp_s_EB=np.ones((num_ramps, 1)))
-    return PlanProblem(
-        num_blocks=document.blocks,
-        ramps=tuple(document.ramps),
-        survival_N=(1.0,) * document.blocks,
-        latency={"": table},
-        devices={"": Supply(count=0)},
-        link=Link(bandwidth_bytes_per_s=1.0),
-        bytes_per_sample_N=(0.0,) * document.blocks,
-        slo=Slo(latency_s=1.0),
-        objective=MaximizeRate(),
-    )
+class SurvivalOfDocument(StrictDocument):
+    """Survival of plans that use a subset of a chain's networks."""
+
+    networks: tuple[int, ...] = Field(strict=False)
+    """Indices of the used networks. The last network is always used."""
+    survival: tuple[float, ...] = Field(strict=False)
+    """One value per block of the chain."""
 
 
-def _slo(document: ProblemDocument, source: Source) -> Slo:
-    """Returns the SLO of an input. For generation, it is the time per output token."""
-    generation, slo = document.generation, document.slo
-    with source.errors_at(("slo",)):
-        if generation is None:
-            if slo is None:
-                raise PlanError("slo: Field required")
-            return Slo(**slo.model_dump())
-        if slo is not None:
-            raise PlanError("slo: generation defines it by tpot_s and slack; leave out one of the two")
-        return Slo(latency_s=generation.tpot_s, slack=generation.slack)
+class ProblemDocument(StrictDocument):
+    """A whole problem file."""
 
+    schema_version: Literal[1] = 1
+    blocks: int = Field(ge=1, le=MAX_BLOCKS)
+    ramps: tuple[int, ...] = Field(strict=False)
+    survival: FileSurvival
+    latency: Latencies
+    devices: dict[str, Supply] = Field(min_length=1)
+    link: Link
+    bytes_per_sample: FileBytes
+    slo: Slo | None = None
+    """None if `generation` holds the SLO."""
+    objective: FileObjective
+    budget: BudgetDocument | None = None
+    most_chains: int = Field(1, ge=1, le=MOST_CHAINS)
+    """Largest number of parallel chains of stages."""
+    batches: BatchesDocument | None = None
+    order: Order = DEFAULT
+    """The order of waiting inputs, which is copied into plans."""
+    lengths: FileLengths | None = None
+    """None: every input has the length at which latencies were measured, and batches are counted in inputs."""
+    stayers_length: tuple[float, ...] | None = Field(None, strict=False)
+    """Mean length of the inputs that reach each block, relative to all inputs. None: from the records, or equal."""
+    models: None = None
+    """Instead of blocks, ramps, latency and bytes_per_sample: a chain's networks (`optimizer.problems.models_file`)."""
+    generation: GenerationDocument | None = None
+    """For decoders: the sequences, whose steps are the inputs."""
+    networks: tuple[int, ...] = Field((), strict=False)
+    """For a chain: one past the last block of each network."""
+    survival_of: list[SurvivalOfDocument] = Field(default_factory=list)
+    crossing_s: Seconds = 0.0
+    network_tokens: tuple[float, ...] = Field((), strict=False)
+    crossing_tokens: tuple[float, ...] = Field((), strict=False)
 
-def _bytes_per_sample(document: ProblemDocument) -> tuple[float, ...]:
-    sizes = document.bytes_per_sample
-    if isinstance(sizes, float):
-        return (sizes,) * document.blocks
-    if len(sizes) not in (document.blocks, document.blocks - 1):
-        raise PlanError(
-            f"bytes_per_sample has {len(sizes)} values; allowed are one number, {document.blocks} (one per block) "
-            f"or {document.blocks - 1} (nothing hops after the last)"
+    def problem(self, survival: list[float] | RecordsDocument, folder: Path) -> ProblemFile:
+        """Returns the problem with this survival; raises InputError with the path of the wrong value."""
+        if isinstance(survival, list):
+            recorded, survival_N, ramps = None, tuple(survival), self.ramps
+        else:
+            with within("survival"):
+                recorded = survival.recorded(self.blocks, self.ramps, folder)
+                survival_N = recorded.records.outcome(recorded.thresholds).survival
+                ramps = tuple(ramp for ramp in self.ramps if ramp in recorded.thresholds)
+        with within("latency"):
+            latency = self._tables(self.latency, ramps, folder)
+        self._check_combination(recorded)
+        problem = PlanProblem(
+            num_blocks=self.blocks,
+            ramps=ramps,
+            survival_N=survival_N,
+            latency=latency,
+            devices=self.devices,
+            link=self.link,
+            bytes_per_sample_N=self._bytes_per_sample(),
+            slo=self._slo(),
+            objective=self.objective,
+            budget_usd_per_hour=None if self.budget is None else self.budget.usd_per_hour,
+            lengths=self.lengths,
+            stayers_length_N=self.stayers_length,
+            survival_of=self._survival_of(recorded),
+            most_chains=self.most_chains,
+            generation=self._generation(ramps, folder),
+            **{name: getattr(self, name) for name in OF_CHAINS},
         )
-    return (*sizes, *(0.0,) * (document.blocks - len(sizes)))
+        if self.batches is not None:
+            with within("batches"):
+                problem = replace(problem, batches=self.batches.batches(self.blocks, ramps, survival_N))
+        if recorded is not None:
+            problem = with_pruning(problem, recorded.records)
+        if problem.lengths is not None:
+            if recorded is not None and self.stayers_length is None:
+                problem = replace(problem, stayers_length_N=recorded.stayers_length_N)
+            with within("lengths"):
+                in_tokens(problem)  # raises PlanError if no measured batch holds such inputs
+        elif recorded is not None and problem.generation is None:
+            problem = replace(problem, batches=recorded.batches(problem))
+        return ProblemFile(problem=problem, recorded=recorded, order=self.order)
 
+    def _check_combination(self, recorded: Recorded | None) -> None:
+        """Raises PlanError, at the field, for fields that exclude each other."""
+        if recorded is not None and self.batches is not None:
+            message = "batches follow from survival's exit records; leave out one of the two"
+            raise PlanError(message, at=("batches",))
+        if self.stayers_length is not None and self.lengths is None:
+            message = "stayers_length needs lengths: without them all inputs are equally long"
+            raise PlanError(message, at=("stayers_length",))
+        for name in ("crossing_s", "crossing_tokens", "survival_of"):
+            if getattr(self, name) and not self.networks:
+                raise PlanError(f"{name} belongs to chains; this problem has one network", at=(name,))
+        single_only = self.networks or self.generation or isinstance(self.objective, MinimizeLatency)
+        if single_only and self.most_chains > 1:
+            raise PlanError(
+                f"most_chains must be 1 for cascades, for generation and for the least latency, not "
+                f"{self.most_chains}; several parallel chains are planned for a rate or a cost of one network",
+                at=("most_chains",),
+            )
 
-def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objective:
-    """Returns the objective; raises PlanError for contradictory fields."""
-    allowed = (
-        "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ..., in_time: ...} and "
-        "{minimize: latency, rate_per_s: ..., ramp_budget: ...}"
-    )
-    if (document.maximize is None) == (document.minimize is None):
-        found = "neither maximize nor minimize" if document.maximize is None else "both maximize and minimize"
-        raise PlanError(f"{where} has {found}; {allowed}")
-    if document.ramp_budget is not None and document.minimize != "latency":
-        raise PlanError(f"{where} has a ramp_budget, and does not minimize latency; {allowed}")
-    if "in_time" in document.model_fields_set and document.minimize != "cost":
-        raise PlanError(f"{where} has an in_time, and does not minimize cost; {allowed}")
-    if document.minimize is None:
-        if document.rate_per_s is not None:
-            raise PlanError(f"{where} maximizes the rate and names a rate_per_s as well; {allowed}")
-        return MaximizeRate()
-    if document.rate_per_s is None:
-        raise PlanError(f"{where} minimizes the {document.minimize} without a rate_per_s; {allowed}")
-    if document.minimize == "cost":
-        return MinimizeCost(rate_per_s=document.rate_per_s, in_time=document.in_time)
-    return MinimizeLatency(rate_per_s=document.rate_per_s, ramp_budget=document.ramp_budget)
+    def _tables(self, entries: Latencies, ramps: Sequence[int], folder: Path) -> dict[str, LatencyTable]:
+        """Returns the latencies of these ramps by accelerator type."""
+        tables = latency_tables(entries, self.blocks, self.ramps, folder)
+        return {device: with_rows(table, self.ramps, ramps) for device, table in tables.items()}
 
+    def _bytes_per_sample(self) -> tuple[float, ...]:
+        sizes, blocks = self.bytes_per_sample, self.blocks
+        if not isinstance(sizes, list):
+            return (sizes,) * blocks
+        if len(sizes) not in (blocks, blocks - 1):
+            raise PlanError(
+                f"bytes_per_sample has {len(sizes)} values; allowed are one number, {blocks} (one per block) "
+                f"or {blocks - 1} (nothing hops after the last)",
+                at=("bytes_per_sample",),
+            )
+        return (*sizes, *(0.0,) * (blocks - len(sizes)))
 
-def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Source, folder: Path) -> PlanProblem:
-    """Returns the problem with its latencies and devices. Errors name the line of the entry."""
-    for device, entry in document.latency.items():
-        table = latency_table(("latency", device), entry, problem.num_blocks, problem.ramps, source, folder)
-        with source.errors_at(("latency", device)):
-            problem = replace(problem, latency={**problem.latency, device: table})
-    latency = {device: problem.latency[device] for device in document.latency}
-    by_cost = document.budget is not None or document.objective.minimize == "cost"
-    devices: dict[str, Supply] = {}
-    for device, supply in document.devices.items():
-        with source.errors_at(("devices", device)):
-            if by_cost and "usd_per_hour" not in supply.model_fields_set:
-                raise PlanError(f"plans are made by cost, and {device} has no usd_per_hour")
-            devices[device] = Supply(**supply.model_dump())
-            problem = replace(problem, latency=latency, devices=dict(devices))
-    return problem
+    def _slo(self) -> Slo:
+        """Returns the SLO of an input. For generation, it is the time per output token."""
+        slo, generation = self.slo, self.generation
+        if slo is not None and generation is None:
+            return slo
+        if slo is None and generation is not None:
+            return Slo(latency_s=generation.tpot_s, slack=generation.slack)
+        both = "slo: generation defines it by tpot_s and slack; leave out one of the two"
+        raise PlanError("slo: Field required" if slo is None else both, at=("slo",))
 
+    def _survival_of(self, recorded: Recorded | None) -> Mapping[tuple[int, ...], tuple[float, ...]] | None:
+        """Returns the survival by used networks, from the file or from exit records; None if neither has it."""
+        by_networks = {each.networks: each.survival for each in self.survival_of}
+        with within("survival_of"):
+            if len(by_networks) < len(self.survival_of):
+                raise PlanError("survival_of has the same networks twice")
+            if by_networks and recorded is not None:
+                raise PlanError("survival_of follows from survival's exit records; leave out one of the two")
+        if recorded is None or not self.networks:
+            return by_networks or None
+        with within("networks"):
+            chain = chain_of(self.networks, self.ramps)
+        with within("survival", "records"):
+            return survival_of(recorded.records, recorded.thresholds, chain, recorded.alone)
 
-def _survival(document: ProblemDocument, recorded: Recorded | None) -> tuple[float, ...]:
-    if recorded is None:
-        assert isinstance(document.survival, list)
-        return tuple(document.survival)
-    return recorded.records.outcome(recorded.thresholds).survival
+    def _generation(self, ramps: Sequence[int], folder: Path) -> Generation | None:
+        if self.generation is None:
+            return None
+        with within("generation"):
+            with within("prefill"):
+                given = self.generation.prefill
+                prefill = None if given is None else self._tables(given, ramps, folder)
+            return self.generation.generation(prefill, folder)

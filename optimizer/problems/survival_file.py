@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, Tag
 
-from earlyexit.data.source_file import Source
-from earlyexit.errors import PlanError
+from earlyexit.data.strict import StrictDocument
+from earlyexit.errors import InputError, within
 from optimizer.calibration.calibration_file import (
     CALIBRATION_FILE,
     beside_of,
@@ -19,12 +20,19 @@ from optimizer.calibration.calibration_file import (
     read_calibration_file,
     records_of,
 )
+from optimizer.plans.plan import RampKey
+from optimizer.problems.entries import forms
 from optimizer.problems.problem import PlanProblem
-from optimizer.problems.problem_shape import BatchesDocument, RecordsDocument, read_at
 from profiles.networks import alone_of
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.records_table import read_records
 from profiles.scores import BoolArray, FloatArray
+from profiles.table import MAX_BATCH
+
+FileThresholds = Annotated[
+    Annotated[float, Tag("<one>")] | Annotated[dict[RampKey, float], Tag("<mapping>")],
+    forms("one number, or a mapping with a number for each ramp"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,162 +50,159 @@ class Recorded:
     calibration: Path | None = None
     """The calibration's file, if the problem file names a model's folder."""
 
+    @property
+    def stayers_length_N(self) -> tuple[float, ...] | None:
+        """Mean length of the inputs that reach each block, relative to all inputs; None if it is not recorded."""
+        tokens_N = self.records.tokens_N
+        if tokens_N is None:
+            return None
+        exits_N, mean = self.records.outcome(self.thresholds).exits_N, float(tokens_N.mean())
+        reaching = [tokens_N[exits_N >= block] for block in range(self.records.num_blocks)]
+        return tuple(float(each.mean()) / mean if len(each) else 0.0 for each in reaching)
 
-def recorded_survival(
-    survival: list[float] | RecordsDocument, problem: PlanProblem, source: Source, folder: Path
-) -> Recorded | None:
-    """Returns the records that a problem file names, or None if survival is written out.
-
-    Raises PlanError at the line of an error.
-    """
-    if isinstance(survival, list):
-        return None
-    with read_at(source, ("survival", "records")):
-        if survival.records is None:
-            raise PlanError("survival: neither of records and folder are given; one of them is needed")
-        records = _records(survival.records, problem, folder)
-    with read_at(source, ("survival", "thresholds" if survival.calibration is None else "calibration")):
-        thresholds = _thresholds(survival, problem, records, folder)
-    with read_at(source, ("survival", "records")):
-        alone = alone_of(folder / survival.records, records)
-    calibration = None if survival.folder is None or survival.calibration is None else Path(survival.calibration)
-    return Recorded(records=records, thresholds=thresholds, alone=alone, calibration=calibration)
+    def batches(self, problem: PlanProblem) -> RecordedBatches:
+        """Returns the inputs in batches that are as large as the largest batch that can be planned."""
+        size = min(max(table.batches[-1] for table in problem.latency.values()), len(self.records))
+        return RecordedBatches.of_records(self.records, self.thresholds, size, problem.ramps)
 
 
-def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
-    """Yields the file once for each calibration in the folder that `survival` names; unchanged if it names no folder.
+class RecordsDocument(StrictDocument):
+    """Survival that is computed from exit records."""
 
-    Raises PlanError if `survival` has further fields.
-    """
-    document = source.document
-    survival = document.get("survival") if isinstance(document, Mapping) else None
-    named = survival.get("folder") if isinstance(survival, Mapping) else None
-    if not isinstance(document, Mapping) or not isinstance(survival, Mapping) or not isinstance(named, str):
-        yield source
-        return
-    with source.errors_at(("survival",)):
-        others = sorted(set(survival) - {"folder"})
+    records: str | None = None
+    """The records' file, relative to the problem's folder."""
+    thresholds: FileThresholds | None = None
+    """One for all ramps, or one per ramp, in the unit of the records' score."""
+    calibration: str | None = None
+    """Instead of `thresholds`: the file of a calibration."""
+    folder: str | None = None
+    """Instead of all other fields: a model's folder. Plans are made for each calibration in it, with its ramps."""
+
+    def by_calibration(self, base: Path) -> list[RecordsDocument]:
+        """Returns one document for each calibration of the folder, the model's own first; without a folder, this one.
+
+        `base`: the folder of the file, to which its paths are relative. Raises InputError for fields beside the folder.
+        """
+        if self.folder is None:
+            return [self]
+        others = sorted(self.model_fields_set - {"folder"})
         if others:
-            raise PlanError(f"survival: the folder has its own {' and '.join(others)}; leave out one of the two")
-    model = folder / named
-    for each in (None, *beside_of(model)):
-        files = {"records": records_of(model, each), "calibration": (each or model) / CALIBRATION_FILE}
-        paths = {name: str(path.resolve()) for name, path in files.items()}
-        yield replace(source, document={**document, "survival": {"folder": named, **paths}})
+            raise InputError(f"the folder has its own {' and '.join(others)}; leave out one of the two")
+        model = base / self.folder
+        return [
+            RecordsDocument(
+                folder=self.folder,
+                records=str(records_of(model, each).resolve()),
+                calibration=str(((each or model) / CALIBRATION_FILE).resolve()),
+            )
+            for each in (None, *beside_of(model))
+        ]
+
+    def recorded(self, num_blocks: int, ramps: Sequence[int], base: Path) -> Recorded:
+        """Returns the records and thresholds of a model; raises InputError with the path of the wrong value."""
+        if self.records is None:
+            raise InputError("neither of records and folder are given; one of them is needed")
+        with within("records"):
+            records = read_records(base / self.records)
+            if records.num_blocks != num_blocks or not set(ramps) <= set(records.ramps):
+                raise InputError(
+                    f"{self.records} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+                    f"the problem has {num_blocks} blocks and ramps {list(ramps)}"
+                )
+            alone = alone_of(base / self.records, records)
+        calibration = None if self.folder is None or self.calibration is None else Path(self.calibration)
+        thresholds = self._thresholds(records, ramps, base)
+        return Recorded(records=records, thresholds=thresholds, alone=alone, calibration=calibration)
+
+    def _thresholds(self, records: ExitRecords, ramps: Sequence[int], base: Path) -> dict[int, float]:
+        if (self.thresholds is None) == (self.calibration is None):
+            found = "neither" if self.thresholds is None else "both"
+            raise InputError(f"{found} of thresholds and calibration are given; one of them is needed")
+        if self.calibration is not None:
+            with within("calibration"):
+                return self._calibrated(base / self.calibration, records, ramps)
+        if not isinstance(self.thresholds, Mapping):
+            return dict.fromkeys(ramps, self.thresholds or 0.0)
+        if set(self.thresholds) != set(ramps):
+            allowed = f"allowed are one number, or one for each ramp of the problem, {list(ramps)}"
+            raise InputError(f"names ramps {sorted(self.thresholds)}; {allowed}", at=("thresholds",))
+        return dict(self.thresholds)
+
+    def _calibrated(self, path: Path, records: ExitRecords, ramps: Sequence[int]) -> dict[int, float]:
+        """Returns a calibration's thresholds. Only a calibration in a model's folder may lack some ramps."""
+        card = read_calibration_file(path)
+        check_policy(card.policy_spec(), str(path), records, str(self.records), ramps)
+        models, others = members_in(card.provenance), members_in(records.provenance)
+        if models and others and models != others:
+            raise InputError(f"{path} is of other models than the records; use those of one chain")
+        missing = sorted(set(ramps) - set(card.thresholds))
+        if missing and self.folder is None:
+            raise InputError(f"{path} has no thresholds for ramps {missing}")
+        return {ramp: card.thresholds[ramp] for ramp in ramps if ramp in card.thresholds}
 
 
-def with_thresholds_of(problem: PlanProblem, thresholds: Mapping[int, float]) -> PlanProblem:
-    """Returns the problem without the ramps that have no threshold."""
-    if set(thresholds) == set(problem.ramps):
-        return problem
-    rows = [row for row, ramp in enumerate(problem.ramps) if ramp in thresholds]
-    latency = {name: replace(table, ramp_s_EB=table.ramp_s_EB[rows]) for name, table in problem.latency.items()}
-    return replace(problem, ramps=tuple(problem.ramps[row] for row in rows), latency=latency)
-
-
-def _records(file: str, problem: PlanProblem, folder: Path) -> ExitRecords:
-    records = read_records(folder / file)
-    if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
-        raise PlanError(
-            f"survival.records: {file} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
-            f"the problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}"
-        )
-    return records
-
-
-def _thresholds(
-    document: RecordsDocument, problem: PlanProblem, records: ExitRecords, folder: Path
-) -> dict[int, float]:
-    if (document.thresholds is None) == (document.calibration is None):
-        found = "neither" if document.thresholds is None else "both"
-        raise PlanError(f"survival: {found} of thresholds and calibration are given; one of them is needed")
-    if document.calibration is not None:
-        path, name = folder / document.calibration, str(document.records)
-        return _calibrated(path, problem, records, name, allow_missing=document.folder is not None)
-    assert document.thresholds is not None
-    if not isinstance(document.thresholds, Mapping):
-        return dict.fromkeys(problem.ramps, document.thresholds)
-    thresholds = dict(document.thresholds)
-    if set(thresholds) != set(problem.ramps):
-        raise PlanError(
-            f"survival.thresholds names ramps {sorted(thresholds)}; "
-            f"allowed are one number, or one for each ramp of the problem, {list(problem.ramps)}"
-        )
-    return thresholds
-
-
-def _calibrated(
-    path: Path, problem: PlanProblem, records: ExitRecords, name: str, *, allow_missing: bool
-) -> dict[int, float]:
-    """Returns a calibration's thresholds of the problem's ramps. `name` is the name of the records in messages."""
-    card = read_calibration_file(path)
-    check_policy(card.policy_spec(), str(path), records, name, problem.ramps)
-    models, others = members_in(card.provenance), members_in(records.provenance)
-    if models and others and models != others:
-        raise PlanError(f"survival.calibration: {path} is of other models than the records; use those of one chain")
-    missing = sorted(set(problem.ramps) - set(card.thresholds))
-    if missing and not allow_missing:
-        raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")
-    return {ramp: card.thresholds[ramp] for ramp in problem.ramps if ramp in card.thresholds}
-
-
+FileSurvival = Annotated[
+    Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<mapping>")],
+    forms("a list of shares, one per block, or a mapping with records, thresholds, calibration and folder"),
+]
 ROUNDING = 0.005
 """Allowed difference of survival, which may be written with two decimals."""
 
 
-def recorded_document(batches: RecordedBatches) -> dict[str, Any]:
-    """Returns plain data that `batches_of` reads."""
-    document: dict[str, Any] = {"size": batches.size, "sure": _masks(batches.sure_NR)}
-    if batches.zero_one:
-        return {**document, "lost": _masks(batches.losses_NR > 0)}
-    rows = zip(batches.losses_NR, batches.sure_NR, strict=True)
-    return {**document, "losses": [losses_R[sure_R].tolist() for losses_R, sure_R in rows]}
+class BatchesDocument(StrictDocument):
+    """Recorded inputs, in order of arrival, which form batches."""
 
+    size: int = Field(ge=1, le=MAX_BATCH)
+    """Inputs per batch."""
+    sure: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    """Bit mask per input: bit i is set if the problem's i-th ramp lets the input leave."""
+    lost: list[Annotated[int, Field(ge=0)]] | None = None
+    """Bit mask per input: bit i is set if the i-th ramp's answer is lost. For losses of 0 or 1."""
+    losses: list[list[float]] | None = None
+    """Instead of `lost`: per input, the losses at the ramps that let it leave, in the order of the ramps."""
 
-def batches_of(document: BatchesDocument, num_blocks: int, ramps: tuple[int, ...]) -> RecordedBatches:
-    """Returns the batches of a document; raises PlanError or DataError if they do not fit the ramps or each other."""
-    sure_NR = _bits(document.sure, len(ramps), "sure")
-    return RecordedBatches(
-        num_blocks=num_blocks,
-        ramps=ramps,
-        sure_NR=sure_NR,
-        losses_NR=_losses(document, sure_NR),
-        size=document.size,
-        zero_one=document.losses is None,
-    )
+    @classmethod
+    def of(cls, batches: RecordedBatches) -> BatchesDocument:
+        """Returns the document of recorded batches."""
+        rows = zip(batches.losses_NR, batches.sure_NR, strict=True)
+        losses: dict[str, Any] = {"losses": [losses_R[sure_R].tolist() for losses_R, sure_R in rows]}
+        if batches.zero_one:
+            losses = {"lost": _masks(batches.losses_NR > 0)}
+        return cls(size=batches.size, sure=_masks(batches.sure_NR), **losses)
 
+    def batches(self, num_blocks: int, ramps: tuple[int, ...], survival_N: Sequence[float]) -> RecordedBatches:
+        """Returns the batches; raises InputError if they do not fit the ramps, the survival or each other."""
+        sure_NR = _bits(self.sure, len(ramps), "sure")
+        batches = RecordedBatches(
+            num_blocks=num_blocks,
+            ramps=ramps,
+            sure_NR=sure_NR,
+            losses_NR=self._losses(sure_NR),
+            size=self.size,
+            zero_one=self.losses is None,
+        )
+        exits_N = batches.exits_N(ramps)
+        for block, share in enumerate(survival_N):
+            recorded = float((exits_N >= block).mean())
+            if abs(recorded - share) > ROUNDING:
+                raise InputError(f"{recorded:.3g} of their inputs reach block {block}; survival says {share:.3g}")
+        return batches
 
-def check_survival(batches: RecordedBatches, survival_N: Sequence[float]) -> None:
-    """Raises PlanError, with the first block, if survival is not the mean of the batches."""
-    exits_N = batches.exits_N(batches.ramps)
-    for block, share in enumerate(survival_N):
-        recorded = float((exits_N >= block).mean())
-        if abs(recorded - share) > ROUNDING:
-            raise PlanError(f"batches: {recorded:.3g} of their inputs reach block {block}; survival says {share:.3g}")
-
-
-def with_recorded_batches(problem: PlanProblem, records: ExitRecords, thresholds: Mapping[int, float]) -> PlanProblem:
-    """Returns the problem with recorded batches, as large as the largest batch that can be planned."""
-    largest = max(table.batches[-1] for table in problem.latency.values())
-    size = min(largest, len(records))
-    return replace(problem, batches=RecordedBatches.of_records(records, thresholds, size, problem.ramps))
-
-
-def _losses(document: BatchesDocument, sure_NR: BoolArray) -> FloatArray:
-    if (document.lost is None) == (document.losses is None):
-        found = "neither" if document.lost is None else "both"
-        raise PlanError(f"batches: {found} of lost and losses are given; one of them is needed")
-    rows: Sequence[object] = document.lost if document.lost is not None else document.losses or ()
-    if len(rows) != len(sure_NR):
-        raise PlanError(f"batches: {len(rows)} inputs have losses, {len(sure_NR)} are recorded")
-    if document.lost is not None:
-        return _bits(document.lost, sure_NR.shape[1], "lost").astype(np.float64)
-    losses_NR = np.zeros(sure_NR.shape)
-    for row, (costs, sure_R) in enumerate(zip(document.losses or (), sure_NR, strict=True)):
-        if len(costs) != sure_R.sum():
-            raise PlanError(f"batches: input {row} has {len(costs)} losses; {sure_R.sum()} ramps let it leave")
-        losses_NR[row, sure_R] = costs
-    return losses_NR
+    def _losses(self, sure_NR: BoolArray) -> FloatArray:
+        if (self.lost is None) == (self.losses is None):
+            found = "neither" if self.lost is None else "both"
+            raise InputError(f"{found} of lost and losses are given; one of them is needed")
+        num_rows = len(self.lost if self.lost is not None else self.losses or ())
+        if num_rows != len(sure_NR):
+            raise InputError(f"{num_rows} inputs have losses, {len(sure_NR)} are recorded")
+        if self.lost is not None:
+            return _bits(self.lost, sure_NR.shape[1], "lost").astype(np.float64)
+        losses, losses_NR = self.losses or [], np.zeros(sure_NR.shape)
+        for row, (costs, number) in enumerate(zip(losses, sure_NR.sum(1), strict=True)):
+            if len(costs) != number:
+                raise InputError(f"input {row} has {len(costs)} losses; {number} ramps let it leave")
+        losses_NR[sure_NR] = [cost for costs in losses for cost in costs]
+        return losses_NR
 
 
 def _masks(bits_NR: BoolArray) -> list[int]:
@@ -206,10 +211,9 @@ def _masks(bits_NR: BoolArray) -> list[int]:
 
 
 def _bits(masks: Sequence[int], num_ramps: int, name: str) -> BoolArray:
-    beyond = [row for row, mask in enumerate(masks) if mask >> num_ramps]
-    if beyond:
-        raise PlanError(
-            f"batches.{name}.{beyond[0]} is {masks[beyond[0]]}; with {num_ramps} ramps at most {(1 << num_ramps) - 1}"
-        )
+    for row, mask in enumerate(masks):
+        if mask >> num_ramps:
+            most = (1 << num_ramps) - 1
+            raise InputError(f"{mask} is too large; with {num_ramps} ramps at most {most}", at=(name, row))
     rows = [[bool(mask >> column & 1) for column in range(num_ramps)] for mask in masks]
     return np.array(rows, dtype=bool).reshape(len(masks), num_ramps)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from earlyexit.errors import PlanError
-from optimizer.problems.problem import IN_TIME, MaximizeRate, MinimizeCost, PlanProblem
-from optimizer.problems.problem_shape import MAX_BATCH, MAX_COUNT
-from profiles.table import LatencyTable
+from optimizer.problems.problem import IN_TIME, MAX_COUNT, MaximizeRate, MinimizeCost, PlanProblem
+from profiles.table import MAX_BATCH, LatencyTable
 
 AxisName = Literal["slo_s", "batch_limit", "usd_per_hour", "count", "rate_per_s"]
 

@@ -13,8 +13,7 @@ import yaml
 
 from cluster.catalogue import ClusterLink, known_link, read_cluster_catalogue
 from cluster.devices import find_device
-from cluster.inventory import Accelerators, Inventory, inventory_of_nodes, missing_accelerators
-from cluster.inventory_file import read_inventory
+from cluster.inventory import Accelerators, Inventory, inventory_of_nodes, missing_accelerators, read_inventory
 from cluster.memory import machine_memory
 from cluster.render import Kubernetes, Redis, grpc_environment, kubernetes_name, ray_service, serve_config, to_yaml
 from earlyexit.errors import InputError, PlanError

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from cluster.inventory_file import read_inventory
+from cluster.inventory import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
 from deployments.api.parsing import parse_predict
 from deployments.replica.host import build_policy

@@ -14,6 +14,7 @@ from optimizer.live.hysteresis import weigh
 from optimizer.plans.plan import PolicySpec
 from optimizer.problems.problem import (
     LEAST_BLOCK_S,
+    LEAST_RATE,
     MOST_BLOCK_S,
     Link,
     MaximizeRate,
@@ -24,7 +25,6 @@ from optimizer.problems.problem import (
     Supply,
 )
 from optimizer.problems.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
-from optimizer.problems.problem_shape import LEAST_RATE
 from optimizer.problems.what_if import Axis, variants, with_batch_limit
 from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
