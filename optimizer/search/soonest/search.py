@@ -5,10 +5,10 @@ block, with or without its ramp, and then goes on, begins another split of its s
 replicas of the open stage are not counted yet. Its work so far gives a lower bound on them. The waits of its further
 splits are kept as inputs, and they are multiplied by the replicas when the stage closes.
 
-A label is dropped if another label at the same place dominates it, or if its bound shows that it leads to no plan, or
-to no better one than the incumbent. Beyond the width of a layer, labels are dropped as well, and the least
-of their bounds is kept: no plan that was dropped is better. So a narrow search gives a plan, a wider one proves that it
-is the best, and a search that would have to be too wide ends with a gap.
+A label is dropped if another label at the same place dominates it, or if a row of prices shows that it leads to no plan
+or to no better one than the incumbent. Beyond the width of a layer, labels are dropped as well, and the least of their
+bounds is kept: no plan that was dropped is better. So a narrow search gives a plan, a wider one proves that it is the
+best, and a search that would have to be too wide ends with a gap.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Layer(NamedTuple):
     """The labels before a block (L)."""
 
     run_L: IntArray
-    """Run, entry and rank of the open split; see `RunTables`."""
+    """Run, entry and current rank of the open split; see `RunTables`. With `used_LC`, they are the label's place."""
     entry_L: IntArray
     rank_L: IntArray
     used_LC: IntArray
@@ -105,9 +105,10 @@ class LatencySearch:
 
     def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> LatencyResult:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
-        planes, plans = planes_of(self.problem, self.tables, worst_case=self.worst_case), tuple[FeasiblePlan, ...]()
+        planes = planes_of(self.problem, self.tables, worst_case=self.worst_case)
         least = planes.least_time(self.tables.rate_per_s)
         value, dropped = min(incumbent, self._limit_s), math.inf  # the mean answer time is at most the worst case
+        plans: tuple[FeasiblePlan, ...] = ()
         if math.isinf(least.value) or least.value > value * (1 + TIE_TOLERANCE):
             return LatencyResult(plans=plans, bound=math.inf)
         self._rows = price_rows(planes, self.tables, least.prices)
@@ -131,9 +132,8 @@ class LatencySearch:
         self._layers, dropped = [_first_layer(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
             layer = self._next_layer(block)
-            beyond_L = layer.bound_L[width:]
-            if len(beyond_L) and block + 1 < self.problem.num_blocks:
-                dropped, layer = min(dropped, float(beyond_L.min())), layer.take(np.arange(width))
+            if len(layer.run_L) > width and block + 1 < self.problem.num_blocks:
+                dropped, layer = min(dropped, float(layer.bound_L[width])), layer.take(np.arange(width))
             self._layers.append(layer)
         return dropped
 
@@ -150,9 +150,9 @@ class LatencySearch:
         """Yields what follows a block, without and with its ramp."""
         tables, rank = self.tables, int(self.tables.rank_N[block])
         crosses, is_end = crosses_after(tables, block), block + 1 == self.problem.num_blocks
-        off = [] if rank > 0 and tables.rule == ALL else [0]
-        on = [] if rank == 0 or tables.rule == NONE else [rank]
-        for ramp in off + on:
+        for ramp in dict.fromkeys((0, rank)):
+            if (ramp != rank and tables.rule == ALL) or (ramp and tables.rule == NONE):
+                continue
             passed = self._passed(block, labels, ramp)
             if is_end:
                 yield self._complete(passed)
@@ -267,7 +267,7 @@ class LatencySearch:
                 labels.bound_L[:] = np.maximum(price_L - limit, 0.0)
                 is_promising_L &= labels.bound_L <= self._most
             else:
-                is_promising_L &= price_L - limit <= TOLERANCE * (limit + prices.ramps * times_L2[:, 1])
+                is_promising_L &= price_L - limit <= TOLERANCE * limit + prices.ramps * self._ramp_rounding_s(labels)
         return labels.take(is_promising_L)
 
     def _complete(self, labels: Layer) -> Layer:
@@ -278,10 +278,14 @@ class LatencySearch:
         for each_L in (labels.run_L, labels.entry_L, labels.rank_L):
             each_L[:] = 0
         labels.action_L[:] = HOP
-        latency_L, excess_L = labels.sums_LF[:, LATENCY], labels.sums_LF[:, RAMPS]
-        labels.bound_L[:] = latency_L if self.worst_case else labels.sums_LF[:, MEAN]
-        keeps_L = (latency_L <= self._limit_s * (1 + TOLERANCE)) & (excess_L <= TOLERANCE * latency_L)
+        labels.bound_L[:] = labels.sums_LF[:, LATENCY if self.worst_case else MEAN]
+        keeps_L = labels.sums_LF[:, LATENCY] <= self._limit_s * (1 + TOLERANCE)
+        keeps_L &= labels.sums_LF[:, RAMPS] <= self._ramp_rounding_s(labels)
         return labels.take(keeps_L & (labels.bound_L <= self._most))
+
+    def _ramp_rounding_s(self, labels: Layer) -> FloatArray:
+        """Returns by how many seconds rounding may make ramps exceed their budget."""
+        return TOLERANCE * self.tables.ramp_budget * labels.sums_LF[:, LATENCY]
 
     def _feasible_plans(self) -> tuple[FeasiblePlan, ...]:
         """Returns the best plans of the last layer that keep every promise by `optimizer.cost.evaluate`."""
