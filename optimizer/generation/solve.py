@@ -18,7 +18,7 @@ from optimizer.generation.steps import generation_of, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.problems.what_if import with_batch_limit
-from optimizer.search.decision import Binding, Decision, FeasiblePlan, NoPlan, Planned, Strategy
+from optimizer.search.decision import Decision, FeasiblePlan, NoPlan, Planned, Strategy
 from optimizer.search.space import SPACES, Space
 
 ExactPlanner = Callable[[PlanProblem, Space], Decision]
@@ -38,7 +38,8 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     first = solve_exactly(relaxed, space)
     if isinstance(first, NoPlan):
         return _blame_first_token(problem, first)
-    if not violations(problem, first.stages, evaluate(problem, first.stages)):
+    figures = evaluate(problem, first.stages)
+    if not violations(problem, first.stages, figures):
         return first
     parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
@@ -51,9 +52,10 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         for variant in _with_fewer_replicas(problem, stages)
     )
     scored = [(stages, evaluate(problem, stages)) for stages in plans]
-    kept = [(stages, figures) for stages, figures in scored if not violations(problem, stages, figures)]
+    kept = [(stages, each) for stages, each in scored if not violations(problem, stages, each)]
     if not kept:
-        return NoPlan(strategy=space.strategy, binding=_binding(problem, first))
+        broken = [promise for promise, _ in broken_promises(problem, first.stages, **step_figures(figures))]
+        return NoPlan(strategy=space.strategy, binding=broken[-1])
     stages, best = max(kept, key=lambda plan: merit(problem, plan[1]))
     candidates = (other for other, _ in kept)
     return FeasiblePlan(stages=stages, figures=best).planned(problem, space.strategy, first.bound, candidates)
@@ -107,9 +109,3 @@ def _with_fewer_replicas(problem: PlanProblem, stages: tuple[Stage, ...]) -> Ite
         per_replica = running_sequences((replace(stages[0], replicas=1),))
         if per_replica <= most < per_replica * stages[0].replicas:
             yield (replace(stages[0], replicas=most // per_replica),)
-
-
-def _binding(problem: PlanProblem, first: Planned) -> Binding:
-    """Returns the last of the promises that the best plan of the relaxed problem breaks."""
-    broken = broken_promises(problem, first.stages, **step_figures(evaluate(problem, first.stages)))
-    return [promise for promise, _ in broken][-1]
