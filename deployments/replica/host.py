@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -88,8 +88,8 @@ class OpenCall:
     """Inputs that no part of the reply has settled."""
     take: Callable[[Chunk], None]
     """Called with every part of the reply."""
-    begun: dict[str, list[SplitRun]] | None = None
-    """For each traced input, its batches so far, with the input's times at the batch's start; None without tracing."""
+    begun: dict[str, list[SplitRun]] = field(default_factory=dict)
+    """For each traced input, its batches so far, with the input's times at the batch's start."""
 
 
 def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same") -> list[tuple[OpenCall, Chunk]]:
@@ -109,7 +109,7 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
         match release:
             case Answered():
                 part["early" if release.stays else "answers"].append((release.answer, _timing(release.member)))
-                if opened.begun is not None:
+                if opened.begun:
                     part["runs"] += _runs(opened.begun, (release.member,))
             case Observed():
                 part["seen"].append(release.seen)
@@ -129,7 +129,7 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
     for opened, call_positions in positions.items():
         piece = release.piece if len(positions) == 1 else release.piece.select(call_positions)
         members = [release.members[position] for position in call_positions]
-        runs = () if opened.begun is None else _runs(opened.begun, members)
+        runs = _runs(opened.begun, members) if opened.begun else ()
         timings = tuple(map(_timing, members))
         yield opened, Chunk(going_on=piece.to_wire(hop_dtype), survivor_timings=timings, runs=runs)
 
@@ -171,7 +171,7 @@ class TracedDevice(Device[Any]):
         """Records and runs a batch. After a failure, it is called again for every member alone."""
         for member in batch.members:
             opened = member.origin
-            if isinstance(opened, OpenCall) and opened.begun is not None and member.sample_id in opened.begun:
+            if isinstance(opened, OpenCall) and member.sample_id in opened.begun:
                 begun = SplitRun(
                     first=batch.split.first,
                     end=batch.split.end,
@@ -490,9 +490,8 @@ class _Connection:
                     logger.exception("plan %d cannot be followed", assignment.epoch)
 
     def _begin(self, serial: int, call: StageCall) -> None:
-        opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))
-        if call.traced:
-            opened.begun = {call.piece.sample_ids[position]: [] for position in call.traced}
+        begun: dict[str, list[SplitRun]] = {call.piece.sample_ids[position]: [] for position in call.traced}
+        opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial), begun)
         self._sequences.update(call.sequences)
         try:
             assert self._assignment is not None, "an assignment precedes the first call"

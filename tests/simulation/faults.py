@@ -140,14 +140,14 @@ def miss_a_break() -> AbstractContextManager[Any]:
 
 def wait_for_a_slot() -> AbstractContextManager[Any]:
     """Calls wait for a replica of a slot that the plan no longer uses."""
-    follow = ReplicaLinks.follow
+    send = ReplicaLinks.send
 
-    def always(self: Any, placed: Any) -> None:
-        before = getattr(self, "_assignments", {})
-        follow(self, placed)
-        self._assignments = before | self._assignments
+    def always(self: Any, call: Any, message: Any) -> None:
+        present, self._assignments = self._assignments, {**self._assignments, call.stage.slot: call.stage.assignment}
+        send(self, call, message)
+        self._assignments = present
 
-    return patch.object(ReplicaLinks, "follow", always)
+    return patch.object(ReplicaLinks, "send", always)
 
 
 def lose_in_a_change() -> AbstractContextManager[Any]:

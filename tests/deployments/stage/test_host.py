@@ -90,7 +90,7 @@ class Replica:
             loop.call_soon_threadsafe(parts.put_nowait, chunk)
 
         begun: dict[str, list[SplitRun]] = {ids[position]: [] for position in traced}
-        self.host.submit(call, assignment, OpenCall(len(ids), take, begun or None))
+        self.host.submit(call, assignment, OpenCall(len(ids), take, begun))
         chunks: list[Chunk] = []
         while sum(chunk.num_inputs for chunk in chunks) < len(ids):
             chunks.append(await asyncio.wait_for(parts.get(), 10))
@@ -294,7 +294,7 @@ def test_a_call_that_counts_as_full_begins_beside_a_running_batch(settings: Serv
     sizes = []
     for sample_id, counts_as_full in (("d#1", False), ("d#2", False), ("d#3", True)):
         call = replace(call_of([sample_id]), counts_as_full=counts_as_full)
-        replica.host.submit(call, assignment, OpenCall(1, lambda _: None, None))
+        replica.host.submit(call, assignment, OpenCall(1, lambda _: None))
         batch = replica.host.device.start_next()
         sizes.append(len(batch.members) if isinstance(batch, Batch) else 0)
     assert sizes == [1, 0, 2]
