@@ -17,7 +17,7 @@ from typing import Any
 
 from deployments.controller import decide
 from deployments.controller.decide import NewPlan, Outcome, Solve, View
-from deployments.controller.intake import IngressIntake
+from deployments.controller.intake import counts_between
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -122,7 +122,9 @@ class ControlLoop:
             looked_s=now_s,
             problem=settings.problem,
         )
-        self._ingresses = IngressIntake()
+        self._reported: dict[str, IngressReport] = {}
+        """The last reports of all ingresses by name. Those of the first look may have counted for hours."""
+        self._reported_s = now_s
         self._requested: dict[str, int] = {}
         """The number of replicas that was requested last, by accelerator type; none if a look finds another number."""
         self._switched_epoch = 0
@@ -273,10 +275,13 @@ class ControlLoop:
         """Collects the reports of the ingresses, and stores their probes and counts."""
         reports = await self._fleet.ingress_reports()
         now_s = self._clock.now_s()
-        interval = self._ingresses.take(reports, now_s)
-        if interval is not None and interval.seconds > 0:
+        interval = counts_between(self._reported, reports, self._reported_s, now_s) if self._reported else None
+        if interval is not None:
             self._history.add_counts(interval)
             self.stream.add_counts(interval)
+        if reports:
+            self._reported_s = now_s
+            self._reported |= {report.name: replace(report, probes=None) for report in reports}
         seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
         for part in seen:
             if len(kept := self._kept(part)):

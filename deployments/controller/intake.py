@@ -25,28 +25,17 @@ def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
     return None
 
 
-class IngressIntake:
-    """The last reports of all ingresses.
+def counts_between(
+    before: Mapping[str, IngressReport], now: Sequence[IngressReport], since_s: float, at_s: float
+) -> Interval | None:
+    """Returns the counts of all ingresses since their earlier reports, by name; None without new reports or time.
 
-    Ingresses of the first reports may have counted for hours, so these reports are only the baseline. Ingresses that
-    appear later started at zero.
+    An ingress without an earlier report started at zero.
     """
-
-    def __init__(self) -> None:
-        self._last: dict[str, IngressReport] = {}
-        self._at_s: float | None = None
-
-    def take(self, reports: Sequence[IngressReport], now_s: float) -> Interval | None:
-        """Returns the counts since the last call; None at the first call, and without reports."""
-        if not reports:
-            return None
-        since_s, self._at_s = self._at_s, now_s
-        known = dict(self._last)
-        self._last |= {report.name: replace(report, probes=None) for report in reports}
-        if since_s is None:
-            return None
-        grown = [_grown(known.get(report.name), report, since_s, now_s) for report in reports]
-        return total([Interval(since_s=since_s, at_s=now_s), *grown])
+    if not now or at_s <= since_s:
+        return None
+    grown = [_grown(before.get(report.name), report, since_s, at_s) for report in now]
+    return total([Interval(since_s=since_s, at_s=at_s), *grown])
 
 
 def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRun, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deployments.controller.intake import IngressIntake, latency_s, ran_since
+from deployments.controller.intake import counts_between, latency_s, ran_since
 from deployments.settings import ServeSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport
 from earlyexit.codecs.base import Codec
@@ -69,11 +69,8 @@ def _under_present_plan(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
 
 def _between(before: Snapshot, now: Snapshot) -> Interval:
     """Returns the counts of all ingresses between two snapshots; none in 0 s without reports, or if no time passed."""
-    seen = None
-    if before.ingresses and now.at_s > before.at_s:
-        intake = IngressIntake()
-        intake.take(before.ingresses, before.at_s)
-        seen = intake.take(now.ingresses, now.at_s)
+    earlier = {report.name: report for report in before.ingresses}
+    seen = counts_between(earlier, now.ingresses, before.at_s, now.at_s) if earlier else None
     return seen or Interval(since_s=now.at_s, at_s=now.at_s)
 
 

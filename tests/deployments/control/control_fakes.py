@@ -109,7 +109,7 @@ class FakeFleet(Fleet):
         """Probes in one report, the last ones."""
         self.is_suspended = False
         self.broken: set[str] = set()
-        """Methods that fail."""
+        """Methods that fail, and `reports`, which get lost."""
         self.is_stuck = False
         """Whether no replica comes or goes."""
         self.behind: set[str] = set()
@@ -145,6 +145,8 @@ class FakeFleet(Fleet):
         self.is_suspended = True
 
     async def ingress_reports(self) -> list[IngressReport]:
+        if "reports" in self.broken:
+            return []
         joined = Observations.join(SHAPE, self.pending)
         handed = joined.take(np.arange(len(joined))[-self.hands_over :]) if len(joined) else None
         self.pending = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from deployments.controller.decide import problems_to_solve, propose
-from deployments.controller.intake import IngressIntake, latency_s, ran_since
+from deployments.controller.intake import counts_between, latency_s, ran_since
 from deployments.controller.observe import BELIEVED_S, ObservedStream, effective_probes, window_rates
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
@@ -25,9 +26,11 @@ from optimizer.search.decision import Decision, Planned, Strategy
 from profiles.lengths import Lengths
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.control.control_fakes import (
+    EASY,
     POLICY,
     RAMPS,
     START_S,
+    begun,
     halves,
     no_plan,
     planned,
@@ -58,28 +61,38 @@ def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
     )
 
 
+def since(before: Sequence[IngressReport], *now: IngressReport) -> Interval | None:
+    return counts_between({report.name: report for report in before}, now, 5.0, 10.0)
+
+
 def test_an_interval_has_what_was_counted_since_each_ingresss_last_report() -> None:
-    intake = IngressIntake()
-    assert intake.take([ingress("a", arrived=10), ingress("b", arrived=20)], 5.0) is None, "the first look sets a mark"
-    interval = intake.take([ingress("a", arrived=13), ingress("b", arrived=24), ingress("c", arrived=2)], 10.0)
+    before = [ingress("a", arrived=10), ingress("b", arrived=20)]
+    interval = since(before, ingress("a", arrived=13), ingress("b", arrived=24), ingress("c", arrived=2))
     assert interval == Interval(since_s=5.0, at_s=10.0, arrived=9, answered=9, in_slo=9)
-    assert intake.take([], 15.0) is None, "a report that is lost loses nothing"
-    assert intake.take([ingress("a", arrived=16)], 20.0) == Interval(
-        since_s=10.0, at_s=20.0, arrived=3, answered=3, in_slo=3
-    )
-    assert total([]) is None
+    assert since(before) is total([]) is None
+
+
+async def test_the_first_look_sets_a_mark_and_a_report_that_is_lost_loses_nothing(tmp_path: Path) -> None:
+    scene = await begun(tmp_path)
+    scene.restart()
+    for scene.fleet.broken in ({"reports"}, set(), {"reports"}, set()):
+        await scene.ticks(1, EASY)
+    (interval,) = scene.loop.stream.counts(scene.clock.now_s() - 10.0)
+    assert (interval.seconds, interval.arrived, interval.exits) == (10.0, 200, {3: 200})
 
 
 def test_exits_are_counted_anew_under_every_plan_and_crossings_are_not() -> None:
-    intake = IngressIntake()
     crossed: dict[str, Any] = {"crossings": {6: 10}, "crossing_s": {6: 1.0}, "words": {6: 100}, "pruned_words": {6: 14}}
     later: dict[str, Any] = {
         **{"crossings": {6: 14, 18: 2}, "crossing_s": {6: 1.5, 18: 0.5}},
         **{"words": {6: 150}, "pruned_words": {6: 20}},
     }
-    intake.take([ingress(epoch=1, exits={1: 50}, drops={"deadline": 2}, **crossed)], 5.0)
-    same = intake.take([ingress(epoch=1, exits={1: 53, 3: 1}, drops={"deadline": 2}, **crossed)], 10.0)
-    other = intake.take([ingress(epoch=2, exits={1: 4}, drops={"deadline": 3}, **later)], 15.0)
+    first = ingress(epoch=1, exits={1: 50}, drops={"deadline": 2}, **crossed)
+    second = ingress(epoch=1, exits={1: 53, 3: 1}, drops={"deadline": 2}, **crossed)
+    same, other = (
+        since([first], second),
+        since([second], ingress(epoch=2, exits={1: 4}, drops={"deadline": 3}, **later)),
+    )
     assert same is not None
     assert other is not None
     assert (same.exits, same.drops, same.crossings) == ({1: 3, 3: 1}, {}, {})
