@@ -88,24 +88,22 @@ def _digest(token: str) -> bytes:
 
 def parse_keys(text: str, where: str) -> Keys:
     """Parses keys, one per line; `#` starts a comment. Raises InputError, whose message has `where` and the line."""
-    lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), start=1))
-    keys = Keys(_key(entry, f"{where}:{number}") for number, entry in lines if entry)
+    keys = Keys()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not (entry := line.partition("#")[0].strip()):
+            continue
+        at, (name, _, key) = f"{where}:{number}", entry.rpartition(":")
+        if not KEY.fullmatch(key):
+            raise InputError(f"{at}: a key must consist of letters, digits and ._~+/-")
+        if len(key) < SHORTEST_KEY:
+            raise InputError(f"{at}: a key must have at least {SHORTEST_KEY} characters (got {len(key)})")
+        if ":" in entry and not NAME.fullmatch(name):
+            raise InputError(f"{at}: the name before the colon must be 1 to 64 letters, digits and ._-")
+        digest = _digest(key)
+        keys[digest] = name or digest.hex()[:16]  # the owner's name is the beginning of the hash by default
     if not keys:
         raise InputError(f"{where}: no key; each line must be `name:key` or `key`")
     return keys
-
-
-def _key(entry: str, where: str) -> tuple[bytes, str]:
-    """Returns a key's hash and its owner's name, which is the beginning of the hash by default."""
-    name, _, key = entry.rpartition(":")
-    if not KEY.fullmatch(key):
-        raise InputError(f"{where}: a key must consist of letters, digits and ._~+/-")
-    if len(key) < SHORTEST_KEY:
-        raise InputError(f"{where}: a key must have at least {SHORTEST_KEY} characters (got {len(key)})")
-    if ":" in entry and not NAME.fullmatch(name):
-        raise InputError(f"{where}: the name before the colon must be 1 to 64 letters, digits and ._-")
-    digest = _digest(key)
-    return digest, name or digest.hex()[:16]
 
 
 def read_keys(access: AccessSettings, environment: Mapping[str, str] = os.environ) -> Keys | None:

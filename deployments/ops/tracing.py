@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from opentelemetry import trace
@@ -37,8 +37,8 @@ from deployments.ingress.dispatcher import CallOwner, ReplicaLink
 from deployments.wire.messages import Address, Assignment, Chunk, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 
-Attributes = Mapping[str, str | int | float | bool]
-NO_ATTRIBUTES: Attributes = {}
+Value: TypeAlias = str | int | float | bool
+Attributes: TypeAlias = dict[str, Value]
 MAX_INPUT_SPANS = 16
 """Most inputs of a request with spans: the slowest inputs, because they determine the request's latency."""
 ATTEMPT, EXIT = "offramp.attempt", "offramp.exit"
@@ -52,7 +52,7 @@ class Span:
     begin_s: float
     end_s: float = math.inf
     """Infinite until the span ends."""
-    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
     children: list[Span] = field(default_factory=list)
     error: str | None = None
 
@@ -70,11 +70,8 @@ class InputSpan(Span):
 
     def enter(self, stage: Span, tokens: int | None = None) -> None:
         """Starts a visit to a stage. `tokens` is set if the input was encoded again for the next network."""
-        if tokens is None:
-            self._wait_until(stage.begin_s)
-        else:
-            block = stage.attributes["offramp.block"]
-            self._wait_until(stage.begin_s, "crossing", {"offramp.block": block, "offramp.tokens": tokens})
+        block = stage.attributes.get("offramp.block", 0)
+        self._wait_until(stage.begin_s, {} if tokens is None else {"offramp.block": block, "offramp.tokens": tokens})
         self.children.append(stage)
 
     def leave(
@@ -106,34 +103,32 @@ class InputSpan(Span):
             return
         if self.children:
             self.leave(now_s, error="given up")
-        self._wait_until(now_s)
+        self._wait_until(now_s, {})
         self.end_s, self.error = now_s, "no answer"
 
-    def _wait_until(self, now_s: float, name: str = "queue", attributes: Attributes = NO_ATTRIBUTES) -> None:
+    def _wait_until(self, now_s: float, crossing: Attributes) -> None:
         since_s = self.children[-1].end_s if self.children else self.begin_s
         if now_s > since_s or not self.children:
-            self.children.append(Span(name=name, begin_s=since_s, end_s=now_s, attributes=dict(attributes)))
+            name = "crossing" if crossing else "queue"
+            self.children.append(Span(name=name, begin_s=since_s, end_s=now_s, attributes=crossing))
 
 
 def _stage_spans(begin_s: float, half_s: float, timing: Timing, runs: Sequence[SplitRun]) -> Iterator[Span]:
     """Returns the children of a visit to a stage: half the hop, queue and compute times, and half the hop."""
     parts: list[tuple[str, float, Attributes]] = []
     for run in runs:
-        run_attributes = {
+        batch: Attributes = {
             "offramp.first_block": run.first,
             "offramp.end_block": run.end,
             "offramp.batch": run.batch,
             "offramp.batch_tokens": run.tokens,
             "offramp.target_batch": run.target,
         }
-        parts += [
-            ("stage queue", run.queue_s, NO_ATTRIBUTES),
-            (f"split {run.first} to {run.end - 1}", run.compute_s, run_attributes),
-        ]
-    if not runs:
-        parts = [("stage queue", timing.queue_s, NO_ATTRIBUTES), ("compute", timing.compute_s, NO_ATTRIBUTES)]
-    for name, seconds, attributes in (("hop", half_s, NO_ATTRIBUTES), *parts, ("hop", half_s, NO_ATTRIBUTES)):
-        yield Span(name=name, begin_s=begin_s, end_s=begin_s + seconds, attributes=dict(attributes))
+        parts.append(("stage queue", run.queue_s, {}))
+        parts.append((f"split {run.first} to {run.end - 1}", run.compute_s, batch))
+    parts = parts or [("stage queue", timing.queue_s, {}), ("compute", timing.compute_s, {})]
+    for name, seconds, attributes in [("hop", half_s, Attributes()), *parts, ("hop", half_s, Attributes())]:
+        yield Span(name=name, begin_s=begin_s, end_s=begin_s + seconds, attributes=attributes)
         begin_s += seconds
 
 
@@ -204,7 +199,7 @@ class Tracer:
         self._inputs: dict[int, InputSpan] = {}
         """The spans of all inputs of sampled requests, by serial number."""
 
-    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
+    def begin(self, name: str, attributes: Mapping[str, Value], headers: Mapping[str, str]) -> RequestRecord | None:
         """Starts the trace of the current task's request, as a child of the trace in the headers, if there is one.
 
         Returns None for a request that is not sampled.
@@ -238,7 +233,7 @@ class Tracer:
         self._inputs |= record.inputs
 
     def end(
-        self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
+        self, record: RequestRecord, attributes: Mapping[str, Value], request_id: str | None, *, failure: str | None
     ) -> None:
         """Ends a request, and queues its spans for the SDK's thread; does not block.
 
@@ -287,7 +282,7 @@ class Tracer:
             # Calls after the answer (of probes) and of the unpruned copies of pruned texts are not recorded.
             if record is None or record.is_answered or attempt == UNPRUNED:
                 continue
-            attributes: dict[str, str | int | float | bool] = {
+            attributes: Attributes = {
                 "offramp.slot": assignment.slot,
                 "offramp.replica": replica,
                 "offramp.plan_epoch": assignment.epoch,
