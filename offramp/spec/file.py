@@ -20,7 +20,7 @@ from deployments.controller.settings import check_control, check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.engine import Dispatch
-from earlyexit.errors import DataError, InputError, PlanError, within
+from earlyexit.errors import DataError, InputError, within
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -480,10 +480,10 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
     document, controlled = parts.document, parts.document.planner.control
     if not controlled and document.planner.tuning != "off":
         message = f"tuning {document.planner.tuning!r} needs the controller, and planner.control is false"
-        raise PlanError(message, at=("planner", "tuning"))
+        raise InputError(message, at=("planner", "tuning"))
     if controlled and document.planner.strategy == "pame":
         message = "strategy pame plans from recorded batches, which a controller lacks: set control: false"
-        raise PlanError(message, at=("planner", "strategy"))
+        raise InputError(message, at=("planner", "strategy"))
     return application_settings(
         document,
         plan,
