@@ -30,7 +30,7 @@ from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_repl
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
 from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_reach
-from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, if_feasible
+from optimizer.search.decision import Decision, Found, NoPlan, Planned, Strategy, if_feasible
 
 SETTLE_LOOKS = 4
 """The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
@@ -582,10 +582,8 @@ def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[St
     if not blamed:
         return planned
     plans = [each for each in dict.fromkeys((planned.stages, *planned.candidates)) if each not in blamed]
-    feasible = [plan for plan in (if_feasible(problem, each) for each in plans) if plan is not None]
-    if not feasible:
-        return None
-    return feasible[0].planned(problem, planned.strategy, planned.bound, [each.stages for each in feasible])
+    feasible = tuple(plan for plan in (if_feasible(problem, each) for each in plans) if plan is not None)
+    return Found(plans=feasible, bound=planned.bound).planned(problem, planned.strategy) if feasible else None
 
 
 # Whether a found plan is worth the change

@@ -69,7 +69,7 @@ def priced(fleet: Fleet) -> tuple[float, FloatArray]:
         least_M, _, walks = cheapest_M(prices)
         work_C, hop_C = (weight_M @ [walk[at] for walk in walks] for at in (0, 1))
         latency_s = float(limit_M[0] * np.mean([walk.latency_s for walk in walks] / limit_M))
-        return float(weight_M @ least_M), Walk(work_C, hop_C, latency_s, 0.0, np.zeros_like(work_C))
+        return float(weight_M @ least_M), Walk(work_C, hop_C, latency_s, 0.0)
 
     bounded = CuttingPlanes(problem=fleet.problems[0], names=fleet.names, oracle=oracle).highest_rate()
     least_M, waiting_M, _ = cheapest_M(bounded.prices)

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.search.highs import minimize
+from optimizer.search.highs import Program, Solution
 from optimizer.search.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
 from optimizer.search.step import FloatArray, IntArray
 
@@ -131,38 +131,36 @@ def _relaxed(
     pools: dict[tuple[int, object], int] = {}
     stages = [(q, stage) for q, column in enumerate(columns) for stage in column.stages]
     pool_S = np.array([pools.setdefault((stage.device, stage.pool), len(pools)) for _, stage in stages])
-    column_S, work_S = (
-        np.array([q for q, _ in stages]),
-        np.array([each.seconds / each.per_device for _, each in stages]),
-    )
-    device_P, own_P = np.array([device for device, _ in pools]), np.arange(len(pools))
-    work_QC = np.zeros((len(columns), len(cluster.count_C)))
-    np.add.at(work_QC, (column_S, device_P[pool_S]), work_S)
+    column_S = np.array([q for q, _ in stages])
+    device_P, work_PQ = np.array([device for device, _ in pools]), np.zeros((len(pools), len(columns)))
+    np.add.at(work_PQ, (pool_S, column_S), [each.seconds / each.per_device for _, each in stages])
+    of_type_CP = (device_P == np.arange(len(cluster.count_C))[:, None]).astype(float)
+    work_CQ = of_type_CP @ work_PQ
     # Units in which the rate of a column is at most 1, and so is the share.
-    unit_Q = 1 / (work_QC / np.maximum(cluster.count_C, 1)).max(axis=1)
+    unit_Q = 1 / (work_CQ / np.maximum(cluster.count_C, 1)[:, None]).max(axis=0)
     unit = max(unit_Q[model_Q == model].max() / weight for model, weight in enumerate(weight_M))
-    first_pool, share = len(columns), len(columns) + len(pools)  # variables: rates, devices of pools, the share
-    first_type, first_model = len(pools), len(pools) + len(cluster.count_C)  # rows: pools, types, models
-    entries = (
-        (pool_S, column_S, work_S * unit_Q[column_S]),
-        (own_P, first_pool + own_P, np.full(len(pools), -1.0)),
-        (first_type + device_P, first_pool + own_P, np.ones(len(pools))),
-        (first_model + model_Q, np.arange(len(columns)), -unit_Q / (weight_M[model_Q] * unit)),
-        (first_model + np.arange(len(demands)), np.full(len(demands), share), np.ones(len(demands))),
-    )
-    row_V, place_V, value_V = (np.concatenate(values) for values in zip(*entries, strict=True))
-    limits = np.concatenate([np.zeros(len(pools)), cluster.count_C, np.zeros(len(demands))])
-    unlimited, objective = np.full(len(limits), -np.inf), np.append(np.zeros(share), -1.0)
-    terms = (row_V, place_V, value_V)
-    relaxed = minimize(objective, terms, unlimited, limits)
+    served_MQ = (model_Q == np.arange(len(demands))[:, None]) * unit_Q / (weight_M[:, None] * unit)
+
+    def solved(seconds: float, *, is_integer: bool) -> tuple[Solution, IntArray, IntArray] | None:
+        """Returns the solution, and the rows of the types and of the models."""
+        program = Program()
+        rate_Q, pool_P = program.variables(len(columns)), program.variables(len(pools), is_integer=is_integer)
+        share = program.variables(1, cost=-1.0)
+        program.rows((work_PQ * unit_Q, rate_Q), (-np.eye(len(pools)), pool_P), upper=0.0)
+        type_R = program.rows((of_type_CP, pool_P), upper=cluster.count_C)
+        model_R = program.rows((-served_MQ, rate_Q), (np.ones((len(demands), 1)), share), upper=0.0)
+        solution = program.minimum(seconds)
+        return None if solution is None else (solution, type_R, model_R)
+
+    relaxed = solved(np.inf, is_integer=False)
     assert relaxed is not None, "using no device keeps all limits"
-    bound, found, price_R = -relaxed.objective, relaxed, -relaxed.duals
+    found, type_R, model_R = relaxed
+    bound, price_R = -found.objective, -found.duals
     with suppress(TimeoutError):
-        whole = minimize(objective, terms, unlimited, limits, integers=own_P + first_pool, seconds=seconds)
+        whole = solved(seconds, is_integer=True)
         if whole is not None:
-            bound, found = min(bound, -whole.bound), whole
-    worth_M = price_R[first_model:] / (weight_M * unit)
-    reduced_Q = work_QC @ price_R[first_type:first_model] - worth_M[model_Q]
+            bound, found = min(bound, -whole[0].bound), whole[0]
+    reduced_Q = price_R[type_R] @ work_CQ - (price_R[model_R] / (weight_M * unit))[model_Q]
     return float(bound * unit), found.values[: len(columns)], reduced_Q
 
 

@@ -21,7 +21,8 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -275,6 +276,18 @@ def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
     """Returns the key by which plans are ranked, best last: by the objective, then by cost, then by latency."""
     sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
     return sign * objective_value(problem, figures), -figures.usd_per_hour, -figures.latency_s
+
+
+def best_value(problem: PlanProblem, values: Iterable[float]) -> float:
+    """Returns the best of several values of the objective. Without values, returns one worse than any plan has."""
+    if isinstance(problem.objective, MaximizeRate):
+        return max(values, default=0.0)
+    return min(values, default=math.inf)
+
+
+def worst_value(problem: PlanProblem, values: Iterable[float]) -> float:
+    """Returns the worst of at least one value of the objective. Of several bounds, it is the tightest."""
+    return (min if isinstance(problem.objective, MaximizeRate) else max)(values)
 
 
 def predictions(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:

@@ -18,7 +18,7 @@ from optimizer.generation.steps import generation_of, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.problems.what_if import with_batch_limit
-from optimizer.search.decision import Decision, FeasiblePlan, NoPlan, Planned, Strategy
+from optimizer.search.decision import Decision, Found, NoPlan, Planned, Strategy, if_feasible
 from optimizer.search.space import SPACES, Space
 
 ExactPlanner = Callable[[PlanProblem, Space], Decision]
@@ -51,14 +51,12 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         for stages in (decision.stages, *decision.candidates)
         for variant in _with_fewer_replicas(problem, stages)
     )
-    scored = [(stages, evaluate(problem, stages)) for stages in plans]
-    kept = [(stages, each) for stages, each in scored if not violations(problem, stages, each)]
+    kept = [plan for plan in (if_feasible(problem, stages) for stages in plans) if plan is not None]
     if not kept:
         broken = [promise for promise, _ in broken_promises(problem, first.stages, **step_figures(figures))]
         return NoPlan(strategy=space.strategy, binding=broken[-1])
-    stages, best = max(kept, key=lambda plan: merit(problem, plan[1]))
-    candidates = (other for other, _ in kept)
-    return FeasiblePlan(stages=stages, figures=best).planned(problem, space.strategy, first.bound, candidates)
+    best = max(kept, key=lambda plan: merit(problem, plan.figures))
+    return Found(plans=(best, *kept), bound=first.bound).planned(problem, space.strategy)
 
 
 def _limited(

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import merit, objective_value
-from optimizer.problems.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.search.decision import Decision, FeasiblePlan, NoPlan, nearest_slo_s, rate_of, why_infeasible
-from optimizer.search.exact import search_space
+from optimizer.cost.evaluate import best_value, merit, objective_value
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.decision import FeasiblePlan, Found, joined
+from optimizer.search.exact import search_exactly
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
 from optimizer.search.relaxation import CuttingPlanes, DualBound, Relaxation, solve_relaxation
@@ -24,79 +23,47 @@ from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.search.walks import Prices
 
-# Shares of the bound that are tried until one of them has a plan.
-FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
+# Steps towards the bound, as shares of the distance: with a plan, and the first and the last one without any plan.
+STEP, FIRST_STEP, LEAST_STEP = 0.5, 0.95, 0.01
 # Beam widths in labels per node: of the successive searches for stages of one split, and of the search near a plan.
 WIDTHS = (300, 2000)
 WIDE = 1000
 # Relative improvements below this are not sought.
 COARSE, FINE = 2e-3, 4e-4
-# Distances in blocks within which plans near a plan are sought, and the last ramps per boundary in the final search.
+# Distances in blocks within which plans near the best one are sought.
 WINDOWS = (3, 5)
+# Distance in the final search, and its last ramps per boundary.
+LAST_WINDOW = 2
 RANKS_NEAR = 3
 # Iterations of the cutting-plane method before a plan is known. The bound is valid after any number of them.
 TIGHTENINGS = 20
 # Graphs with at most this many moves are searched as a whole for stages of several splits.
 FEW_MOVES = 5000
-SLO_RESOLUTION = 0.05
 
 
-def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
-    """Returns the beam search's plan, or the best plan of one split, which is found exactly, if that is better."""
-    decision = solve_by_beam(problem, space)
-    single = search_space(problem, replace(space, splits_per_stage=False, several_stages=False)).found
-    if single is None or isinstance(decision, NoPlan):
-        return decision
-    if merit(problem, single.figures) <= merit(problem, decision.figures):
-        return decision
-    return single.planned(problem, space.strategy, decision.bound, decision.candidates)
+def search_at_scale(problem: PlanProblem, space: Space) -> Found:
+    """Returns good plans of one chain, and a proven bound. Plans of one split are found exactly.
+
+    Without a plan, the bound says whether one may exist.
+    """
+    founds = [Found(plans=search.plans(), bound=search.bound.value) for search in _searches(problem, space)]
+    bound = best_value(problem, (found.bound for found in founds))
+    single = search_exactly(problem, replace(space, splits_per_stage=False, several_stages=False))
+    return joined(problem, [*founds, *([single] if single else [])], bound)
 
 
 def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
     """Returns a bound on the rate, or on the cost, of all plans of a space; None if no plan exists."""
     bounds = [search.bound.value for search in _searches(problem, space)]
-    return _best_value(problem, bounds) if bounds else None
-
-
-def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
-    """Returns a plan with its gap to a proven bound, or a proof that no plan exists.
-
-    If there is no plan, the reported SLO and rate have a plan, but they are not proven to be the closest ones. Raises
-    PlanError if no plan was found although one may exist.
-    """
-    searches = list(_searches(problem, space))
-    if not searches:
-        return why_infeasible(
-            problem,
-            space.strategy,
-            possible=lambda other: next(_searches(other, space), None),
-            nearest_slo_s=lambda _: _near_slo_s(problem, space),
-            highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
-        )
-    plans = [plan for search in searches for plan in search.plans()]
-    if not plans:
-        kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
-        bound = _best_value(problem, [search.bound.value for search in searches])
-        raise PlanError(f"no plan was found, though there may be one: plans {kind} {bound:.6g}")
-    plans.sort(key=lambda plan: merit(problem, plan.figures), reverse=True)
-    best = plans[0]
-    value = objective_value(problem, best.figures)
-    bound = _best_value(problem, [*(search.tightened(value) for search in searches), value])
-    return best.planned(problem, space.strategy, bound, (plan.stages for plan in plans))
-
-
-def _best_value(problem: PlanProblem, values: list[float]) -> float:
-    return min(values) if isinstance(problem.objective, MinimizeCost) else max(values)
+    return best_value(problem, bounds) if bounds else None
 
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
-    """Yields a search for each part of the space that may have plans, per batch size if all splits must share it."""
-    for part in parts_of(problem, space, device_names(problem)):
-        batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
-        for batch in batches if space.one_batch else [None]:
-            relaxation = solve_relaxation(part, space, tuple(part.devices), batch=batch, iterations=TIGHTENINGS)
-            if relaxation is not None:
-                yield ScaleSearch(problem=part, space=space, batch=batch, relaxation=relaxation)
+    """Yields a search for each part of the space that may have plans."""
+    for part, batch in parts_of(problem, space):
+        relaxation = solve_relaxation(part, space, tuple(part.devices), batch=batch, iterations=TIGHTENINGS)
+        if relaxation is not None:
+            yield ScaleSearch(problem=part, space=space, batch=batch, relaxation=relaxation)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,97 +81,66 @@ class ScaleSearch:
         """The bound on the objective."""
         return self.relaxation.bound
 
-    def tightened(self, value: float) -> float:
-        """Returns a bound that uses that plans better than `value` must have stages on certain devices."""
-        if self.problem.required_per_s is not None or not self.space.several_stages:
-            return self.bound.value
-        needed = self.relaxation.planes.needed_for(value, self.bound)
-        if not needed:
-            return self.bound.value
-        planes = replace(self.relaxation.planes, needed=needed)
-        return min(self.bound.value, max(planes.tightened(self.bound).value, value))
-
-    def plans(self) -> list[FeasiblePlan]:
-        """Returns all plans found that keep every promise; none if none was found."""
-        if (graph := self._graph(1)).num_moves == 0:
-            return []
+    def plans(self) -> tuple[FeasiblePlan, ...]:
+        """Returns all plans found that keep every promise, the best first."""
+        graph, one_split = self._graph(1), replace(self.space, splits_per_stage=False)
         singles = single_split_stages(graph, self.problem.required_per_s or self.bound.value)
-        single_prices = self._prices(singles, may_split=False)
-        prices = self._prices(graph, may_split=True) if self.space.splits_per_stage else single_prices
-        best = self._first(singles, single_prices, may_split=False)
-        if best is None and self.space.splits_per_stage:
-            best = self._first(graph, prices, may_split=True)
-        if best is None:
-            return []
-        if graph.num_moves <= FEW_MOVES:
-            best = self._climb(graph, prices, WIDE, best, COARSE)
-        single = best
+        single_prices, prices = self._prices(singles, one_split), self._prices(graph, self.space)
         for width in WIDTHS:
-            single = self._climb(singles, single_prices, width, single, COARSE, may_split=False)
-        best = max(best, self._improved_nearby(graph, (prices, single_prices), single), key=self._merit)
-        around = self._graph(RANKS_NEAR)
-        self._climb(near_stages(around, best.stages, 2), prices, WIDE, best, FINE)
-        return self._plans
-
-    def _improved_nearby(self, graph: Graph, price_sets: tuple[Prices, Prices], best: FeasiblePlan) -> FeasiblePlan:
-        """Returns the best plan near a plan: with stage boundaries, batch sizes or splits that differ a little."""
+            self._climb(singles, single_prices, width, COARSE, one_split)
+        if not self._plans or graph.num_moves <= FEW_MOVES:
+            self._climb(graph, prices, WIDE, COARSE, self.space)
         for distance in WINDOWS:
-            for prices in price_sets:
-                best = self._climb(near_stages(graph, best.stages, distance), prices, WIDE, best, FINE)
-        return best
+            for each in (prices, single_prices):
+                self._climb(self._near_best(graph, distance), each, WIDE, FINE, self.space)
+        self._climb(self._near_best(self._graph(RANKS_NEAR), LAST_WINDOW), prices, WIDE, FINE, self.space)
+        return tuple(sorted(self._plans, key=self._merit, reverse=True))
 
     def _merit(self, plan: FeasiblePlan) -> tuple[float, ...]:
         return merit(self.problem, plan.figures)
 
+    @property
+    def _best(self) -> FeasiblePlan | None:
+        return max(self._plans, key=self._merit, default=None)
+
+    def _near_best(self, graph: Graph, distance: int) -> Graph:
+        """Returns the splits near the best plan, whose ends or batch sizes differ a little. Without a plan, none."""
+        return near_stages(graph, () if self._best is None else self._best.stages, distance)
+
     def _graph(self, width: int) -> Graph:
         nodes = nodes_around(self.problem, self.relaxation.ramps, width)
         graph = build_graph(self.problem, self.space.ramps, every_batch=self.space.one_batch, nodes=nodes)
-        return graph if self.batch is None else graph.with_batch(self.batch)
+        return graph.with_batch(self.batch)
 
-    def _prices(self, graph: Graph, *, may_split: bool) -> Prices:
-        oracle = stage_oracle(graph, may_split=may_split, may_hop=self.space.several_stages)
-        planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=oracle)
+    def _prices(self, graph: Graph, space: Space) -> Prices:
+        planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=stage_oracle(graph, space))
         rate = self.problem.required_per_s
         if rate is None:
             return planes.tightened(self.bound).prices
         return planes.least_cost(rate, self.bound.prices).prices
 
-    def _first(self, graph: Graph, prices: Prices, *, may_split: bool) -> FeasiblePlan | None:
-        """Returns the first plan found at decreasing shares of the bound."""
-        for share in FIRST_SHARES:
-            level = self.bound.value * share
-            if self.problem.required_per_s is not None:
-                level = min(self.bound.value / share, self.problem.max_usd_per_hour)
-            plan = self._search_at(graph, prices, level, WIDTHS[0], may_split=may_split)
-            if plan is not None:
-                return plan
-        return None
-
-    def _climb(
-        self, graph: Graph, prices: Prices, width: int, best: FeasiblePlan, resolution: float, *, may_split: bool = True
-    ) -> FeasiblePlan:
-        """Improves a plan in steps towards the bound. A step that finds nothing halves the next one."""
-        bound, share = self.bound.value, 0.5
-        may_split = may_split and self.space.splits_per_stage
-        while True:
-            value = objective_value(self.problem, best.figures)
-            step = (bound - value) * share
-            if abs(step) <= resolution * abs(bound):
-                return best
-            plan = self._search_at(graph, prices, value + step, width, may_split=may_split)
-            if plan is None or self._merit(plan) <= self._merit(best):
+    def _climb(self, graph: Graph, prices: Prices, width: int, resolution: float, space: Space) -> None:
+        """Searches for better plans in steps towards the bound. A step that finds nothing halves the next one."""
+        share = STEP if self._plans else FIRST_STEP
+        while graph.num_moves > 0:
+            best = self._best
+            value = self._worst_value if best is None else objective_value(self.problem, best.figures)
+            step = (self.bound.value - value) * share
+            if share < LEAST_STEP if best is None else abs(step) <= resolution * abs(self.bound.value):
+                return
+            plan = self._search_at(graph, prices, value + step, width, space)
+            if plan is None or (best is not None and self._merit(plan) <= self._merit(best)):
                 share /= 2
-            else:
-                best = plan
+            elif best is None:
+                share = STEP
 
-    def _search_at(
-        self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool
-    ) -> FeasiblePlan | None:
+    @property
+    def _worst_value(self) -> float:
+        return 0.0 if self.problem.required_per_s is None else self.problem.max_usd_per_hour
+
+    def _search_at(self, graph: Graph, prices: Prices, level: float, width: int, space: Space) -> FeasiblePlan | None:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
-        if graph.num_moves == 0:
-            return None
         planes, required_per_s = self.relaxation.planes, self.problem.required_per_s
-        space = replace(self.space, splits_per_stage=may_split)
         rate, usd = (level, self.problem.max_usd_per_hour) if required_per_s is None else (required_per_s, level)
         limits = limits_of_plans(planes, prices, space, rate, usd)
         _, labels, ends_L = search_labels(graph.moves, limits, UNLIMITED, width, True)
@@ -214,16 +150,3 @@ class ScaleSearch:
         if plan is not None:
             self._plans.append(plan)
         return plan
-
-
-def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    plans = [plan for search in _searches(problem, space) for plan in search.plans()]
-    return max(plans, key=lambda plan: merit(problem, plan.figures), default=None)
-
-
-def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
-    """Returns an SLO latency for which a plan was found, but none at 5 % less; None if no latency had a plan."""
-    patient = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S)), space)
-    if patient is None:
-        return None
-    return nearest_slo_s(problem, patient, lambda other: _any_plan(other, space), SLO_RESOLUTION)

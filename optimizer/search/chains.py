@@ -10,24 +10,34 @@ the distance to the relaxation's bound.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
 
-from optimizer.cost.evaluate import TOLERANCE, merit, objective_value
+from optimizer.cost.evaluate import TOLERANCE, best_value, merit, objective_value
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.problem import MaximizeRate, PlanProblem
 from optimizer.search.by_devices import is_small, mixture_by_devices
-from optimizer.search.decision import Decision, FeasiblePlan, if_feasible, nearest_slo_s, rate_of, why_infeasible
+from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.exact import num_splits
-from optimizer.search.label_search import ABORTED, COMPLETE, TOTAL, ChainLimits, completion_bounds, search_labels, trace
+from optimizer.search.label_search import (
+    ABORTED,
+    COMPLETE,
+    TOTAL,
+    ChainLimits,
+    completion_bounds,
+    limits_of_prices,
+    search_labels,
+    trace,
+)
 from optimizer.search.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
 from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.search.relaxation import DualBound, Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
-from optimizer.search.step import FloatArray, Labels
+from optimizer.search.step import Labels
 from optimizer.search.walks import Prices
 
 PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -73,17 +83,15 @@ def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedCh
     least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).closed_P[0])
     if math.isinf(least):
         return True, []
-    outcome, labels, ends_L = search_labels(graph.moves, limits, MAX_LABELS, MAX_LABELS, False)
+    outcome, chains = _search(graph, limits, MAX_LABELS, MAX_LABELS)
     if outcome == COMPLETE:
-        return True, [_read_chain(graph, labels, int(label)) for label in ends_L]
+        return True, chains
     best: list[PricedChain] = []
     for share in PRICE_MARGINS:
-        outcome, labels, ends_L = search_labels(
-            graph.moves, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP, False
-        )
+        outcome, chains = _search(graph, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP)
         if outcome == ABORTED:
             break
-        best = [_read_chain(graph, labels, int(label)) for label in ends_L]
+        best = chains
     return False, best
 
 
@@ -92,8 +100,14 @@ def price_chains_at_rate(graph: Graph, limits: ChainLimits) -> tuple[bool, list[
 
     If there are too many labels, no chains are returned: a search at a higher rate has fewer labels.
     """
-    outcome, labels, ends_L = search_labels(graph.moves, limits, 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE, False)
-    return outcome == ABORTED or len(ends_L) > 0, [_read_chain(graph, labels, int(label)) for label in ends_L]
+    outcome, chains = _search(graph, limits, 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE)
+    return outcome == ABORTED or len(chains) > 0, chains
+
+
+def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[PricedChain]]:
+    """Returns the outcome of a search with at most `most` labels, and the chains that it found."""
+    outcome, labels, ends_L = search_labels(graph.moves, limits, most, per_group, False)
+    return outcome, [_read_chain(graph, labels, int(label)) for label in ends_L]
 
 
 def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
@@ -121,20 +135,18 @@ def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
 
 def most_promising(candidates: Sequence[PricedChain], most: int) -> list[PricedChain]:
     """Returns `most` chains: the cheapest of each sequence of device types, then the second cheapest, and so on."""
-    groups: dict[tuple[int, ...], list[PricedChain]] = {}
-    for chain in dict.fromkeys(candidates):
-        groups.setdefault(tuple(stage.device for stage in chain.column.stages), []).append(chain)
-    ranked = [
-        (rank, chain.price, group_index, chain)
-        for group_index, group in enumerate(groups.values())
-        for rank, chain in enumerate(sorted(group, key=lambda chain: chain.price))
-    ]
-    return [chain for *_, chain in sorted(ranked, key=lambda each: each[:3])[:most]]
+    num_before: Counter[tuple[int, ...]] = Counter()
+    turns: list[tuple[int, PricedChain]] = []
+    for chain in sorted(dict.fromkeys(candidates), key=lambda chain: chain.price):
+        types = tuple(stage.device for stage in chain.column.stages)
+        turns.append((num_before[types], chain))
+        num_before[types] += 1
+    return [chain for _, chain in sorted(turns, key=lambda turn: turn[0])[:most]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incumbent:
-    """A plan that the master problem found."""
+class MixedPlan:
+    """A plan that a master problem found."""
 
     plan: FeasiblePlan
     bound: float
@@ -142,82 +154,21 @@ class Incumbent:
     used: tuple[PricedChain, ...] = ()
 
 
-def solve_mixture(
-    problem: PlanProblem, candidates: Sequence[PricedChain], names: Sequence[str], most_chains: int
-) -> Incumbent | None:
-    """Returns the best feasible mixture of candidates, or None if the master problem has no solution.
-
-    Raises TimeoutError if none was found in time.
-    """
-    if not candidates:
-        return None
-    cluster = cluster_of(problem, names)
-    demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.required_per_s, most_chains=most_chains)
-    columns, is_found, mixture = [each.column for each in candidates], False, None
-    if is_small(cluster):
-        is_found, mixture = mixture_by_devices(columns, demand, cluster)
-    if not is_found:
-        mixture = solve_master(columns, [demand], cluster, seconds=MASTER_SECONDS)
-    if mixture is None or not mixture.replicas:
-        return None
-    stages: list[Stage] = []
-    for q, replicas in mixture.replicas.items():
-        counts = _needed_replicas(problem, candidates[q].column, replicas)
-        stages += [replace(stage, replicas=count) for stage, count in zip(candidates[q].stages, counts, strict=True)]
-    rates = [mixture.rates[q] for q in mixture.replicas] if problem.required_per_s is not None else []
-    plan = if_feasible(problem, tuple(stages), tuple(rate / sum(rates) for rate in rates))
-    used = tuple(candidates[q] for q in mixture.replicas)
-    return None if plan is None else Incumbent(plan=plan, bound=mixture.bound, used=used)
-
-
-def cluster_of(problem: PlanProblem, names: Sequence[str]) -> Cluster:
-    """Returns the devices of these types, and the budget."""
-    devices, budget = [problem.devices[name] for name in names], problem.budget_usd_per_hour
-    return Cluster(
-        count_C=np.array([float(device.count) for device in devices]),
-        usd_C=np.array([device.usd_per_hour for device in devices]),
-        budget=math.inf if budget is None else budget,
-    )
-
-
-def _needed_replicas(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> list[int]:
-    """Returns the replicas without those that do not raise the chain's rate, if the rate is maximized."""
-    if problem.required_per_s is not None:
-        return list(replicas)
+def _needed_replicas(column: Column, replicas: Sequence[int]) -> list[int]:
+    """Returns the replicas without those that do not raise the chain's rate."""
     rate = rate_of_replicas(column, replicas)
     return [max(1, math.ceil(rate * each.seconds * (1 - TOLERANCE))) for each in column.stages]
 
 
-def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
-    """Returns the best plan (gap 0 if it is proven optimal) or a proof that no plan exists.
-
-    None: neither was found, or no plan has any rate. Then the search for one chain finds the reason sooner.
-    """
-    search = _search_of(problem, space)
-    best, complete = (None, True) if search is None else search.best()
-    if best is None and complete and problem.required_per_s is not None:
-        return why_infeasible(
-            problem,
-            space.strategy,
-            possible=lambda other: _any_plan(other, space),
-            nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, lambda other: _any_plan(other, space)),
-            highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
-        )
-    if best is None or search is None:
-        return None
-    value, bound = objective_value(problem, best.plan.figures), search.bounded.value
-    tighter = min if isinstance(problem.objective, MaximizeRate) else max
-    bound = tighter(bound, best.bound) if complete else bound
-    is_proven = abs(value - bound) <= SOLVED * abs(bound)
-    others = (each.stages for each in search.others)
-    return best.plan.planned(problem, space.strategy, value if is_proven else bound, others)
-
-
-def _search_of(problem: PlanProblem, space: Space) -> ChainSearch | None:
-    """Returns None if the problem is proven to have no plan."""
+def search_chains(problem: PlanProblem, space: Space) -> Found:
+    """Returns the best plan that was found, and a proven bound."""
     names = payable_names(problem)
     relaxation = solve_relaxation(problem, space, names) if names else None
-    return None if relaxation is None else ChainSearch(problem=problem, space=space, names=names, relaxation=relaxation)
+    if relaxation is None:
+        return Found(plans=(), bound=best_value(problem, []))
+    planes, budget = relaxation.planes, problem.budget_usd_per_hour
+    cluster = Cluster(count_C=planes.count_C, usd_C=planes.usd_C, budget=math.inf if budget is None else budget)
+    return ChainSearch(problem=problem, space=space, names=names, relaxation=relaxation, cluster=cluster).found()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,7 +180,10 @@ class ChainSearch:
     names: tuple[str, ...]
     """The accelerator types."""
     relaxation: Relaxation
-    others: list[FeasiblePlan] = field(default_factory=list)
+    cluster: Cluster
+    _graph: Graph = field(init=False)
+    _best: MixedPlan | None = None
+    _others: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
     _best_of_types: list[PricedChain] = field(default_factory=list)
     """The best chain of each accelerator type, which is a candidate of every master problem."""
@@ -238,32 +192,44 @@ class ChainSearch:
     _is_cut_short: bool = False
     """Whether a master problem reached its time limit without a solution, so that having none proves nothing."""
 
+    def found(self) -> Found:
+        """Returns all plans that were found, the best first, and a bound on all plans."""
+        is_complete = self._search()
+        if self._best is None:
+            bound = best_value(self.problem, [] if is_complete else [self.bounded.value])
+            return Found(plans=(), bound=bound)
+        value, bound = objective_value(self.problem, self._best.plan.figures), self.bounded.value
+        if is_complete:
+            bound = (min if self.problem.required_per_s is None else max)(bound, self._best.bound)
+        is_proven = abs(value - bound) <= SOLVED * abs(bound)
+        return Found(plans=(self._best.plan, *self._others), bound=value if is_proven else bound)
+
     @property
     def bounded(self) -> DualBound:
-        """The bound on all plans."""
+        """The relaxation's bound on all plans."""
         return self.relaxation.bound
 
-    def best(self) -> tuple[Incumbent | None, bool]:
-        """Returns the best plan that was found, and whether all chains were considered."""
-        graph, complete = self._graph()
-        finished, candidates = price_chains(graph, self._limits(graph, self.bounded.prices, self.names, math.inf))
-        best = None
-        if complete and finished and len(candidates) <= self._most_columns:
-            best = self._improve(candidates, None)
+    def _search(self) -> bool:
+        """Searches for chains, and mixes them. Returns whether all chains were considered."""
+        self._graph, is_whole = self._splits()
+        finished, candidates = price_chains(self._graph, self._limits(self.bounded.prices, self.names, math.inf))
+        if is_whole and finished and len(candidates) <= self._most_columns:
+            self._improve(candidates)
             if not self._is_cut_short:
-                return best, True
-        candidates += self._chains_by_types(graph)
-        best = self._improve(candidates, self._improve(self._best_of_types, best))
+                return True
+        candidates += self._chains_by_types()
+        self._improve(self._best_of_types)
+        self._improve(candidates)
         for _ in range(MAX_ROUNDS):
-            if best is None or self._is_proven(best):
+            before = self._best
+            if before is None or self._is_proven(before):
                 break
-            near = [*candidates, *best.used, *self._replacements(graph, best)]
-            before, best = best.plan, self._improve(near, best)
-            if best is None or best.plan is before:
+            self._improve([*candidates, *before.used, *self._replacements(before)])
+            if self._best is not None and self._best.plan is before.plan:
                 break
-        return best, False
+        return False
 
-    def _chains_by_types(self, graph: Graph) -> list[PricedChain]:
+    def _chains_by_types(self) -> list[PricedChain]:
         """Returns chains on each accelerator type, on each pair of types, and on all types.
 
         On several types, slow chains are useful as well, because they leave devices to other chains.
@@ -275,12 +241,11 @@ class ChainSearch:
             alone = self.relaxation if is_whole else solve_relaxation(faster, self.space, names)
             if alone is None:
                 continue
-            bounded = alone.bound
-            devices = [graph.device_names.index(name) for name in names]
-            part = graph if is_whole else graph.only(np.isin(graph.moves.device_M, devices))
-            limits = self._limits(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
+            devices = [self._graph.device_names.index(name) for name in names]
+            part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
+            limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
             chains = [] if is_whole else price_chains(part, limits)[1]
-            chains += self._chains_at_rates(part, limits._replace(count_C=self._count_C(graph)))
+            chains += self._chains_at_rates(part, limits._replace(count_C=self.cluster.count_C))
             if len(names) == 1 and self.problem.required_per_s is None:
                 best = self._mixture(most_promising(chains, self._most_columns), 1)
                 self._best_of_types += () if best is None else best.used
@@ -298,8 +263,8 @@ class ChainSearch:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
         limits = limits._replace(is_whole=True)
         if self.problem.required_per_s is not None:
-            usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
-            return price_chains_at_rate(graph, limits._replace(price_C=usd_C.astype(float), price_latency=0.0))[1]
+            usd_C = self.cluster.usd_C.astype(float)
+            return price_chains_at_rate(graph, limits._replace(price_C=usd_C, price_latency=0.0))[1]
         priced: list[PricedChain] = []
         high, step = limits.rate, FIRST_STEP
         for _ in range(MAX_SEARCHES):
@@ -317,26 +282,24 @@ class ChainSearch:
                 high, step = middle, 2 * step
         return priced
 
-    def _replacements(self, graph: Graph, best: Incumbent) -> list[PricedChain]:
-        """Returns chains that could replace a chain of the incumbent, on the devices that its other chains leave."""
+    def _replacements(self, best: MixedPlan) -> list[PricedChain]:
+        """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
         priced: list[PricedChain] = []
-        problem, figures = self.problem, best.plan.figures
-        chains = chains_of(best.plan.stages, problem.num_blocks)
+        figures = best.plan.figures
+        chains = chains_of(best.plan.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self._count_C(graph)
+            left_C = self.cluster.count_C.copy()
             for stage in (stage for other in chains if other is not chain for stage in other):
-                left_C[graph.device_names.index(stage.device)] -= stage.replicas
-            own_rate = share * figures.served_per_s
-            highest = self.bounded.value
-            if problem.required_per_s is None:
-                highest = min(own_rate + self.bounded.value - figures.rate_per_s, highest)
-            limits = self._limits(graph, self.bounded.prices, self.names, highest)._replace(count_C=left_C)
-            if problem.required_per_s is not None:
-                limits = limits._replace(rate=own_rate)
-            priced += self._chains_at_rates(graph, limits, own_rate)
+                left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
+            rate = share * figures.served_per_s
+            highest = (
+                rate if self.problem.required_per_s is not None else rate + self.bounded.value - figures.rate_per_s
+            )
+            limits = self._limits(self.bounded.prices, self.names, highest)._replace(count_C=left_C)
+            priced += self._chains_at_rates(self._graph, limits, rate)
         return priced
 
-    def _graph(self) -> tuple[Graph, bool]:
+    def _splits(self) -> tuple[Graph, bool]:
         """Returns the graph of splits, and whether it is complete."""
         problem, space = self.problem, self.space
         nodes, is_complete = None if space.splits_per_stage or space.several_stages else end_nodes(problem), True
@@ -345,69 +308,67 @@ class ChainSearch:
         payable = replace(problem, devices={name: problem.devices[name] for name in self.names})
         return build_graph(payable, space.ramps, nodes=nodes), is_complete
 
-    def _count_C(self, graph: Graph) -> FloatArray:
-        return np.array([float(self.problem.devices[name].count) for name in graph.device_names])
-
     @property
     def _most_columns(self) -> int:
-        return MAX_COLUMNS_BY_DEVICES if is_small(cluster_of(self.problem, self.names)) else MAX_COLUMNS
+        return MAX_COLUMNS_BY_DEVICES if is_small(self.cluster) else MAX_COLUMNS
 
     @property
     def _most_chains(self) -> int:
         return min(self.problem.most_chains, self.space.most_chains)
 
-    def _limits(self, graph: Graph, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
+    def _limits(self, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
-        required_per_s, nothing_C = self.problem.required_per_s, np.zeros(len(graph.device_names))
-        return ChainLimits(
-            price_C=np.array([float(by_name.get(name, 0.0)) for name in graph.device_names]),
-            price_latency=float(prices.latency),
-            max_price=math.inf,
-            limit_s=float(self.problem.slo.limit_s),
-            rate=float(min(rate, self.bounded.value if required_per_s is None else required_per_s)),
-            wait_share=1.0,
-            is_whole=False,
-            count_C=nothing_C,
-            idle_C=nothing_C,
-            usd_C=nothing_C,
-            budget=math.inf,
-            may_split=self.space.splits_per_stage,
-            may_hop=self.space.several_stages,
-        )
+        price_C = np.array([float(by_name.get(name, 0.0)) for name in self._graph.device_names])
+        rate = min(rate, self.problem.required_per_s or self.bounded.value)
+        limits = limits_of_prices(price_C, prices.latency, rate, self.space)
+        return limits._replace(limit_s=float(self.problem.slo.limit_s))
 
-    def _improve(self, candidates: Sequence[PricedChain], best: Incumbent | None) -> Incumbent | None:
-        """Returns the better of the incumbent and the best mixture of candidates."""
+    def _improve(self, candidates: Sequence[PricedChain]) -> None:
+        """Replaces the best plan by the best mixture of candidates, if that is better."""
         most = self._most_columns
         several = candidates if len(candidates) <= self._most_chains * most else most_promising(candidates, most)
         tried = list(dict.fromkeys([*self._best_of_types, *several]))
-        if best is not None and self._tried.issuperset(tried):
-            return best
+        if self._best is not None and self._tried.issuperset(tried):
+            return
         self._tried = frozenset(tried)
         # Mixtures of a single chain are solved as well, because a larger master problem may reach its time limit.
         for most_chains in sorted({1, self._most_chains}):
             mixture = self._mixture(tried, most_chains)
             if mixture is None:
                 continue
-            self.others.append(mixture.plan)
-            if best is None or merit(self.problem, mixture.plan.figures) > merit(self.problem, best.plan.figures):
+            self._others.append(mixture.plan)
+            best = self._best or mixture
+            if merit(self.problem, mixture.plan.figures) > merit(self.problem, best.plan.figures):
                 best = mixture
-            best = replace(best, bound=mixture.bound)  # the larger master problem bounds both
-        return best
+            self._best = replace(best, bound=mixture.bound)  # the larger master problem bounds both
 
-    def _mixture(self, candidates: Sequence[PricedChain], most_chains: int) -> Incumbent | None:
-        try:
-            return solve_mixture(self.problem, candidates, self.names, most_chains)
-        except TimeoutError:
-            self._is_cut_short = True
+    def _mixture(self, candidates: Sequence[PricedChain], most_chains: int) -> MixedPlan | None:
+        """Returns the best feasible mixture of candidates, or None if none was found."""
+        if not candidates:
             return None
+        limit_s, required_per_s = self.problem.slo.limit_s, self.problem.required_per_s
+        demand = Demand(limit_s=limit_s, rate_per_s=required_per_s, most_chains=most_chains)
+        columns, is_solved, mixture = [each.column for each in candidates], False, None
+        if is_small(self.cluster):
+            is_solved, mixture = mixture_by_devices(columns, demand, self.cluster)
+        if not is_solved:
+            try:
+                mixture = solve_master(columns, [demand], self.cluster, seconds=MASTER_SECONDS)
+            except TimeoutError:
+                self._is_cut_short = True
+        if mixture is None or not mixture.replicas:
+            return None
+        stages: list[Stage] = []
+        for q, replicas in mixture.replicas.items():
+            counts = replicas if required_per_s is not None else _needed_replicas(columns[q], replicas)
+            own = zip(candidates[q].stages, counts, strict=True)
+            stages += [replace(stage, replicas=count) for stage, count in own]
+        rates = [] if required_per_s is None else [mixture.rates[q] for q in mixture.replicas]
+        plan = if_feasible(self.problem, tuple(stages), tuple(rate / sum(rates) for rate in rates))
+        used = tuple(candidates[q] for q in mixture.replicas)
+        return None if plan is None else MixedPlan(plan=plan, bound=mixture.bound, used=used)
 
-    def _is_proven(self, best: Incumbent) -> bool:
+    def _is_proven(self, best: MixedPlan) -> bool:
         value = objective_value(self.problem, best.plan.figures)
         return abs(value - self.bounded.value) <= SOLVED * abs(self.bounded.value)
-
-
-def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    search = _search_of(problem, space)
-    best = None if search is None else search.best()[0]
-    return None if best is None else best.plan

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
-from optimizer.cost.evaluate import Evaluation, evaluate, objective_value, violations
+from optimizer.cost.evaluate import Evaluation, best_value, evaluate, merit, objective_value, violations
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 
@@ -27,7 +27,6 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
 
 Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
 """The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
-Possible = TypeVar("Possible")
 SLO_RESOLUTION = 1e-3
 """Relative resolution of the nearest SLO if plans are found quickly."""
 
@@ -40,24 +39,49 @@ class FeasiblePlan:
     """The stages of all chains, one chain after the other."""
     figures: Evaluation
 
-    def planned(
-        self, problem: PlanProblem, strategy: Strategy, bound: float, others: Iterable[tuple[Stage, ...]] = ()
-    ) -> Planned:
-        """Returns the plan as the result of a strategy, with `bound` as the bound on all plans of its space."""
-        return Planned(
-            strategy=strategy,
-            stages=self.stages,
-            figures=self.figures,
-            bound=bound,
-            gap=gap_between(objective_value(problem, self.figures), bound),
-            candidates=tuple(dict.fromkeys(each for each in others if each != self.stages)),
-        )
-
 
 def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...], shares: Sequence[float] = ()) -> FeasiblePlan | None:
     """Returns the plan with its figures, or None if it violates a constraint. `shares` are those of `evaluate`."""
     figures = evaluate(problem, stages, shares=shares)
     return None if violations(problem, stages, figures) else FeasiblePlan(stages=stages, figures=figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The plans that a search found in a space, and the bound that it proved for all plans of the space."""
+
+    plans: tuple[FeasiblePlan, ...]
+    """The best first."""
+    bound: float
+    """No plan has a better objective. If this is `best_value` of no values, no plan exists."""
+
+    def value(self, problem: PlanProblem) -> float:
+        """Returns the objective of the best plan; without plans, a value that is worse than that of any plan."""
+        return best_value(problem, (objective_value(problem, plan.figures) for plan in self.plans[:1]))
+
+    def is_proven(self, problem: PlanProblem) -> bool:
+        """Returns whether the best plan is proven optimal or, without plans, that no plan exists."""
+        return self.bound == self.value(problem)
+
+    def planned(self, problem: PlanProblem, strategy: Strategy) -> Planned:
+        """Returns the first plan as the result of a strategy, with the other plans as candidates."""
+        best, *others = dict.fromkeys(plan.stages for plan in self.plans)
+        return Planned(
+            strategy=strategy,
+            stages=best,
+            figures=self.plans[0].figures,
+            bound=self.bound,
+            gap=gap_between(objective_value(problem, self.plans[0].figures), self.bound),
+            candidates=tuple(others),
+        )
+
+
+def joined(problem: PlanProblem, founds: Sequence[Found], bound: float) -> Found:
+    """Returns what several searches found together. `bound` is a bound on all plans of their spaces."""
+    with_plans = [each for each in founds if each.plans]
+    with_plans.sort(key=lambda each: merit(problem, each.plans[0].figures), reverse=True)
+    plans = tuple(plan for each in with_plans for plan in each.plans)
+    return Found(plans=plans, bound=best_value(problem, [bound, *(each.value(problem) for each in founds)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +139,8 @@ def why_infeasible(
     problem: PlanProblem,
     strategy: Strategy,
     *,
-    possible: Callable[[PlanProblem], Possible | None],
-    nearest_slo_s: Callable[[Possible], float | None],
+    possible: Callable[[PlanProblem], FeasiblePlan | None],
+    nearest_slo_s: Callable[[FeasiblePlan], float | None],
     highest_rate_per_s: Callable[[PlanProblem], float | None],
     relaxed: Sequence[Relaxed] = (("budget", without_budget),),
 ) -> NoPlan:
@@ -162,8 +186,3 @@ def nearest_slo_s(
         else:
             above = needed_s(middle, found)
     return above
-
-
-def rate_of(found: FeasiblePlan | None) -> float | None:
-    """Returns the highest rate of a plan, or None without a plan."""
-    return None if found is None else found.figures.rate_per_s

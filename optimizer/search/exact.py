@@ -10,20 +10,18 @@ no plan has a rate in the interval. Costs are searched likewise, from the lowest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
-from optimizer.cost.evaluate import TOLERANCE, merit, objective_value
+from optimizer.cost.evaluate import TOLERANCE, best_value, merit
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
-from optimizer.search.decision import Decision, FeasiblePlan, nearest_slo_s, rate_of, why_infeasible
+from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.label_search import ABORTED, UNLIMITED, search_labels, trace
-from optimizer.search.moves import Graph, build_graph, end_nodes
+from optimizer.search.moves import Graph, all_nodes, build_graph, end_nodes
 from optimizer.search.relaxation import CuttingPlanes
-from optimizer.search.space import Space, parts_of, payable_names
+from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.search.step import FloatArray
 from optimizer.search.walks import Prices
@@ -48,20 +46,6 @@ MAX_LEVELS = 1_000_000
 """Largest number of costs that are enumerated one by one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The best plan that was found, and what is proven about all plans."""
-
-    found: FeasiblePlan | None
-    """None if there is no plan at least as good as the incumbent (`proven`), or if none was found."""
-    bound: float
-    """No plan has a higher rate, or a lower cost."""
-    proven: bool
-    """Whether no better plan than `found` exists."""
-    candidates: tuple[FeasiblePlan, ...] = ()
-    """Other good plans, the best first."""
-
-
 @dataclass(slots=True, kw_only=True)
 class ExactSearch:
     """A search for the best plan among the paths of one graph."""
@@ -72,7 +56,7 @@ class ExactSearch:
     """The search gives up when it has used this number of labels."""
     incumbent: float | None = None
     """Rate or cost of a known plan: plans that are worse are not sought. None if no plan is known."""
-    plans: list[FeasiblePlan] = field(default_factory=list)
+    _plans: list[FeasiblePlan] = field(default_factory=list)
     """All plans that were found on the way, the best last."""
     _labels_allowed: int = FEW_LABELS
     """Labels of a single interval."""
@@ -83,11 +67,10 @@ class ExactSearch:
     """Dual prices, by which labels are pruned."""
 
     def __post_init__(self) -> None:
-        oracle = stage_oracle(self.graph, may_split=self.space.splits_per_stage, may_hop=self.space.several_stages)
-        problem, names = self.graph.problem, self.graph.device_names
+        problem, names, oracle = self.graph.problem, self.graph.device_names, stage_oracle(self.graph, self.space)
         self._planes = CuttingPlanes(problem=problem, names=names, oracle=oracle, iterations=ITERATIONS)
 
-    def highest_rate(self, *, any_plan: bool = False) -> SearchResult:
+    def highest_rate(self, *, any_plan: bool = False) -> Found:
         """Returns the plan of the highest rate. With `any_plan`, returns the first plan that is found."""
         low, width, best = (self.incumbent or 0.0) * (1 - RESOLUTION), WIDE, None
         bound = self._planes.highest_rate()
@@ -99,42 +82,42 @@ class ExactSearch:
                 width = self._after_too_many_labels((high - required) / high)
                 if self.labels_left <= 0:
                     if best is None and self.space.splits_per_stage:
-                        best = self._simpler().highest_rate(any_plan=any_plan).found
-                    return SearchResult(found=best, bound=high, proven=False)
+                        return replace(self._simpler().highest_rate(any_plan=any_plan), bound=high)
+                    return self._found(best, high)
                 continue
             faster = [plan for plan in self._feasible_plans(chains, required) if plan.figures.rate_per_s > low]
-            self.plans.extend(faster)
+            self._plans.extend(faster)
             if faster:
                 best, low = faster[-1], faster[-1].figures.rate_per_s * (1 + RESOLUTION)
                 if any_plan:
-                    return SearchResult(found=best, bound=high, proven=False)
+                    return self._found(best, high)
                 width = max(high - low, 0.0) / high / 2
             elif not chains or high - required <= RESOLUTION * high:
                 high, width = required, self._after_none(width)
             else:  # only the relaxation has plans: their batches fill more slowly than assumed
                 width = (high - required) / high / 4
         if best is None:
-            return SearchResult(found=None, bound=low, proven=True)
+            return self._found(None, low)
         best = self._cheapest_with_rate_of(best)
-        return SearchResult(found=best, bound=best.figures.rate_per_s, proven=True)
+        return self._found(best, best.figures.rate_per_s)
 
-    def least_cost(self, rate_per_s: float) -> SearchResult:
+    def least_cost(self, rate_per_s: float) -> Found:
         """Returns the cheapest plan that reaches a rate.
 
         A quick search for plans with one split per stage gives an upper bound. Below it, only the costs that whole
         devices can have are tried, from the lowest up, because the number of labels grows with the budget.
         """
-        above = self._simpler().least_cost(rate_per_s).found if self.space.splits_per_stage else None
+        simpler = self._simpler().least_cost(rate_per_s) if self.space.splits_per_stage else self._found(None, math.inf)
         fastest, width = self._planes.highest_rate(enough=rate_per_s), WIDE
         if fastest.value < rate_per_s * (1 - TOLERANCE):
-            return SearchResult(found=None, bound=math.inf, proven=True)
+            return self._found(None, math.inf)
         bound = self._planes.least_cost(rate_per_s, fastest.prices)
         self._prices = bound.prices
         levels = self._cost_levels(bound.value, self._max_usd)
         if self.incumbent is not None:
             levels = levels[levels <= self.incumbent * (1 + RESOLUTION)]
-        if above is not None:
-            levels = levels[levels < above.figures.usd_per_hour * (1 - RESOLUTION)]
+        if simpler.plans:
+            levels = levels[levels < simpler.plans[0].figures.usd_per_hour * (1 - RESOLUTION)]
         while len(levels):
             tried = levels[levels <= levels[0] * (1 + width)]
             usd = float(tried[-1])
@@ -142,15 +125,18 @@ class ExactSearch:
             if chains is None:
                 width = self._after_too_many_labels(width if len(tried) > 1 else 0.0)
                 if self.labels_left <= 0:
-                    return SearchResult(found=above, bound=float(levels[0]), proven=False)
+                    return replace(simpler, bound=float(levels[0]))
                 continue
             plans = self._feasible_plans(chains, rate_per_s)
             if plans:
-                self.plans.extend(plans)
+                self._plans.extend(plans)
                 best = self._with_lower_latency(plans[-1], rate_per_s)
-                return SearchResult(found=best, bound=best.figures.usd_per_hour, proven=True)
+                return self._found(best, best.figures.usd_per_hour)
             levels, width = levels[levels > usd], self._after_none(width)
-        return SearchResult(found=above, bound=above.figures.usd_per_hour if above else math.inf, proven=True)
+        return replace(simpler, bound=simpler.value(self.graph.problem))
+
+    def _found(self, best: FeasiblePlan | None, bound: float) -> Found:
+        return Found(plans=(best, *reversed(self._plans)) if best else (), bound=bound)
 
     def _simpler(self) -> ExactSearch:
         """Returns the search for plans with one split per stage."""
@@ -236,26 +222,39 @@ def _cost_then_latency(plan: FeasiblePlan) -> tuple[float, float]:
     return plan.figures.usd_per_hour, plan.figures.latency_s
 
 
-def solve_exactly(problem: PlanProblem, space: Space, *, max_labels: int = MAX_LABELS) -> Decision | None:
-    """Returns the best plan (gap 0 if it is proven optimal), or a proof that no plan exists.
+def search_exactly(
+    problem: PlanProblem,
+    space: Space,
+    *,
+    any_plan: bool = False,
+    incumbent: float | None = None,
+    max_labels: int = MAX_LABELS,
+) -> Found | None:
+    """Returns the best plan of one chain, and the other plans that were found. The plan is optimal if labels suffice.
 
-    Returns None if the problem is too large, or if the search gave up without a plan.
+    Returns None if the problem is too large, or if the search gave up without a plan. With `any_plan`, the search ends
+    at the first plan. Plans worse than `incumbent`, the rate or cost of a known plan, are not sought.
     """
     if is_too_big(problem, space):
         return None
-    result = search_space(problem, space, max_labels=max_labels)
-    if result.found is not None:
-        candidates = (plan.stages for plan in result.candidates)
-        return result.found.planned(problem, space.strategy, result.bound, candidates)
-    if not result.proven:
-        return None
-    return why_infeasible(
-        problem,
-        space.strategy,
-        possible=partial(_any_plan, space=space),
-        nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
-        highest_rate_per_s=lambda other: rate_of(search_space(replace(other, objective=MaximizeRate()), space).found),
-    )
+    founds: list[Found] = []
+    nodes = all_nodes(problem) if space.splits_per_stage or space.several_stages else end_nodes(problem)
+    graph: Graph | None = None
+    for part, batch in parts_of(problem, space):
+        if graph is None or graph.problem is not part:
+            graph = build_graph(part, space.ramps, nodes=nodes, every_batch=space.one_batch)
+        known = [each.value(problem) for each in founds if each.plans]
+        known += [] if incumbent is None else [incumbent]
+        search = ExactSearch(
+            graph=graph.with_batch(batch),
+            space=space,
+            labels_left=max_labels,
+            incumbent=best_value(problem, known) if known else None,
+        )
+        rate_per_s = problem.required_per_s
+        founds.append(search.highest_rate(any_plan=any_plan) if rate_per_s is None else search.least_cost(rate_per_s))
+    found = joined(problem, founds, best_value(problem, (each.bound for each in founds)))
+    return found if found.plans or found.is_proven(problem) else None
 
 
 def is_too_big(problem: PlanProblem, space: Space) -> bool:
@@ -270,66 +269,10 @@ def num_splits(problem: PlanProblem, space: Space) -> int:
     num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
     if not space.several_stages and not space.splits_per_stage:
         return num_sizes
-    pairs = problem.num_blocks * (problem.num_blocks + 1) // 2
+    ranks_K = np.ones(problem.num_blocks + 1, dtype=np.int64)
     if space.ramps in ("choose", "split-ends"):
-        # A split leads from (first, entry) to (end, last). Entry and last are ranks of ramps before these boundaries.
         after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
-        num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
-        pairs = 0
-        for first in range(problem.num_blocks):
-            num_entries, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
-            pairs += int((num_entries * later_K).sum()) - len(later_K) * num_entries * (num_entries - 1) // 2
-    return pairs * num_sizes
-
-
-def search_space(
-    problem: PlanProblem, space: Space, *, any_plan: bool = False, max_labels: int = MAX_LABELS
-) -> SearchResult:
-    """Returns the best plan of all parts of a space with their joint bound. Candidates are all plans found."""
-    is_cost = isinstance(problem.objective, MinimizeCost)
-    results: list[SearchResult] = []
-    plans: list[FeasiblePlan] = []
-    best: FeasiblePlan | None = None
-    for search in _searches(problem, space, max_labels):
-        search.incumbent = None if best is None else objective_value(problem, best.figures)
-        results.append(_run(search, problem, any_plan=any_plan))
-        plans.extend(search.plans)
-        found = [each for each in (best, results[-1].found) if each is not None]
-        best = max(found, key=lambda plan: merit(problem, plan.figures), default=None)
-    open_bounds = [result.bound for result in results if not result.proven]
-    value = objective_value(problem, best.figures) if best else math.inf if is_cost else 0.0
-    better = [bound for bound in open_bounds if (bound < value if is_cost else bound > value)]
-    bound = (min if is_cost else max)(better, default=value)
-    return SearchResult(found=best, bound=bound, proven=not better, candidates=tuple(reversed(plans)))
-
-
-def better_plan(problem: PlanProblem, space: Space, incumbent: float) -> FeasiblePlan | None:
-    """Returns the best plan of one chain that is no worse than an incumbent rate or cost. It may miss such a plan."""
-    if is_too_big(problem, space):
-        return None
-    searches = (replace(search, incumbent=incumbent) for search in _searches(problem, space, MAX_LABELS))
-    plans = [result.found for search in searches if (result := _run(search, problem)).found is not None]
-    return max(plans, key=lambda plan: merit(problem, plan.figures), default=None)
-
-
-def _run(search: ExactSearch, problem: PlanProblem, *, any_plan: bool = False) -> SearchResult:
-    if isinstance(problem.objective, MinimizeCost):
-        return search.least_cost(problem.objective.rate_per_s)
-    return search.highest_rate(any_plan=any_plan)
-
-
-def _searches(problem: PlanProblem, space: Space, max_labels: int) -> Iterator[ExactSearch]:
-    """Yields one search per part of the space, or one per batch size if all splits must share it."""
-    for part in parts_of(problem, space, payable_names(problem)):
-        nodes = None if space.splits_per_stage or space.several_stages else end_nodes(problem)
-        graph = build_graph(part, space.ramps, every_batch=space.one_batch, nodes=nodes)
-        for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
-            yield ExactSearch(
-                graph=graph if batch is None else graph.with_batch(batch),
-                space=space,
-                labels_left=max_labels,
-            )
-
-
-def _any_plan(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
-    return search_space(problem, space, any_plan=True).found
+        ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
+    # A split leads from (first, entry) to (end, last). Entry and last are ranks of ramps before these boundaries.
+    entries_X, lasts_X = (ranks_K[boundary_X] for boundary_X in np.triu_indices(problem.num_blocks + 1, 1))
+    return int((entries_X * lasts_X - entries_X * (entries_X - 1) // 2).sum()) * num_sizes

@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.search.beam import bound_at_scale, solve_by_beam
+from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import Decision
 from optimizer.search.planner import solve
-from optimizer.search.space import SPACES
 from profiles.table import LatencyTable
 
 
@@ -44,11 +43,9 @@ def plan_exactly() -> list[Decision]:
 
 
 def plan_at_scale() -> list[Decision]:
-    """Runs the bounds, then column generation and the beam search, which share the label search."""
-    for problem in PROBLEMS:
-        bound_at_scale(problem, SPACES["best"])
+    """Runs column generation and the beam search, which share the relaxation and the label search."""
     chains = [solve(replace(problem, most_chains=2)) for problem in PROBLEMS]
-    return [*chains, *(solve_by_beam(problem, SPACES["best"]) for problem in PROBLEMS)]
+    return [*chains, *(solve(problem, searches=(search_at_scale,)) for problem in PROBLEMS)]
 
 
 PARTS: tuple[Callable[[], list[Decision]], ...] = (plan_exactly, plan_at_scale)

@@ -15,12 +15,14 @@ chains that complete a label adds the completion bound, the least price from the
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from optimizer.search.compiled import compiled, inlined
 from optimizer.search.moves import MoveArrays
+from optimizer.search.space import Space
 from optimizer.search.step import FloatArray, IntArray, Labels, undominated, with_doubled_capacity
 
 MAX_STAGES = 6
@@ -67,6 +69,26 @@ class ChainLimits(NamedTuple):
     """Other prices (V) by which labels are pruned, with `is_whole`. Each row is a valid bound, as `price_C` is."""
     other_latency_V: FloatArray = np.zeros(0)
     other_max_V: FloatArray = np.zeros(0)
+
+
+def limits_of_prices(price_C: FloatArray, price_latency: float, rate: float, space: Space) -> ChainLimits:
+    """Returns limits that allow the chains of a space any price, any latency, and fractions of replicas."""
+    nothing_C = np.zeros(len(price_C))
+    return ChainLimits(
+        price_C=price_C,
+        price_latency=float(price_latency),
+        max_price=math.inf,
+        limit_s=math.inf,
+        rate=float(rate),
+        wait_share=1.0,
+        is_whole=False,
+        count_C=nothing_C,
+        idle_C=nothing_C,
+        usd_C=nothing_C,
+        budget=math.inf,
+        may_split=space.splits_per_stage,
+        may_hop=space.several_stages,
+    )
 
 
 class Bounds(NamedTuple):

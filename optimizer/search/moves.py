@@ -30,7 +30,16 @@ from optimizer.search.split_times import (
     ranks_of,
     seconds_of,
 )
-from optimizer.search.step import FloatArray, IntArray, Labels, batch_inside, dominates, hop_s, with_doubled_capacity
+from optimizer.search.step import (
+    FloatArray,
+    IntArray,
+    Labels,
+    batch_inside,
+    dominates,
+    hop_s,
+    undominated,
+    with_doubled_capacity,
+)
 
 FIGURES = 6
 """Number of real-valued columns of a move, which hold seconds or inputs."""
@@ -80,9 +89,9 @@ class Graph:
     def num_moves(self) -> int:
         return len(self.moves.to_M)
 
-    def with_batch(self, batch: int) -> Graph:
-        """Returns the graph with the splits of one batch size."""
-        return self.only(self.moves.batch_M == batch)
+    def with_batch(self, batch: int | None) -> Graph:
+        """Returns the graph with the splits of one batch size; None: all splits."""
+        return self if batch is None else self.only(self.moves.batch_M == batch)
 
     def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
         """Returns the graph with a subset of the splits."""
@@ -147,29 +156,30 @@ def build_graph(
     `every_batch` keeps dominated batch sizes. They can be optimal if all splits must have the same size.
     """
     nodes = nodes or all_nodes(problem)
-    names = device_names(problem)
-    link = link_arrays(problem)
-    parts = [
-        _moves_of_device(
-            device, RULES[rule], seconds_of(problem, name), ranks_of(problem), nodes, link,
-            float(problem.slo.limit_s), every_batch, most_moves,
-        )
-        for device, name in enumerate(names)
-    ]  # fmt: skip
-    if any(len(part[0]) > most_moves for part in parts):
-        raise PlanError(f"more than {most_moves} splits to choose from")
-    whole_MI = np.concatenate([part[0] for part in parts] or [np.empty((0, 5), dtype=np.int64)])
-    whole_MF = np.concatenate([part[1] for part in parts] or [np.empty((0, FIGURES))])
-    order_M = np.argsort(whole_MI[:, 0], kind="stable")
-    whole_MI, whole_MF = whole_MI[order_M], whole_MF[order_M]
-    first_move_P = np.searchsorted(whole_MI[:, 0], np.arange(len(nodes.block_P) + 1))
-    to_M, device_M, batch_M, rank_M = (np.ascontiguousarray(whole_MI[:, column]) for column in (1, 2, 3, 4))
-    seconds_M, work_M, wait_M, hop_M, hop_work_M, cross_M = (
-        np.ascontiguousarray(whole_MF[:, column]) for column in range(FIGURES)
-    )
-    pooled_M = np.isin(nodes.block_P[whole_MI[:, 0]], problem.networks[:-1]).astype(np.int64)
+    names, ranks, link = device_names(problem), ranks_of(problem), link_arrays(problem)
+    parts = [(np.empty((0, 5), dtype=np.int64), np.empty((0, FIGURES)))]
+    for device, name in enumerate(names):
+        limits = float(problem.slo.limit_s), every_batch, most_moves
+        parts.append(_moves_of_device(device, RULES[rule], seconds_of(problem, name), ranks, nodes, link, *limits))
+        if len(parts[-1][0]) > most_moves:
+            raise PlanError(f"more than {most_moves} splits to choose from")
+    int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    order_M = np.argsort(int_MI[:, 0], kind="stable")
+    from_M, to_M, device_M, batch_M, rank_M = (column_M[order_M] for column_M in int_MI.T)
+    seconds_M, work_M, wait_M, hop_M, hop_work_M, cross_M = (column_M[order_M] for column_M in float_MF.T)
     moves = MoveArrays(
-        first_move_P, to_M, device_M, batch_M, seconds_M, work_M, wait_M, hop_M, hop_work_M, rank_M, cross_M, pooled_M
+        first_move_P=np.searchsorted(from_M, np.arange(len(nodes.block_P) + 1)),
+        to_M=to_M,
+        device_M=device_M,
+        batch_M=batch_M,
+        seconds_M=seconds_M,
+        work_M=work_M,
+        wait_M=wait_M,
+        hop_M=hop_M,
+        hop_work_M=hop_work_M,
+        rank_M=rank_M,
+        cross_M=cross_M,
+        pooled_M=np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64),
     )
     return Graph(
         problem=problem, rule=rule, device_names=names, block_P=nodes.block_P, rank_P=nodes.rank_P, moves=moves
@@ -329,19 +339,6 @@ def single_split_stages(graph: Graph, rate_per_s: float) -> Graph:
     cell_M = (from_M * len(graph.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
     needed_M = np.maximum(moves.work_M, moves.hop_work_M)
     latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s + moves.cross_M
-    order_M = np.lexsort((latency_M, needed_M, cell_M))
-    return graph.only(_pareto_front(order_M, cell_M, latency_M))
-
-
-@compiled
-def _pareto_front(order_M: IntArray, cell_M: IntArray, latency_M: FloatArray) -> npt.NDArray[np.bool_]:
-    """Returns the moves that are quicker than all moves of their cell that come before them in the order."""
-    kept_M = np.zeros(order_M.size, dtype=np.bool_)
-    cell, least = -1, np.inf
-    for move in order_M:
-        if cell_M[move] != cell:
-            cell, least = cell_M[move], np.inf
-        if latency_M[move] < least:
-            least = latency_M[move]
-            kept_M[move] = True
-    return kept_M
+    order_M, figures_MF = np.lexsort((latency_M, needed_M, cell_M)), np.column_stack([needed_M, latency_M])
+    _, optimal = undominated(order_M, cell_M[order_M], figures_MF, 0, 2, 0.0, len(order_M))
+    return graph.only(np.isin(np.arange(graph.num_moves), optimal))

@@ -16,7 +16,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from optimizer.cost.batching import ROUNDING, SLOWER, Batching
 from optimizer.problems.problem import MinimizeLatency, PlanProblem
-from optimizer.search.decision import Decision, FeasiblePlan, NoPlan, Planned, if_feasible
+from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, Planned, if_feasible
 from optimizer.search.soonest.solve import solve_soonest
 from optimizer.search.space import Space
 from profiles.records import RecordedBatches, batch_counts
@@ -155,7 +155,7 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "the stock plan is a plan of the space"
     note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, batching.size)
-    return replace(found.planned(problem, space.strategy, best.bound), note=note)
+    return replace(Found(plans=(found,), bound=best.bound).planned(problem, space.strategy), note=note)
 
 
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> FeasiblePlan:

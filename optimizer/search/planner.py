@@ -3,54 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import evaluate, merit, objective_value
+from optimizer.cost.evaluate import evaluate, worst_value
 from optimizer.generation.solve import solve_generation
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.problems.tokens import in_tokens, with_budgets
-from optimizer.search.beam import bound_at_scale, solve_at_scale
-from optimizer.search.chains import solve_chains
-from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.search.exact import better_plan, solve_exactly
+from optimizer.search.beam import bound_at_scale, search_at_scale
+from optimizer.search.chains import search_chains
+from optimizer.search.decision import (
+    SLO_RESOLUTION,
+    Decision,
+    FeasiblePlan,
+    Found,
+    NoPlan,
+    Strategy,
+    joined,
+    nearest_slo_s,
+    why_infeasible,
+)
+from optimizer.search.exact import is_too_big, search_exactly
 from optimizer.search.in_time import solve_in_time
 from optimizer.search.pame import solve_pame
-from optimizer.search.relaxation import solve_relaxation
 from optimizer.search.soonest.solve import bound_soonest, solve_soonest
-from optimizer.search.space import SPACES, Space, payable_names
+from optimizer.search.space import SPACES, Space
 from optimizer.search.subsets import best_of_networks
 
-Planner = Callable[[PlanProblem, Space], Decision | None]
-"""Returns None if it neither found a plan nor proved that no plan exists."""
-
-PLANNERS: Mapping[type[Objective], tuple[Planner, ...]] = {
-    MaximizeRate: (solve_exactly, solve_at_scale),
-    MinimizeCost: (solve_exactly, solve_at_scale),
-    MinimizeLatency: (solve_soonest,),
-}
-"""Planners by objective. They are called one after the other until one proves its result."""
-STRATEGY_PLANNERS: Mapping[Strategy, tuple[Planner, ...]] = {"pame": (solve_pame,)}
-"""Planners of strategies that have a rule of their own, for any objective."""
+Search = Callable[[PlanProblem, Space], Found | None]
+"""Searches a space for plans. Returns None for a problem that it is not made for, or if it gave up."""
+ONE_CHAIN: tuple[Search, ...] = (search_exactly, search_at_scale)
+"""Searches for plans of one chain. They are called one after the other until one proves its result."""
+SLO_RESOLUTION_AT_SCALE = 0.05
+"""Relative resolution of the nearest SLO if plans are found by `search_at_scale`."""
 MAX_DOUBLINGS = 15
 """How often `more_devices` doubles the number of additional accelerators."""
 
 
-def solve(
-    problem: PlanProblem, space: Space | Strategy = "best", planners: tuple[Planner, ...] | None = None
-) -> Decision:
+def solve(problem: PlanProblem, space: Space | Strategy = "best", searches: tuple[Search, ...] = ONE_CHAIN) -> Decision:
     """Returns the best plan of a space, or of a strategy's space, or a proof that no plan exists.
 
-    Raises PlanError if the search neither finds a plan nor proves that none exists.
+    `searches` are those for plans of one chain. Raises PlanError if they neither find a plan nor prove that none
+    exists.
     """
     space = space if isinstance(space, Space) else SPACES[space]
     if problem.generation is not None:
         return solve_generation(problem, space, _solve_generation_exactly)
     if problem.networks:
-        return best_of_networks(problem, partial(_solve, space=space, planners=planners), partial(_bound, space=space))
-    return _solve(problem, space, planners)
+        return best_of_networks(problem, partial(_solve, space=space, searches=searches), partial(_bound, space=space))
+    return _solve(problem, space, searches)
 
 
 def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | None:
@@ -81,10 +84,11 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
 
 def _solve_generation_exactly(problem: PlanProblem, space: Space) -> Decision:
     """Solves a problem of generation steps; raises PlanError if it is too large for the exact planner."""
-    decision = solve_exactly(problem, _without_useless_ramps(problem, space))
-    if decision is None:
+    space = _without_useless_ramps(problem, space)
+    found = search_exactly(problem, space)
+    if found is None:
         raise PlanError("generation is planned exactly; this problem has too many devices, ramps or batch sizes for it")
-    return decision
+    return _decided(problem, space, found, (search_exactly,))
 
 
 def _bound(problem: PlanProblem, space: Space) -> float | None:
@@ -98,68 +102,89 @@ def _bound(problem: PlanProblem, space: Space) -> float | None:
     return bound_at_scale(problem, _without_useless_ramps(problem, space))
 
 
-def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | None) -> Decision:
+def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> Decision:
     """Solves a problem whose networks are all used."""
     if problem.in_time:
-        plain = partial(_solve, space=space, planners=planners)
+        plain = partial(_solve, space=space, searches=searches)
         return solve_in_time(problem, plain, lambda other: _bound(other, space) is not None)
     if problem.lengths is not None:
-        return _per_input(problem, _solve(in_tokens(problem), space, planners))
+        return _per_input(problem, _solve(in_tokens(problem), space, searches))
+    if space.strategy == "pame":
+        return solve_pame(problem, space)
+    if isinstance(problem.objective, MinimizeLatency):
+        return solve_soonest(problem, space)
     space = _without_useless_ramps(problem, space)
-    several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
-    if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
-        decision = solve_chains(problem, space)
-        return _among_several(problem, space) if decision is None else _no_worse_than_one(problem, space, decision)
-    best: Decision | None = None
-    if planners is None:
-        planners = STRATEGY_PLANNERS.get(space.strategy, PLANNERS[type(problem.objective)])
-    for planner in planners:
-        decision = planner(problem, space)
-        best = _better_of(problem, best, decision) if isinstance(best, Planned) else decision
-        if isinstance(best, NoPlan) or (best is not None and best.gap == 0):
-            break
-    assert best is not None, "the last planner always decides"
-    return best
-
-
-def _no_worse_than_one(problem: PlanProblem, space: Space, several: Decision) -> Decision:
-    """Returns the plan of several chains, or a better one of a single chain: the search for several is not exact."""
-    if isinstance(several, NoPlan) or several.gap == 0:
-        return several
-    one = better_plan(problem, space, objective_value(problem, several.figures))
-    if one is None or merit(problem, one.figures) <= merit(problem, several.figures):
-        return several
-    return one.planned(problem, space.strategy, several.bound, (several.stages, *several.candidates))
-
-
-def _among_several(problem: PlanProblem, space: Space) -> Decision:
-    """Returns a plan of one chain with the bound on plans of several chains, of which none was found.
-
-    Raises PlanError if there is none of one chain for the required rate either.
-    """
-    if isinstance(problem.objective, MaximizeRate):
-        # If there is no plan of one chain, there is none of several, because each of them would be one.
-        one = _solve(problem, replace(space, most_chains=1), None)
+    if min(problem.most_chains, space.most_chains) > 1 and not problem.networks:
+        found = _several_chains(problem, space)
+        if problem.required_per_s is not None:
+            searches = (search_chains,)  # it explains why there is no plan
     else:
-        one = _at_required_rate(problem, space)
-    if isinstance(one, NoPlan):
-        return one
-    relaxation = solve_relaxation(problem, space, payable_names(problem))
-    assert relaxation is not None, "there is a plan"
-    bound = relaxation.bound.value
-    return replace(one, bound=bound, gap=gap_between(objective_value(problem, one.figures), bound))
+        found = _one_chain(problem, space, searches)
+    return _decided(problem, space, found, searches)
 
 
-def _at_required_rate(problem: PlanProblem, space: Space) -> Decision:
-    """Returns a plan of one chain. If there is none, raises PlanError with the highest rate of plans of several."""
-    try:
-        return solve_at_scale(problem, space)
-    except PlanError as error:
-        fastest = solve_chains(replace(problem, objective=MaximizeRate()), space)
-        if not isinstance(fastest, Planned):
-            raise
-        rates = f"serves {fastest.figures.rate_per_s:.6g}/s, and none more than {fastest.bound:.6g}/s"
-        raise PlanError(f"no plan was found, though there may be one: the fastest one found {rates}") from error
+def _one_chain(problem: PlanProblem, space: Space, searches: tuple[Search, ...] = ONE_CHAIN) -> Found:
+    """Returns the plans of one chain that the searches find, with the tightest of their bounds."""
+    founds: list[Found] = []
+    for search in searches:
+        found = search(problem, space)
+        founds += [] if found is None else [found]
+        if found is not None and found.is_proven(problem):
+            break
+    return joined(problem, founds, worst_value(problem, (each.bound for each in founds)))
+
+
+def _several_chains(problem: PlanProblem, space: Space) -> Found:
+    """Returns plans of several chains, or better ones of a single chain: the search for several is not exact."""
+    found = search_chains(problem, space)
+    if found.is_proven(problem):
+        return found
+    if found.plans:
+        one = search_exactly(problem, space, incumbent=found.value(problem))
+    else:
+        one = _one_chain(problem, space)
+        if problem.required_per_s is None and not one.plans:
+            return one  # each chain of a plan of the highest rate would be a plan by itself
+    return found if one is None else joined(problem, [found, one], found.bound)
+
+
+def _decided(problem: PlanProblem, space: Space, found: Found, searches: tuple[Search, ...]) -> Decision:
+    """Returns the best plan, or why there is none; raises PlanError if neither is known."""
+    if found.plans:
+        return found.planned(problem, space.strategy)
+    if not found.is_proven(problem):
+        raise PlanError(f"no plan was found, though there may be one: {_most_possible(problem, space, found.bound)}")
+
+    def best_plan(other: PlanProblem, among: Sequence[Search]) -> FeasiblePlan | None:
+        result = next((each for search in among if (each := search(other, space)) is not None), None)
+        return result.plans[0] if result is not None and result.plans else None
+
+    def highest_rate_per_s(other: PlanProblem) -> float | None:
+        fastest = best_plan(replace(other, objective=MaximizeRate()), searches)
+        return None if fastest is None else fastest.figures.rate_per_s
+
+    quick = [partial(search_exactly, any_plan=True) if each is search_exactly else each for each in searches]
+    any_plan = partial(best_plan, among=quick)
+    resolution = SLO_RESOLUTION_AT_SCALE if is_too_big(problem, space) else SLO_RESOLUTION
+    return why_infeasible(
+        problem,
+        space.strategy,
+        possible=any_plan,
+        nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, any_plan, resolution),
+        highest_rate_per_s=highest_rate_per_s,
+    )
+
+
+def _most_possible(problem: PlanProblem, space: Space, bound: float) -> str:
+    """Returns what is known about plans of which none was found."""
+    if problem.required_per_s is None:
+        return f"plans do at most {bound:.6g}"
+    if min(problem.most_chains, space.most_chains) > 1:
+        fastest = search_chains(replace(problem, objective=MaximizeRate()), space)
+        if fastest.plans:
+            rate_per_s = fastest.plans[0].figures.rate_per_s
+            return f"the fastest one found serves {rate_per_s:.6g}/s, and none more than {fastest.bound:.6g}/s"
+    return f"plans cost no less than {bound:.6g}"
 
 
 def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
@@ -185,13 +210,3 @@ def _without_useless_ramps(problem: PlanProblem, space: Space) -> Space:
     if isinstance(problem.objective, MinimizeLatency) or "stop" in space.after_answer:
         return space
     return replace(space, ramps="none")
-
-
-def _better_of(problem: PlanProblem, first: Planned, second: Decision | None) -> Planned:
-    """Returns the better of two plans with the tighter of their bounds."""
-    assert isinstance(second, Planned), "no planner may rule out a problem that has a plan"
-    better, other = sorted((first, second), key=lambda each: merit(problem, each.figures), reverse=True)
-    tighter = min if isinstance(problem.objective, MaximizeRate) else max
-    bound = tighter(first.bound, second.bound)
-    gap = gap_between(objective_value(problem, better.figures), bound)
-    return replace(better, bound=bound, gap=gap, candidates=(*better.candidates, other.stages, *other.candidates))

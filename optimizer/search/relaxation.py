@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem
-from optimizer.search.highs import minimize
+from optimizer.search.highs import Program
 from optimizer.search.space import Space
 from optimizer.search.step import FloatArray
 from optimizer.search.tables import tables_of
@@ -23,10 +23,9 @@ from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_pric
 ITERATIONS = 80
 # Relative gap between the linear program and the bound at which the method stops.
 CLOSE = 2e-4
-# Above any price.
-FORBIDDEN = 1e30
 # Price of exceeding the limits in the linear program, whose other values are about 1: the limits have priority.
 BROKEN_LIMIT_PRICE = 1e3
+MINUS_ONE = np.array([-1.0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +82,6 @@ class CuttingPlanes:
     problem: PlanProblem
     names: tuple[str, ...]
     oracle: Oracle
-    needed: tuple[int, ...] = ()
-    """Devices on which every plan of interest has a stage."""
     goal: Prices | None = None
     """Prices of the mean answer time alone, or of the worst-case latency alone, if one of them is minimized."""
     iterations: int = ITERATIONS
@@ -125,20 +122,6 @@ class CuttingPlanes:
         """Returns an upper bound on the rate, from the prices of another valid bound."""
         return self._maximized(start.prices, start.value * (1 + 1e-9), None, math.inf)
 
-    def needed_for(self, rate_per_s: float, bound: DualBound) -> tuple[int, ...]:
-        """Returns the devices without which no plan reaches a rate."""
-        needed = []
-        for device in range(len(self.names)):
-            without_C = bound.prices.work_C.copy()
-            without_C[device] = FORBIDDEN
-            least, _ = self.oracle(bound.prices._replace(work_C=without_C), bound.value)
-            scarcity_C = np.maximum(bound.prices.work_C + bound.prices.hop_C - bound.prices.usd * self.usd_C, 0)
-            scale = self.price_of_devices(bound.prices, None) - float(scarcity_C[device] * self.count_C[device])
-            least -= bound.prices.latency * self.problem.slo.limit_s
-            if least > 0 and scale < rate_per_s * least * (1 - 1e-6):
-                needed.append(device)
-        return tuple(needed)
-
     def _maximized(self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float) -> DualBound:
         """Runs the cutting-plane method from the given prices."""
         best_value, best = -math.inf, prices
@@ -165,7 +148,7 @@ class CuttingPlanes:
 
     def _dual_value(self, prices: Prices, least: float, rate_per_s: float | None) -> float:
         """Returns a lower bound by weak duality: on seconds per input of the service, USD per hour, or the goal."""
-        least += float(prices.stage_C.sum()) - self.price_of_latency(prices)
+        least -= self.price_of_latency(prices)
         devices = self.price_of_devices(prices, rate_per_s)
         if rate_per_s is None:
             return least / devices if devices > 0 else -math.inf
@@ -185,77 +168,46 @@ class CuttingPlanes:
     def _solve_program(self, fill_rate: float, rate_per_s: float | None) -> tuple[float, bool, Prices]:
         """Returns the value of the best mixture of walks, whether it keeps the limits, and its dual prices.
 
-        Columns: seconds per input of the service (unused if a rate is required), excess over the limits, share of each
-        device, share of the load of each walk. Rows: see `_uses`; then the count of each device and the budget. Raises
-        TimeoutError if the numbers are too far apart for the program.
+        The variables are the seconds per input of the service, the excess over the limits, the share of each device,
+        and the share of the load of each walk (W). If a rate is required, the seconds are given. All rows are scaled to
+        values of about 1. Raises TimeoutError if the numbers are too far apart for the program.
         """
-        count, usd_C = len(self.names), self.usd_C * self.count_C
-        latency, ramps, load, money = 3 * count, 3 * count + 1, 3 * count + 2, 4 * count + 3
-        devices, walks, whole = slice(2, 2 + count), slice(2 + count, None), slice(load + 1, None)
-        budget = max(self.problem.budget_usd_per_hour or 0.0, 1e-9)
-        unit = (
-            1 / rate_per_s
-            if rate_per_s is not None
-            else max(float((walk.work_C / self.count_C).max()) for walk in self.walks)
-        )
-        uses_RW, time_W, units_R = self._uses(fill_rate, unit)
-        rows, limits = np.zeros((money + 1, 2 + count + len(self.walks))), np.zeros(money + 1)
-        rows[: load + 1, walks] = uses_RW
-        rows[:count, devices] = rows[count : 2 * count, devices] = -np.eye(count)
-        rows[load + 1 : money, devices], rows[money, devices] = np.eye(count), usd_C / budget
-        rows[2 * count : load, 1] = -1.0
-        rows[whole, 0 if rate_per_s is None else 1] = -1.0
-        limits[2 * count : latency] = [-1.0 if device in self.needed else math.inf for device in range(count)]
-        limits[latency] = math.inf if self.goal is not None and self.goal.latency else 1.0
-        limits[ramps] = math.inf if self.problem.ramp_budget is None else 0.0
-        limits[load], limits[whole] = 1.0, 0.0 if rate_per_s is None else 1.0
-        if self.problem.budget_usd_per_hour is None or (rate_per_s is not None and self.goal is None):
-            limits[money] = math.inf
-        cost, value_unit = np.zeros(rows.shape[1]), unit
-        cost[0], cost[1] = float(rate_per_s is None), BROKEN_LIMIT_PRICE
-        if self.goal is not None:
-            value_unit = max(float(time_W[0]), 1e-300)
-            cost[walks] = time_W / value_unit
-        elif rate_per_s is not None:
-            value_unit = max(float(usd_C.max()), 1e-9)
-            cost[devices] = usd_C / value_unit
-        lower = np.full(len(rows), -math.inf)
-        lower[load] = 1.0
-        row_T, column_T = np.nonzero(rows)
-        solved = minimize(cost, (row_T, column_T, rows[row_T, column_T]), lower, limits)
+        walks, each_CC, goal = self.walks, np.eye(len(self.names)), self.goal or no_prices(len(self.names))
+        work_CW, hop_CW = np.array([walk.work_C for walk in walks]).T, np.array([walk.hop_work_C for walk in walks]).T
+        latency_W = np.array([walk.latency_s + walk.fill / fill_rate for walk in walks])
+        mean_W = np.array([walk.mean_s + walk.mean_fill / fill_rate for walk in walks])
+        ramps_W, time_W = np.array([walk.ramps_s for walk in walks]), goal.latency * latency_W + goal.mean * mean_W
+        usd_C, is_cost = self.usd_C * self.count_C, rate_per_s is not None and self.goal is None
+        budget, limit_s = max(self.problem.budget_usd_per_hour or 0.0, 1e-9), self.problem.slo.limit_s
+        unit = float((work_CW / self.count_C[:, None]).max()) if rate_per_s is None else 1 / rate_per_s
+        device_s_C, ramps_s, value_unit = self.count_C * unit, max(float(latency_W[0]), 1e-300), unit
+        if rate_per_s is not None:
+            value_unit = max(float(usd_C.max()), 1e-9) if is_cost else max(float(time_W[0]), 1e-300)
+        program = Program()
+        seconds = program.variables(1, cost=float(rate_per_s is None))
+        excess = program.variables(1, cost=BROKEN_LIMIT_PRICE)
+        device_C = program.variables(len(usd_C), cost=usd_C / value_unit if is_cost else 0.0)
+        walk_W = program.variables(len(walks), cost=time_W / value_unit)
+        work_R = program.rows((-each_CC, device_C), (work_CW / device_s_C[:, None], walk_W), upper=0.0)
+        hop_R = program.rows((-each_CC, device_C), (hop_CW / device_s_C[:, None], walk_W), upper=0.0)
+        most = math.inf if goal.latency else 1.0
+        latency_R = program.rows((MINUS_ONE, excess), (latency_W / limit_s, walk_W), upper=most)
+        most = math.inf if self.problem.ramp_budget is None else 0.0
+        ramps_R = program.rows((MINUS_ONE, excess), (ramps_W / ramps_s, walk_W), upper=most)
+        program.rows((np.ones(len(walks)), walk_W), lower=1.0, upper=1.0)
+        available, whole = (seconds, 0.0) if rate_per_s is None else (excess, 1.0)
+        program.rows((-np.ones((len(usd_C), 1)), available), (each_CC, device_C), upper=whole)
+        most = math.inf if self.problem.budget_usd_per_hour is None or is_cost else whole
+        money_R = program.rows((MINUS_ONE, available), (usd_C / budget, device_C), upper=most)
+        solved = program.minimum()
         assert solved is not None, "any load may exceed the limits"
         dual = np.maximum(-solved.duals, 0.0) * value_unit
-        dual[: load + 1] /= units_R
-        goal = no_prices(count) if self.goal is None else self.goal
         prices = Prices(
-            work_C=dual[:count],
-            hop_C=dual[count : 2 * count],
-            latency=goal.latency + float(dual[latency]),
-            usd=float(dual[money]) / budget / (unit if rate_per_s is None else 1.0),
-            stage_C=dual[2 * count : latency],
+            work_C=dual[work_R] / device_s_C,
+            hop_C=dual[hop_R] / device_s_C,
+            latency=goal.latency + float(dual[latency_R[0]]) / limit_s,
+            usd=float(dual[money_R[0]]) / budget / (unit if rate_per_s is None else 1.0),
             mean=goal.mean,
-            ramps=float(dual[ramps]),
+            ramps=float(dual[ramps_R[0]]) / ramps_s,
         )
-        return solved.objective * value_unit, bool(solved.values[1] <= 1e-9), prices
-
-    def _uses(self, fill_rate: float, unit: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns what each walk uses, by row, the time that is the goal, and the units of the rows.
-
-        Rows: work, hops and stages (negative) per device; latency; ramps; load.
-        """
-        walks, limit_s = self.walks, self.problem.slo.limit_s
-        latency_W = np.array([walk.latency_s + walk.fill / fill_rate for walk in walks])
-        works = [np.array([getattr(walk, name) for walk in walks]).T for name in ("work_C", "hop_work_C", "stages_C")]
-        ramps_W = np.array([walk.ramps_s for walk in walks])
-        units_R = np.concatenate(
-            [
-                self.count_C * unit,
-                self.count_C * unit,
-                np.ones(len(self.names)),
-                [limit_s, max(latency_W[0], 1e-300), 1.0],
-            ]
-        )
-        uses_RW = np.vstack([works[0], works[1], -works[2], latency_W, ramps_W, np.ones(len(walks))]) / units_R[:, None]
-        goal = no_prices(0) if self.goal is None else self.goal
-        mean_W = np.array([walk.mean_s + walk.mean_fill / fill_rate for walk in walks])
-        return uses_RW, goal.latency * latency_W + goal.mean * mean_W, units_R
+        return solved.objective * value_unit, bool(solved.values[excess[0]] <= 1e-9), prices

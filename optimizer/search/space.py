@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,7 +59,14 @@ def payable_names(problem: PlanProblem) -> tuple[str, ...]:
     return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limit)
 
 
-def parts_of(problem: PlanProblem, space: Space, names: Sequence[str]) -> list[PlanProblem]:
-    """Returns the problem on all named device types, or one problem per type if plans have a single stage."""
+def parts_of(problem: PlanProblem, space: Space) -> Iterator[tuple[PlanProblem, int | None]]:
+    """Yields the parts of a space: a problem with some of the devices, and the batch size of all splits (None: any).
+
+    Plans of a single stage use one device type. If all splits must have the same batch size, each size is a part.
+    """
+    names = payable_names(problem)
     groups = [names] if space.several_stages else [(name,) for name in names]
-    return [replace(problem, devices={name: problem.devices[name] for name in group}) for group in groups if group]
+    for group in (group for group in groups if group):
+        part = replace(problem, devices={name: problem.devices[name] for name in group})
+        sizes = sorted({batch for name in group for batch in problem.latency[name].batches})
+        yield from ((part, batch) for batch in (sizes if space.one_batch else [None]))

@@ -13,7 +13,7 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.compiled import compiled
 from optimizer.search.decision import FeasiblePlan, if_feasible
-from optimizer.search.label_search import CLOSED, Bounds, ChainLimits, completion_bounds
+from optimizer.search.label_search import CLOSED, Bounds, ChainLimits, completion_bounds, limits_of_prices
 from optimizer.search.moves import Graph, MoveArrays
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import Space
@@ -27,8 +27,7 @@ ROUNDING = 1e-9
 def _cheapest_walk(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -> Walk:
     """Returns the resource use of the cheapest path. Its devices' work includes hops."""
     price_MFE, closed_P, open_PC = bounds
-    work_C, stages_C = np.zeros(limits.price_C.size), np.zeros(limits.price_C.size)
-    latency_s, fill, node, device = 0.0, 0.0, 0, CLOSED
+    work_C, latency_s, fill, node, device = np.zeros(limits.price_C.size), 0.0, 0.0, 0, CLOSED
     while node < closed_P.size - 1:
         least, best, best_ends, is_first = np.inf, 0, 0, int(device == CLOSED)
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
@@ -43,39 +42,23 @@ def _cheapest_walk(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -> Wa
         work, waits_alone = moves.work_M[best], not is_first and not moves.pooled_M[best]
         latency_s += moves.seconds_M[best] * (2 if waits_alone else 1) + moves.cross_M[best]
         fill += 0.0 if waits_alone else moves.wait_M[best]
-        stages_C[device] += is_first
         if best_ends:
             latency_s += moves.hop_M[best]
             work = max(work, moves.hop_work_M[best]) if is_first else work
         work_C[device] += work
         device = CLOSED if best_ends else device
-    return Walk(work_C, np.zeros(work_C.size), latency_s, fill, stages_C)
+    return Walk(work_C, np.zeros(work_C.size), latency_s, fill)
 
 
-def stage_oracle(graph: Graph, *, may_split: bool, may_hop: bool) -> Oracle:
+def stage_oracle(graph: Graph, space: Space) -> Oracle:
     """Returns a pricing oracle: it finds the cheapest plan of a graph with fractions of replicas, at given prices."""
-    nothing_C = np.zeros(len(graph.device_names))
 
     def cheapest(prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        limits = ChainLimits(
-            price_C=prices.work_C + prices.hop_C,
-            price_latency=float(prices.latency),
-            max_price=math.inf,
-            limit_s=math.inf,
-            rate=float(fill_rate),
-            wait_share=1.0,
-            is_whole=False,
-            count_C=nothing_C,
-            idle_C=nothing_C,
-            usd_C=nothing_C,
-            budget=math.inf,
-            may_split=may_split,
-            may_hop=may_hop,
-        )
+        limits = limits_of_prices(prices.work_C + prices.hop_C, prices.latency, fill_rate, space)
         bounds = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
         least = float(bounds.closed_P[0])
         if math.isinf(least):
-            return math.inf, no_walk(len(nothing_C))
+            return math.inf, no_walk(len(limits.price_C))
         return least, _cheapest_walk(graph.moves, limits, bounds)
 
     return cheapest
@@ -110,20 +93,15 @@ def limits_of_plans(
     used_C, idle_C, latency, max_price = priced(work_C, prices.latency)
     scales = 1 + np.kron(np.array(factors)[:, None] - 1, np.eye(len(count_C) + 1))
     others = [priced(work_C * scale[:-1], prices.latency * scale[-1]) for scale in scales]
-    return ChainLimits(
-        price_C=used_C * rate_per_s,
-        price_latency=latency,
+    return limits_of_prices(used_C * rate_per_s, latency, rate_per_s, space)._replace(
         max_price=max_price,
         limit_s=float(limit_s),
-        rate=float(rate_per_s),
         wait_share=float(wait_share),
         is_whole=True,
         count_C=count_C,
         idle_C=idle_C,
         usd_C=usd_C,
         budget=float(usd_per_hour),
-        may_split=space.splits_per_stage,
-        may_hop=space.several_stages,
         other_price_VC=np.array([each[0] * rate_per_s for each in others]).reshape(-1, len(count_C)),
         other_latency_V=np.array([each[2] for each in others]),
         other_max_V=np.array([each[3] for each in others]),

@@ -20,7 +20,7 @@ from optimizer.search.compiled import compiled
 from optimizer.search.moves import RULES, LinkArrays, link_arrays
 from optimizer.search.space import Space
 from optimizer.search.split_times import ranks_of
-from optimizer.search.step import FloatArray, IntArray, hop_s, locate, seconds_at
+from optimizer.search.step import FloatArray, IntArray, hop_s, seconds_at
 
 
 class RunTables(NamedTuple):
@@ -73,7 +73,10 @@ def tables_of(
     cell_REQ = np.zeros((len(runs), *inside_EQ.shape), dtype=np.int64)
     part_REQ = np.zeros(cell_REQ.shape)
     for run, (device, size) in enumerate(runs):
-        _locate_all(np.array(latency[device].batches, dtype=float), size * inside_EQ, cell_REQ[run], part_REQ[run])
+        sizes_G, batch_EQ = np.array(latency[device].batches, dtype=float), size * inside_EQ
+        cell_REQ[run] = np.maximum(np.searchsorted(sizes_G, batch_EQ, side="right") - 1, 0)
+        above_EQ = np.maximum(batch_EQ - sizes_G[cell_REQ[run]], 0.0)
+        part_REQ[run] = above_EQ / np.append(np.diff(sizes_G), math.inf)[cell_REQ[run]]
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
     rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
     return RunTables(
@@ -106,14 +109,6 @@ def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
     for device, table in enumerate(tables):
         padded[device, :, : table.shape[1]] = table
     return padded
-
-
-@compiled
-def _locate_all(sizes_G: FloatArray, inside_EQ: FloatArray, cell_EQ: IntArray, part_EQ: FloatArray) -> None:
-    """Fills `cell_EQ` and `part_EQ` with the positions of batches of size `inside_EQ` between measured sizes."""
-    for entry in range(inside_EQ.shape[0]):
-        for rank in range(entry, inside_EQ.shape[1]):
-            cell_EQ[entry, rank], part_EQ[entry, rank] = locate(sizes_G, inside_EQ[entry, rank])
 
 
 @compiled

@@ -59,7 +59,6 @@ class Walk(NamedTuple):
     """Without the waits for batches that depend on the rate."""
     fill: float
     """The waits that depend on the rate, at one input per second."""
-    stages_C: FloatArray
     mean_s: float = 0.0
     """Mean answer time without waits."""
     mean_fill: float = 0.0
@@ -70,7 +69,7 @@ class Walk(NamedTuple):
 def no_walk(num_devices: int) -> Walk:
     """Returns the placeholder for a problem without any walk, with infinite latency."""
     nothing_C = np.zeros(num_devices)
-    return Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
+    return Walk(nothing_C, nothing_C, math.inf, 0.0)
 
 
 class Prices(NamedTuple):
@@ -79,10 +78,8 @@ class Prices(NamedTuple):
     work_C: FloatArray
     """Price of a device second per input."""
     hop_C: FloatArray
-    latency: float
-    usd: float
-    stage_C: FloatArray
-    """Reward for a stage on a device that plans must use."""
+    latency: float = 0.0
+    usd: float = 0.0
     mean: float = 0.0
     """Price of a second of the mean answer time."""
     ramps: float = 0.0
@@ -90,20 +87,12 @@ class Prices(NamedTuple):
 
     def between(self, other: Prices) -> Prices:
         """Returns the mean of two prices."""
-        return Prices(
-            (self.work_C + other.work_C) / 2,
-            (self.hop_C + other.hop_C) / 2,
-            (self.latency + other.latency) / 2,
-            (self.usd + other.usd) / 2,
-            (self.stage_C + other.stage_C) / 2,
-            (self.mean + other.mean) / 2,
-            (self.ramps + other.ramps) / 2,
-        )
+        return Prices._make((one + two) / 2 for one, two in zip(self, other, strict=True))  # type: ignore[operator]  # arrays and numbers
 
 
 def no_prices(num_devices: int) -> Prices:
     """Returns prices of 0."""
-    return Prices(np.zeros(num_devices), np.zeros(num_devices), 0.0, 0.0, np.zeros(num_devices))
+    return Prices(np.zeros(num_devices), np.zeros(num_devices))
 
 
 class CostToGo(NamedTuple):
@@ -233,7 +222,6 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
             if tables.may_split and later < costs.later_KCQ[block, device, rank]:
                 costs.later_KCQ[block, device, rank] = later
                 costs.later_run_KCQ[block, device, rank] = run
-            first -= prices.stage_C[device]
             if (tables.may_hop or block == 0) and first < costs.first_KQ[block, rank]:
                 costs.first_KQ[block, rank] = first
                 costs.first_run_KQ[block, rank] = run
@@ -243,10 +231,9 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
 def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     """Returns the cheapest walk, and whether the ramp after each block is active."""
     num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
-    work_C, hop_work_C, stages_C = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
+    work_C, hop_work_C = np.zeros(num_devices), np.zeros(num_devices)
     on_N = np.zeros(num_blocks, dtype=np.int64)
     kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
-    stages_C[tables.device_R[run]] = 1.0
     latency_s, fill, mean_s, ramps_s = 0.0, wait_inputs(tables, run, entry), 0.0, 0.0
     mean_fill = fill / 2
     for block in range(num_blocks):
@@ -266,7 +253,6 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
             after_s = after_stage_s(tables, block, run, entry, rank)
             hop_work_C[device] += per_input * hop_seconds(tables, block, run, entry, rank)
             run = costs.first_run_KQ[block + 1, rank]
-            stages_C[tables.device_R[run]] += 1.0
         else:
             after_s = after_split_s(tables, block, run, entry, rank)
             run = costs.later_run_KCQ[block + 1, device, rank]
@@ -277,7 +263,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         if kind == 0:
             fill += wait_inputs(tables, run, entry)
             mean_fill += tables.unanswered_Q[rank] * wait_inputs(tables, run, entry) / 2
-    return Walk(work_C, hop_work_C, latency_s, fill, stages_C, mean_s, mean_fill, ramps_s), on_N
+    return Walk(work_C, hop_work_C, latency_s, fill, mean_s, mean_fill, ramps_s), on_N
 
 
 Oracle = Callable[[Prices, float], tuple[float, Walk]]

@@ -20,7 +20,7 @@ from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, PlanPro
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from optimizer.problems.tokens import in_tokens, token_survival_N, with_budgets
 from optimizer.search.chains import SOLVED
-from optimizer.search.decision import NoPlan, Planned, Strategy
+from optimizer.search.decision import Found, NoPlan, Planned, Strategy
 from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
@@ -222,7 +222,8 @@ def test_a_master_problem_without_time_proves_nothing(monkeypatch: pytest.Monkey
 def test_the_search_for_one_chain_proves_that_no_plan_of_several_keeps_an_slo(monkeypatch: pytest.MonkeyPatch) -> None:
     possible = replace(random_problem(4), most_chains=3, objective=MaximizeRate())
     problem = replace(possible, slo=replace(possible.slo, latency_s=1e-3))
-    monkeypatch.setattr("optimizer.search.planner.solve_chains", lambda problem, space: None)
+    nothing = Found(plans=(), bound=np.inf)
+    monkeypatch.setattr("optimizer.search.planner.search_chains", lambda problem, space: nothing)
     none = refused(problem)
     assert none == refused(replace(problem, most_chains=1))
     assert none.binding == "latency"

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.search.beam import solve_at_scale
 from optimizer.search.decision import Decision, Planned
-from optimizer.search.exact import solve_exactly
 from optimizer.search.kernels import PARTS, small_problem
-from optimizer.search.soonest.solve import solve_soonest
-from optimizer.search.space import SPACES
+from optimizer.search.planner import ONE_CHAIN, solve
 
 ADD = """
 from optimizer.search.compiled import compiled
@@ -102,11 +99,10 @@ def in_whole_numbers(problem: PlanProblem) -> PlanProblem:
     "objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000.0), MinimizeLatency(rate_per_s=1000.0)], ids=str
 )
 def test_integer_inputs_do_not_compile_kernels_again(objective: Objective) -> None:
-    planners = (solve_soonest,) if isinstance(objective, MinimizeLatency) else (solve_exactly, solve_at_scale)
     asked = replace(small_problem(), budget_usd_per_hour=20.0, objective=objective)
-    for planner in planners:
-        planner(asked, SPACES["best"])
+    for each in ONE_CHAIN:
+        solve(asked, searches=(each,))
     before = signatures()
-    for planner in planners:
-        planner(in_whole_numbers(asked), SPACES["best"])
+    for each in ONE_CHAIN:
+        solve(in_whole_numbers(asked), searches=(each,))
     assert signatures() == before

@@ -14,9 +14,9 @@ from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import parse_problem, read_problem
-from optimizer.search.beam import solve_at_scale
+from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
-from optimizer.search.exact import ExactSearch, solve_exactly
+from optimizer.search.exact import ExactSearch, search_exactly
 from optimizer.search.moves import build_graph
 from optimizer.search.planner import more_devices, solve
 from optimizer.search.soonest.search import WIDTHS
@@ -132,12 +132,11 @@ def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -
     search = ExactSearch(graph=build_graph(problem()), space=SPACES["best"], labels_left=MOST)
     answer = search.highest_rate()
     best = planned(problem())
-    assert not answer.proven
+    assert not answer.is_proven(problem())
     assert answer.bound >= best.figures.rate_per_s
     answer = ExactSearch(graph=build_graph(problem()), space=SPACES["best"]).highest_rate()
-    assert answer.proven
-    assert answer.found is not None
-    assert answer.bound == answer.found.figures.rate_per_s
+    assert answer.is_proven(problem())
+    assert answer.bound == answer.plans[0].figures.rate_per_s
 
 
 @pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])
@@ -145,7 +144,7 @@ def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: Ma
     asked = replace(problem(), objective=objective)
     exact, given_up = (
         planned(asked),
-        solve(asked, planners=(partial(solve_exactly, max_labels=MOST), solve_at_scale)),
+        solve(asked, searches=(partial(search_exactly, max_labels=MOST), search_at_scale)),
     )
     assert isinstance(given_up, Planned)
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []

@@ -12,10 +12,10 @@ import pytest
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, violations
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
-from optimizer.search.beam import solve_by_beam
+from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.search.exact import is_too_big
-from optimizer.search.planner import STRATEGY_PLANNERS, solve
+from optimizer.search.planner import solve
 from optimizer.search.space import SPACES
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
@@ -78,7 +78,7 @@ def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objectiv
 def at_scale(seed: int, strategy: Strategy) -> Decision | None:
     """Returns the decision, or None if the planner reports that it found no plan."""
     try:
-        return solve(random_problem(seed), strategy, planners=(solve_by_beam,))
+        return solve(random_problem(seed), strategy, searches=(search_at_scale,))
     except PlanError:
         return None
 
@@ -100,7 +100,7 @@ def assert_between(problem: PlanProblem, decision: Decision, exact: Decision) ->
 
 
 @pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("strategy", [each for each in SPACES if each not in STRATEGY_PLANNERS])
+@pytest.mark.parametrize("strategy", [each for each in SPACES if each != "pame"])
 def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: Strategy, seeds: range) -> None:
     planned = 0
     for seed in seeds:
@@ -123,7 +123,7 @@ def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: S
 )
 def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
     problem = cluster_problem(num_blocks, counts)
-    decision, exact = solve_by_beam(problem, SPACES["best"]), solve(problem)
+    decision, exact = solve(problem, searches=(search_at_scale,)), solve(problem)
     assert not is_too_big(problem, SPACES["best"])
     assert_between(problem, decision, exact)
     assert isinstance(decision, Planned)
@@ -132,10 +132,10 @@ def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: i
 
 
 def test_a_rate_above_the_capacity_is_refused_with_the_highest_possible_rate() -> None:
-    fastest = solve_by_beam(cluster_problem(12, {"V100": 16}), SPACES["best"])
+    fastest = solve(cluster_problem(12, {"V100": 16}), searches=(search_at_scale,))
     assert isinstance(fastest, Planned)
     problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=2 * fastest.bound))
-    decision = solve_by_beam(problem, SPACES["best"])
+    decision = solve(problem, searches=(search_at_scale,))
     assert isinstance(decision, NoPlan)
     assert decision.binding == "devices"
     assert decision.highest_rate_per_s == pytest.approx(fastest.figures.rate_per_s)

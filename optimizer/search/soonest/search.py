@@ -24,7 +24,7 @@ import numpy as np
 from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
-from optimizer.search.decision import FeasiblePlan, if_feasible
+from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.soonest.prices import PriceRow, planes_of, price_rows
 from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
 from optimizer.search.step import FloatArray, IntArray, undominated
@@ -79,15 +79,6 @@ class Layer(NamedTuple):
         return Layer._make(map(np.concatenate, zip(*parts, strict=True)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyResult:
-    """The plans that were found, best first, and what is proven about all plans."""
-
-    plans: tuple[FeasiblePlan, ...]
-    bound: float
-    """No plan is better. Infinite if it is proven that no plan exists."""
-
-
 @dataclass(slots=True, kw_only=True)
 class LatencySearch:
     """A search for the best plan of one part of a space."""
@@ -103,14 +94,14 @@ class LatencySearch:
     """The largest value of a plan of interest: that of the incumbent."""
     _layers: list[Layer] = field(init=False)
 
-    def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> LatencyResult:
+    def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> Found:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
         planes = planes_of(self.problem, self.tables, worst_case=self.worst_case)
         least = planes.least_time(self.tables.rate_per_s)
         value, dropped = min(incumbent, self._limit_s), math.inf  # the mean answer time is at most the worst case
         plans: tuple[FeasiblePlan, ...] = ()
         if math.isinf(least.value) or least.value > value * (1 + TIE_TOLERANCE):
-            return LatencyResult(plans=plans, bound=math.inf)
+            return Found(plans=plans, bound=math.inf)
         self._rows = price_rows(planes, self.tables, least.prices)
         for width in self.widths:
             self._most = value * (1 + TIE_TOLERANCE)
@@ -118,10 +109,10 @@ class LatencySearch:
             plans = self._feasible_plans() or plans
             value = min([value, *(time_of(plan, self.worst_case) for plan in plans[:1])])
             if dropped >= value * (1 - TIE_TOLERANCE):
-                return LatencyResult(plans=plans, bound=value if plans else math.inf)
+                return Found(plans=plans, bound=value if plans else math.inf)
             if plans and any_plan:
                 break
-        return LatencyResult(plans=plans, bound=max(least.value, min(dropped, value)))
+        return Found(plans=plans, bound=max(least.value, min(dropped, value)))
 
     @property
     def _limit_s(self) -> float:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import MaximizeRate, MinimizeLatency, PlanProblem
-from optimizer.search.beam import solve_at_scale
-from optimizer.search.decision import Decision, FeasiblePlan, NoPlan, Planned, why_infeasible, without_budget
-from optimizer.search.exact import solve_exactly
+from optimizer.search.beam import search_at_scale
+from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, why_infeasible, without_budget
+from optimizer.search.exact import search_exactly
 from optimizer.search.soonest.prices import planes_of
-from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencyResult, LatencySearch, ranked, time_of
-from optimizer.search.space import Space, parts_of, payable_names
+from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, ranked, time_of
+from optimizer.search.space import Space, parts_of
 from optimizer.search.tables import tables_of
 
 # The highest rate within a ramp budget: its relative resolution, and the least one tried, relative to that without one.
@@ -36,7 +36,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
         if math.isfinite(result.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {result.bound:.6g} s")
         return _why_none(problem, space)
-    return result.plans[0].planned(problem, space.strategy, result.bound, (plan.stages for plan in result.plans))
+    return result.planned(problem, space.strategy)
 
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
@@ -48,7 +48,7 @@ def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
 
 def _best(
     problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False, any_plan: bool = False
-) -> LatencyResult:
+) -> Found:
     """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part.
 
     With `worst_case`, the worst-case latency is minimized, whatever the SLO. `any_plan` stops at the first plans.
@@ -64,28 +64,26 @@ def _best(
     best_first = ranked(plans, worst_case)
     if best_first and incumbent <= bound * (1 + TIE_TOLERANCE):
         bound = time_of(best_first[0], worst_case)
-    return LatencyResult(plans=best_first, bound=bound)
+    return Found(plans=best_first, bound=bound)
 
 
 def _searches(
     problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False
 ) -> Iterator[LatencySearch]:
-    """Yields one search per mode and part of the space, or one per batch size if all splits must share it."""
+    """Yields one search per mode and part of the space."""
     for after_answer in space.after_answer:
-        for part in parts_of(problem, space, payable_names(problem)):
-            batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
-            for batch in batches if space.one_batch else [None]:
-                tables = tables_of(part, space, after_answer, batch)
-                num_states = len(tables.rank_N) * tables.cell_REQ.size
-                if num_states > MOST_STATES:
-                    raise PlanError(
-                        f"the least mean answer time is sought among {MOST_STATES:,} states at most (blocks x batch "
-                        f"sizes of all devices x ramps x ramps), not {num_states:,}; leave out some ramps or "
-                        "batch sizes"
-                    )
-                yield LatencySearch(
-                    problem=part, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
+        for part, batch in parts_of(problem, space):
+            tables = tables_of(part, space, after_answer, batch)
+            num_states = len(tables.rank_N) * tables.cell_REQ.size
+            if num_states > MOST_STATES:
+                raise PlanError(
+                    f"the least mean answer time is sought among {MOST_STATES:,} states at most (blocks x batch "
+                    f"sizes of all devices x ramps x ramps), not {num_states:,}; leave out some ramps or "
+                    "batch sizes"
                 )
+            yield LatencySearch(
+                problem=part, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
+            )
 
 
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
@@ -137,7 +135,7 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     return low
 
 
-def _fastest(problem: PlanProblem, space: Space) -> Planned | None:
+def _fastest(problem: PlanProblem, space: Space) -> FeasiblePlan | None:
     unlimited = replace(problem, objective=MaximizeRate())
-    decision = solve_exactly(unlimited, space) or solve_at_scale(unlimited, space)
-    return decision if isinstance(decision, Planned) else None
+    found = search_exactly(unlimited, space) or search_at_scale(unlimited, space)
+    return found.plans[0] if found.plans else None
