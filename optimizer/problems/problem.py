@@ -209,15 +209,16 @@ class PlanProblem:
                 raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
             for num_bytes in self.bytes_per_sample_N:
                 check_number("bytes_per_sample", num_bytes)
-        with within("budget"):
-            if self.budget_usd_per_hour is not None:
-                check_number("budget usd_per_hour", self.budget_usd_per_hour)
+        if self.budget_usd_per_hour is not None:
+            check_number("budget usd_per_hour", self.budget_usd_per_hour)
         self._check_batches()
-        with within("lengths"):
-            self._check_lengths()
+        if self.lengths is not None:
+            with within("lengths"):
+                self._check_lengths()
         self._check_networks()
-        with within("generation"):
-            self._check_generation()
+        if self.generation is not None:
+            with within("generation"):
+                self._check_generation(self.generation)
 
     def _check_ramps(self) -> None:
         if list(self.ramps) != sorted(set(self.ramps)):
@@ -247,8 +248,6 @@ class PlanProblem:
             )
 
     def _check_lengths(self) -> None:
-        if self.lengths is None:
-            return
         unknown = [device for device in self.devices if self.latency[device].length is None]
         if unknown:
             raise PlanError(
@@ -264,21 +263,21 @@ class PlanProblem:
             raise PlanError(f"stayers_length needs {self.num_blocks} numbers, one per block, none below 0")
 
     def _check_networks(self) -> None:
-        with within("networks"):
-            check_networks(self.networks)
-            if len(self.networks) > MOST_NETWORKS:
-                raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
-            if self.networks and self.networks[-1] != self.num_blocks:
-                end = f"the last network ends at block {self.networks[-1]}"
-                raise PlanError(f"{end}, there are {self.num_blocks} blocks")
+        if self.networks:
+            with within("networks"):
+                check_networks(self.networks)
+                if len(self.networks) > MOST_NETWORKS:
+                    raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
+                if self.networks[-1] != self.num_blocks:
+                    end = f"the last network ends at block {self.networks[-1]}"
+                    raise PlanError(f"{end}, there are {self.num_blocks} blocks")
         check_number("crossing_s", self.crossing_s)
         for name in ("network_tokens", "crossing_tokens"):
             shares = getattr(self, name)
-            with within(name):
-                if shares and len(shares) != max(1, len(self.networks)):
-                    raise PlanError(f"{name} needs a number for each network")
-                for share in shares:
-                    check_number(name, share, above_zero=True)
+            if shares and len(shares) != max(1, len(self.networks)):
+                raise PlanError(f"{name} needs a number for each network", at=(name,))
+            for share in shares:
+                check_number(name, share, above_zero=True)
         if max(self.crossing_tokens, default=0) > 1:
             message = f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}"
             raise PlanError(message, at=("crossing_tokens",))
@@ -292,18 +291,15 @@ class PlanProblem:
                 blocks = [block for network in used for block in range(starts[network], starts[network + 1])]
                 check_survival(f"survival_of {list(used)}", survival_N, self.num_blocks, blocks)
 
-    def _check_generation(self) -> None:
-        if self.generation is None:
-            return
+    def _check_generation(self, generation: Generation) -> None:
         others = {"lengths": self.lengths, "batches": self.batches, "networks": self.networks or None}
         for name, other in others.items():
             if other is not None:
                 raise PlanError(f"steps of sequences have no {name}; leave out either generation or {name}")
         if isinstance(self.objective, MinimizeLatency):
             raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
-        kv = self.generation.kv
-        memory = None if kv is None else kv.memory_bytes
-        for name, by_device in (("prefill", self.generation.prefill), ("kv memory_bytes", memory)):
+        memory = None if generation.kv is None else generation.kv.memory_bytes
+        for name, by_device in (("prefill", generation.prefill), ("kv memory_bytes", memory)):
             missing = [] if by_device is None else sorted(set(self.devices) - set(by_device))
             if missing:
                 raise PlanError(f"generation {name} has no entry for {missing[0]}; it has {sorted(by_device or ())}")

@@ -46,8 +46,11 @@ from profiles.table import LatencyTable, Seconds
 
 OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
 """Fields that the file's `generation` and `Generation` have in common."""
-OF_CHAINS = ("networks", "crossing_s", "network_tokens", "crossing_tokens")
-"""Fields of chains that a file and a problem have in common."""
+IN_BOTH = (
+    *("devices", "link", "objective", "lengths", "most_chains"),
+    *("networks", "crossing_s", "network_tokens", "crossing_tokens"),
+)
+"""Fields that a file and a problem have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,18 +274,13 @@ class ProblemDocument(StrictDocument):
             ramps=ramps,
             survival_N=survival_N,
             latency=latency,
-            devices=self.devices,
-            link=self.link,
             bytes_per_sample_N=self._bytes_per_sample(),
             slo=self._slo(),
-            objective=self.objective,
             budget_usd_per_hour=None if self.budget is None else self.budget.usd_per_hour,
-            lengths=self.lengths,
             stayers_length_N=self.stayers_length,
             survival_of=self._survival_of(recorded),
-            most_chains=self.most_chains,
             generation=self._generation(ramps, folder),
-            **{name: getattr(self, name) for name in OF_CHAINS},
+            **{name: getattr(self, name) for name in IN_BOTH},
         )
         if self.batches is not None:
             with within("batches"):
