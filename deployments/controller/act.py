@@ -119,6 +119,7 @@ class ControlLoop:
             tuning=self.tuning,
             state=State.first(first, now_s),
             now_s=now_s,
+            began_s=now_s,
             looked_s=now_s,
             problem=settings.problem,
         )
@@ -129,8 +130,6 @@ class ControlLoop:
         """The number of replicas that was requested last, by accelerator type; none if a look finds another number."""
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
-        self._spare_epoch = 0
-        """The epoch at which the followed plan gets new thresholds during a change; no other plan has it."""
         self._missing = MissingAccelerators()
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
@@ -457,10 +456,9 @@ class ControlLoop:
         is_changing, epoch = self._view.is_changing, self._view.next_epoch
         new = self._view.same_rate(self._with_thresholds(self.state.placed, epoch + is_changing), reason, words)
         if is_changing:
-            self._spare_epoch = epoch
             self.changes[reason] += 1
             self._remember("in force", replace(new, words=f"goes on by other thresholds: {words}"))
-            self.update_state(placed=new.placed, trial=None)
+            self.update_state(placed=new.placed, trial=None, spare_epoch=epoch)
             await self._update_followed()
         else:
             await self._apply_plan(new)
@@ -468,10 +466,10 @@ class ControlLoop:
 
     async def _update_followed(self) -> None:
         """Applies new thresholds to the plan that is still followed during a change, because an alarm must not wait."""
-        followed, is_current = self.state.followed, self._view.uses_current_thresholds
-        if followed is None or is_current(followed) or followed.epoch >= self._spare_epoch:
+        followed, spare, is_current = self.state.followed, self.state.spare_epoch, self._view.uses_current_thresholds
+        if followed is None or is_current(followed) or followed.epoch >= spare:
             return
-        followed = self._with_thresholds(followed, self._spare_epoch)
+        followed = self._with_thresholds(followed, spare)
         if is_current(followed):  # an operator's plan may have another policy
             await self._fleet.follow(followed)
             words = "new thresholds during a change of plan"

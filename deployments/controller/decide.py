@@ -107,6 +107,8 @@ class View:
     state: State
     now_s: float
     """Wall clock."""
+    began_s: float
+    """When this process began."""
     looked_s: float
     """When the next four fields were collected."""
     ingresses: Sequence[IngressReport] = ()
@@ -289,7 +291,7 @@ def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) ->
 def change_failed(view: View) -> Outcome | None:
     """Checks whether the change to the current plan failed too often: returns to the plan that is still followed."""
     placed, followed = view.state.placed, view.state.followed
-    is_late = view.now_s >= view.state.at_s + LONGEST_START_S and bool(view.missing)
+    is_late = view.now_s >= max(view.state.at_s, view.began_s) + LONGEST_START_S and bool(view.missing)
     if followed is None or followed.plan.stages == placed.plan.stages or not (is_late or view.failed >= TRIES):
         return None
     words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"

@@ -40,6 +40,8 @@ class State:
     followed: Placed | None = None
     """The plan that all ingresses were last made to follow; None: unknown."""
     followed_s: float = 0.0
+    spare_epoch: int = 0
+    """The epoch at which the followed plan gets new thresholds during a change. No other plan has it."""
     planned_s: float
     """When the controller last planned or, before that, when it started."""
     changed_s: float

@@ -322,6 +322,9 @@ async def test_replicas_that_do_not_come_are_said_and_waited_for_again(tmp_path:
     scene.fleet.is_stuck = True
     await scene.ticks(1, EASY)
     assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: cpu runs 4 of 5"]
+    scene.clock.advance(600.0)
+    scene.start()  # the next controller waits anew
+    await scene.ticks(1, EASY)
     scene.fleet.is_stuck = False
     scene.fleet.replicas["cpu"] = 5
     await scene.ticks(1, EASY)

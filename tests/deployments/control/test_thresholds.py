@@ -293,18 +293,21 @@ async def test_an_alarm_is_not_lost_to_an_operators_plan(tmp_path: Path) -> None
     assert thresholds_of(scene) == SAFE
 
 
-async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp_path: Path, restarts: bool) -> None:
     scene, tuner = await tuned(tmp_path)
     await alarm_while_replicas_start(scene, tuner, broken="follow")
     assert thresholds_of(scene) == POLICY.thresholds
     assert scene.history.get("standing")["thresholds"] == {str(ramp): at for ramp, at in SAFE.items()}
     scene.fleet.broken.clear()
+    if restarts:
+        scene.start()
     await scene.ticks(1, (10, 90))  # replicas still do not come
     assert [line for line in scene.fleet.log if "scale" not in line] == ["follow 2"]
     assert thresholds_of(scene) == SAFE
     assert scene.loop.state.placed.epoch == 3
     assert tuner.followed[-1] == SAFE
-    assert scene.loop.changes["alarm"] == 1
+    assert scene.loop.changes["alarm"] == 1 - restarts
 
 
 async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_is_not_half_remembered(
