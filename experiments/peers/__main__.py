@@ -38,6 +38,8 @@ def main() -> None:
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="auto", help="Offramp's backend")
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
+    if not set(arguments.sides) & set(PEERS):
+        parser.error(f"--sides needs a peer, which sets the rates: one of {', '.join(PEERS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every started server is ended
     options = ComparisonOptions(
         workload=arguments.workload,
