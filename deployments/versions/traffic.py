@@ -58,8 +58,10 @@ class VersionTally:
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of one ingress since the default version or the canary changed."""
+    """The counts of one ingress since the default version or the canary was replaced."""
 
+    since: int = 0
+    """The number of the change that replaced it, as in `Traffic`."""
     versions: defaultdict[str, VersionTally] = field(default_factory=partial(defaultdict, VersionTally))
     inputs: dict[str, float] = field(default_factory=lambda: {"same": 0, "other": 0})
     """Compared inputs with the same answer from both versions, and with another. Losses between 0 and 1 count in
@@ -119,6 +121,14 @@ class Traffic(Body):
     canary: Canary | None = None
     changes: int = 0
     """The number of changes so far. Every change has an entry of its own in the store."""
+    since: int = 0
+    """The number of the last change of the default version or of the canary's version. Counts begin with it."""
+
+    def changed(self, **fields: Any) -> Traffic:
+        """Returns the division after one more change."""
+        after = self.model_copy(update={**fields, "changes": self.changes + 1})
+        before_trial, trial = ((each.default, each.canary and each.canary.version) for each in (self, after))
+        return after if trial == before_trial else after.model_copy(update={"since": after.changes})
 
 
 def hashed_draws(request_id: str) -> tuple[float, float]:
@@ -148,7 +158,6 @@ class TrafficSplitter:
     share: float = 0.0
     compare_share: float = 0.0
     tally: Tally = field(default_factory=Tally)
-    """The counts of this ingress since the default version or the canary changed."""
     comparing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     """Running comparisons of two versions."""
 

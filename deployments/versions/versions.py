@@ -195,8 +195,6 @@ class Versions(TrafficSplitter):
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _apps: dict[str, str] = field(default_factory=dict, init=False)
     """The application that last served each version."""
-    _tally_sides: tuple[str, str | None] | None = field(default=None, init=False)
-    """The default version and the canary to which the tally belongs."""
 
     async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
@@ -225,11 +223,15 @@ class Versions(TrafficSplitter):
         return sorted({self.own.version, *(row["version"] for row in rows if row["name"] == self.own.card.name)})
 
     async def canary_report(self) -> dict[str, Any]:
-        """Returns the default version and the canary, with the counts of all ingresses of this application."""
+        """Returns the default version and the canary, with the counts of all ingresses of this application.
+
+        The counts of an ingress that has not read the last change yet belong to other versions, and are left out.
+        """
         traffic = await self.cluster.traffic(self.own.card.name)
         tally = Tally()
         for each in await self._link(self.settings.app).facts():
-            tally.add(each.tally)
+            if each.tally.since == traffic.since:
+                tally.add(each.tally)
         default = traffic.default or self.own.version
         names = dict.fromkeys((default, *((traffic.canary.version,) if traffic.canary else ())))
         return {
@@ -294,7 +296,7 @@ class Versions(TrafficSplitter):
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
                 before = await self.cluster.traffic(model)
-                traffic = before.model_copy(update={**changed(before), "changes": before.changes + 1})
+                traffic = before.changed(**changed(before))
                 await self._connect(version or self.own.version)
                 is_stored = await self.cluster.put_traffic(model, traffic)
             if VERSIONS_PATH not in self.settings.route_prefix:
@@ -323,7 +325,7 @@ class Versions(TrafficSplitter):
                     timeout.reschedule(CANCELLED_AT)
 
     async def _divide(self, traffic: Traffic) -> None:
-        """Divides requests between the available versions; a change of versions starts a new tally."""
+        """Divides requests between the available versions. If one is unavailable for a moment, the tally is kept."""
         default = await self._try_connect(traffic.default or self.own.version) or self.own
         wanted, canary = traffic.canary, None
         if wanted is not None and wanted.version != default.version:
@@ -331,9 +333,8 @@ class Versions(TrafficSplitter):
         self.canary, self.default = canary, None if canary is None and default is self.own else default
         if wanted is not None:
             self.share, self.compare_share = wanted.share, wanted.compare_share
-        sides = default.version, None if canary is None else canary.version
-        if self.default is not None and self._tally_sides != sides:
-            self._tally_sides, self.tally = sides, Tally()
+        if self.tally.since != traffic.since:
+            self.tally = Tally(since=traffic.since)
 
     async def _try_connect(self, version: str) -> ModelVersion | None:
         try:

@@ -56,16 +56,16 @@ async def test_a_canary_answers_until_it_ends_and_a_default_answers_what_names_n
     assert await world.answered_by() == "1"
     assert (await world.set_default("2")).json()["default"] == "2"
     assert await world.answered_by() == "2"
-    assert world.cluster.of_models["intents"] == Traffic(default="2", changes=3)
+    assert world.cluster.of_models["intents"] == Traffic(default="2", changes=3, since=3)
 
 
 async def test_a_canary_ends_without_a_share_or_when_it_becomes_the_default(world: World) -> None:
     await world.set_canary()
     await world.set_canary(share=0.0)
-    assert world.cluster.of_models["intents"] == Traffic(changes=2)
+    assert world.cluster.of_models["intents"] == Traffic(changes=2, since=2)
     await world.set_canary()
     await world.set_default("2")
-    assert world.cluster.of_models["intents"] == Traffic(default="2", changes=4)
+    assert world.cluster.of_models["intents"] == Traffic(default="2", changes=4, since=4)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
@@ -176,6 +176,25 @@ async def test_requests_are_timed_and_counted_by_version_until_the_versions_chan
     world.links["one"].agreements, world.links["three"].gone = (0.98, None, 1.0), RuntimeError("gone")
     sides = (await world.figures())["versions"]
     assert (sides["1"]["agreement"], sides["3"]["agreement"]) == (0.99, None)
+
+
+async def test_each_trial_is_counted_by_itself_also_if_its_begin_was_not_polled(world: World, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other")
+    other.versions.cluster = world.cluster
+    await world.set_canary()
+    await other.look()
+    for each in (world, other):
+        assert await each.answered_by() == "2"
+    await world.http.delete(CANARY)
+    await world.set_canary()
+    for each in (world, other):
+        assert (await each.figures())["versions"]["2"]["requests"] == 0, "also before the next poll"
+    await other.look()
+    assert await other.answered_by() == "2"
+    other.links["two"].gone = RuntimeError("no replica for a moment")
+    await other.look()
+    assert (await other.figures())["versions"]["2"]["requests"] == 1
 
 
 async def test_our_version_answers_if_another_one_is_gone(world: World) -> None:
