@@ -284,7 +284,9 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
         os.environ[GRPC_HOST] = cluster.serve_host
     for name, value in variables.items():
         os.environ.setdefault(name, value)  # the user's own settings are kept
-    os.environ |= front_environment(cluster.front)
+    # With `direct`, Serve does not listen.
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(cluster.front == "haproxy"))
+    os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = str(int(cluster.front != "direct"))
 
 
 def wanted_ports(cluster: LocalCluster) -> list[HostPort]:
@@ -372,7 +374,7 @@ def bound_haproxy(host: str, ports: Sequence[int]) -> Iterator[None]:
     """
     with TemporaryDirectory(prefix="offramp-haproxy-") as folder:
         script = Path(folder) / "haproxy"
-        served = "*" if host in ("0.0.0.0", "::") else host
+        served = "*" if host in EVERYWHERE else host
         binary = shlex.quote(find_haproxy())
         program = {"python": shlex.quote(sys.executable), "code": DIE_WITH_PARENT, "binary": binary}
         pattern = "\\|".join(map(str, ports))
@@ -407,14 +409,6 @@ def choose_front(requested: HttpFront, settings: ServeSettings, *, has_grpc: boo
     if requested == "direct" and reason is not None:
         raise InputError(f"front direct is not possible here, because {reason}; choose front haproxy or proxy")
     return requested
-
-
-def front_environment(front: HttpFront) -> dict[str, str]:
-    """Returns Serve's environment variables for a front. With `direct`, Serve does not listen."""
-    return {
-        "RAY_SERVE_ENABLE_HA_PROXY": str(int(front == "haproxy")),
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": str(int(front != "direct")),
-    }
 
 
 def open_front(front: HttpFront, host: str, ports: Sequence[int]) -> AbstractContextManager[str | None]:

@@ -409,8 +409,6 @@ class CallServer:
         """The secret that ingresses must send first."""
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
-        self.unknown: set[_Connection] = set()
-        """Connections that have not sent the token yet."""
         self.disconnected = asyncio.Event()
         """Set when a connection has ended."""
 
@@ -445,25 +443,24 @@ class _Connection:
         """The sequences of this connection that have not ended."""
         self._server = server
         self._host = host
-        self._is_known = False
+        self.is_known = False
+        """Whether it has sent the token."""
         self._assignment: Assignment | None = None
         """The assignment of the calls that come next."""
 
     def _on_connect(self) -> None:
         self._server.connections.add(self)
-        self._server.unknown.add(self)
         self._deadline = asyncio.get_running_loop().call_later(TOKEN_TIMEOUT_S, self.frames.abort)
-        if len(self._server.unknown) > MOST_UNKNOWN:
+        if sum(not each.is_known for each in self._server.connections) > MOST_UNKNOWN:
             logger.warning("a connection was closed: %d others have not sent this replica's token", MOST_UNKNOWN)
             self.frames.abort()
 
     def _on_frame(self, frame: memoryview) -> None:
-        if self._is_known:
+        if self.is_known:
             self._on_message(frame)
         elif hmac.compare_digest(frame, self._server.token.encode()):
-            self._is_known, self.frames.longest = True, MAX_FRAME_BYTES
+            self.is_known, self.frames.longest = True, MAX_FRAME_BYTES
             self._deadline.cancel()
-            self._server.unknown.discard(self)
         else:
             logger.warning("a connection without this replica's token was refused")
             self.frames.abort()
@@ -526,7 +523,6 @@ class _Connection:
         for serial in tuple(self._calls):
             self._cancel(serial)
         self._end_sequences(set(self._sequences))
-        self._server.unknown.discard(self)
         self._server.connections.discard(self)
         self._server.disconnected.set()
 
@@ -546,13 +542,9 @@ def build_runner(
         return _torch_runner(settings, device)
     card = read_card(Path(settings.model))
     emulated, table = _emulation_of(settings, device, card)
-    if is_recorded(settings, device):
-        records = ExitRecords.load(Path(_records_of(device, settings.starting_policy)))
-        inner: Runner[Any] = RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
-    else:
-        inner = _torch_runner(settings, device)
+    is_from_records = is_recorded(settings, device)
     return PacedRunner(
-        inner,
+        _recorded_runner(settings, device, card) if is_from_records else _torch_runner(settings, device),
         table,
         card.ramps,
         time_scale=emulated.time_scale,
@@ -567,11 +559,7 @@ def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> Non
     if find_device(device).emulated:
         _emulation_of(settings, device, card)
         if is_recorded(settings, device):
-            path = Path(_records_of(device, settings.starting_policy))
-            try:
-                ExitRecords.load(path).answers()
-            except DataError as error:
-                raise PlanError(f"{device} answers from {path}: {error}; decisions: computed runs the model") from error
+            _recorded_runner(settings, device, card)
 
 
 def is_recorded(settings: ServeSettings, device: str) -> bool:
@@ -691,6 +679,14 @@ def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
     free_bytes = torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
     memory = open_memory(network, settings.kv_tokens, settings.kv_fill, free_bytes)
     return TorchRunner(network, build_policy(settings.starting_policy), segments, memory)
+
+
+def _recorded_runner(settings: ServeSettings, device: str, card: ModelCard) -> RecordedRunner:
+    path = _records_of(device, settings.starting_policy)
+    try:
+        return RecordedRunner(ExitRecords.load(Path(path)), card.num_blocks, has_tokens=card.has_tokens)
+    except DataError as error:
+        raise PlanError(f"{device} answers from {path}: {error}; decisions: computed runs the model") from error
 
 
 def _records_of(device: str, spec: PolicySpec | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,43 @@ class VersionRoutes:
         return rows
 
     async def load(self, request: HttpRequest) -> Mapping[str, Any]:
-        """Starts to load a version; the index reports when it is ready."""
-        return await self._change(request, self._load)
+        """Starts to load a version; the index reports when it is ready.
+
+        Raises InputError, UnknownModelError, and ModelFolderError for a folder without a model.
+        """
+        model, parameters = await self._parsed(request)
+        cluster = self._versions.cluster
+        async with self._lock:
+            settings = await asyncio.to_thread(self._settings, model, parameters)
+            serve = await cluster.applications()
+            new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
+            for each in await cluster.announced():
+                if each.app in serve["applications"]:
+                    _check_apart(each, new)
+            check_devices(max_accelerators(settings), await cluster.inventory(), claimed(serve, new.app))
+            config = application_config(json.loads(settings.model_dump_json()), name=new.app, environment=THROUGHPUT)
+            config = with_application(serve, {"applications": [config]})
+            await cluster.announce(new)
+            await cluster.put(config)
+        return {}
 
     async def unload(self, request: HttpRequest) -> Mapping[str, Any]:
-        """Starts to unload a version; the index reports when it is gone."""
-        return await self._change(request, self._unload)
+        """Starts to unload a version, which still answers its running requests; the index reports when it is gone.
+
+        Raises UnknownModelError, and InputError for a version that answers requests without a version.
+        """
+        model, parameters = await self._parsed(request)
+        cluster = self._versions.cluster
+        async with self._lock:
+            serve = await cluster.applications()
+            announced = [each for each in await cluster.announced() if each.app in serve["applications"]]
+            loaded = {each.version: each.app for each in announced if each.model == model}
+            version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
+            if version not in loaded:
+                raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(loaded)}")
+            await self._versions.check_free(model, version)
+            await cluster.put(without_application(serve, loaded[version]))
+        return {}
 
     async def canary(self, request: HttpRequest) -> Mapping[str, Any]:
         return await self._versions.canary_report()
@@ -72,45 +103,11 @@ class VersionRoutes:
         await self._versions.set_default(body.version)
         return await self.canary(request)
 
-    async def _change(
-        self, request: HttpRequest, change: Callable[[str, LoadParameters], Awaitable[None]]
-    ) -> Mapping[str, Any]:
-        """Parses a request and calls `change`; raises ControlRefusedError unless the settings allow changes."""
+    async def _parsed(self, request: HttpRequest) -> tuple[str, LoadParameters]:
+        """Returns the model and the parameters; raises ControlRefusedError unless the settings allow changes."""
         body = await request.parsed(LoadBody, empty=b"{}")
         self._versions.check_control()
-        async with self._lock:
-            await change(request.path_params["model"], body.parameters)
-        return {}
-
-    async def _load(self, model: str, parameters: LoadParameters) -> None:
-        """Starts a version; raises InputError, UnknownModelError, and ModelFolderError for a folder without a model."""
-        settings = await asyncio.to_thread(self._settings, model, parameters)
-        cluster = self._versions.cluster
-        serve = await cluster.applications()
-        self._check_new(settings, model, await cluster.announced(), serve)
-        check_devices(max_accelerators(settings), await cluster.inventory(), claimed(serve, settings.app))
-        config = application_config(json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT)
-        config = with_application(serve, {"applications": [config]})
-        await cluster.announce(AnnouncedApp(app=settings.app, model=model, version=settings.version))
-        await cluster.put(config)
-
-    async def _unload(self, model: str, parameters: LoadParameters) -> None:
-        """Stops a version after its running requests are answered.
-
-        Raises UnknownModelError, and InputError for a version that answers requests without a version.
-        """
-        cluster = self._versions.cluster
-        serve = await cluster.applications()
-        loaded = {
-            each.version: each.app
-            for each in await cluster.announced()
-            if each.model == model and each.app in serve["applications"]
-        }
-        version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
-        if version not in loaded:
-            raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(loaded)}")
-        await self._versions.check_free(model, version)
-        await cluster.put(without_application(serve, loaded[version]))
+        return request.path_params["model"], body.parameters
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         settings = parse_body(ServeSettings, self._config(model, parameters))
@@ -130,17 +127,15 @@ class VersionRoutes:
             raise UnknownModelError(f"the repository has no version {version!r} of {model!r}; it has {_names(files)}")
         return files[version].read_bytes()
 
-    def _check_new(
-        self, settings: ServeSettings, model: str, announced: list[AnnouncedApp], serve: Mapping[str, Any]
-    ) -> None:
-        """Raises InputError if the application or the version is in use by another one."""
-        for each in announced:
-            is_same = (each.model, each.version) == (model, settings.version)
-            if each.app in serve["applications"] and is_same != (each.app == settings.app):
-                raise InputError(
-                    f"application {each.app!r} serves version {each.version!r} of {each.model!r}; "
-                    f"{settings.app!r}, version {settings.version!r} of {model!r}, needs another name or version"
-                )
+
+def _check_apart(running: AnnouncedApp, new: AnnouncedApp) -> None:
+    """Raises InputError if the two have the same name or the same version, but not both."""
+    is_same = (running.model, running.version) == (new.model, new.version)
+    if is_same != (running.app == new.app):
+        raise InputError(
+            f"application {running.app!r} serves version {running.version!r} of {running.model!r}; "
+            f"{new.app!r}, version {new.version!r} of {new.model!r}, needs another name or version"
+        )
 
 
 def settings_files(folder: Path | None) -> dict[str, dict[str, Path]]:

@@ -17,8 +17,8 @@ from deployments.local_ray.cluster import (
     _for_one_machine,
     _resources_needed,
     _running,
+    _set_environment,
     choose_front,
-    front_environment,
     open_front,
     wanted_ports,
 )
@@ -173,11 +173,13 @@ def test_direct_needs_a_single_ingress(settings: ServeSettings, has_grpc: bool, 
         choose_front("direct", settings, has_grpc=has_grpc)
 
 
-def test_serve_listens_except_with_a_direct_front() -> None:
-    ha_proxy, own_ports = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_DIRECT_INGRESS"
-    assert front_environment("direct") == {ha_proxy: "0", own_ports: "0"}
-    assert front_environment("haproxy") == {ha_proxy: "1", own_ports: "1"}
-    assert front_environment("proxy") == {ha_proxy: "0", own_ports: "1"}
+@pytest.mark.parametrize(("front", "switches"), [("direct", "00"), ("haproxy", "11"), ("proxy", "01")])
+def test_serve_listens_except_with_a_direct_front(
+    front: HttpFront, switches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    _set_environment(LocalCluster(front=front), max_body_bytes=1)
+    assert os.environ["RAY_SERVE_ENABLE_HA_PROXY"] + os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == switches
 
 
 def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:

@@ -171,7 +171,7 @@ async def test_connections_without_the_token_are_few_and_end_soon(
         patched.setattr("deployments.replica.host.TOKEN_TIMEOUT_S", 0.0)
         silent = await silent_caller(scene)
         await soon(silent.ended.wait())
-    assert not scene.server.unknown
+    assert all(each.is_known for each in scene.server.connections)
     monkeypatch.setattr("deployments.replica.host.MOST_UNKNOWN", 0)
     one_more = await silent_caller(scene)
     await soon(one_more.ended.wait())
