@@ -457,14 +457,15 @@ class ControlLoop:
         new = self._view.same_rate(self._with_thresholds(self.state.placed, epoch + is_changing), reason, words)
         if is_changing:
             self.changes[reason] += 1
-            self._remember("in force", replace(new, words=f"goes on by other thresholds: {words}"))
+            goes_on = replace(new, reason=self.state.reason, words=f"goes on by other thresholds: {words}")
+            self._remember("in force", goes_on)
             self.update_state(placed=new.placed, trial=None, spare_epoch=epoch)
-            await self._update_followed()
+            await self._update_followed(reason, words)
         else:
             await self._apply_plan(new)
         self._update_tuner()
 
-    async def _update_followed(self) -> None:
+    async def _update_followed(self, reason: str = "thresholds", words: str = "new thresholds during a change") -> None:
         """Applies new thresholds to the plan that is still followed during a change, because an alarm must not wait."""
         followed, spare, is_current = self.state.followed, self.state.spare_epoch, self._view.uses_current_thresholds
         if followed is None or is_current(followed) or followed.epoch >= spare:
@@ -472,8 +473,7 @@ class ControlLoop:
         followed = self._with_thresholds(followed, spare)
         if is_current(followed):  # an operator's plan may have another policy
             await self._fleet.follow(followed)
-            words = "new thresholds during a change of plan"
-            self._remember("in force", NewPlan(placed=followed, reason="thresholds", words=words))
+            self._remember("in force", NewPlan(placed=followed, reason=reason, words=words))
             self.update_state(followed=followed, followed_s=self._clock.now_s())
 
     def _with_thresholds(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:

@@ -144,6 +144,7 @@ async def test_an_alarm_does_not_wait_for_replicas_that_are_starting(tmp_path: P
     # The plan that is followed first, then the one that the change leads to.
     assert [line for line in scene.fleet.log if "scale" not in line] == ["follow 2", "prepare 3", "follow 3"]
     assert thresholds_of(scene) == SAFE
+    assert [(row["epoch"], row["reason"]) for row in scene.history.plans(2)] == [(2, "alarm"), (3, "reaction")]
     assert scene.fleet.followed.plan.stages == halves(3, 2)
 
 
