@@ -16,11 +16,11 @@ import httpx
 
 from deployments.api.access import Gate
 from deployments.api.endpoint import ModelVersion
-from deployments.api.exchange import RequestBodies
+from deployments.api.exchange import HttpRequest, RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
-from deployments.api.parsing import Canary, InferRequest, LoadParameters
+from deployments.api.parsing import Canary, InferRequest
 from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
@@ -83,8 +83,11 @@ class FakeController(ControllerLink):
 class FakeRoutes(VersionRoutes):
     """A cluster that loads and unloads nothing."""
 
-    async def _load(self, model: str, parameters: LoadParameters) -> None: ...
-    async def _unload(self, model: str, parameters: LoadParameters) -> None: ...
+    async def load(self, request: HttpRequest) -> dict[str, Any]:
+        await self._parsed(request)
+        return {}
+
+    unload = load
 
 
 @dataclass
