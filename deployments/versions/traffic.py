@@ -125,10 +125,17 @@ class Traffic(Body):
     """The number of the last change of the default version or of the canary's version. Counts begin with it."""
 
     def changed(self, **fields: Any) -> Traffic:
-        """Returns the division after one more change."""
+        """Returns the division after one more change. A canary without shares, or one that became the default, ends."""
         after = self.model_copy(update={**fields, "changes": self.changes + 1})
-        before_trial, trial = ((each.default, each.canary and each.canary.version) for each in (self, after))
-        return after if trial == before_trial else after.model_copy(update={"since": after.changes})
+        canary = after.canary
+        if canary is not None and (canary.version == after.default or canary.share == canary.compare_share == 0):
+            after = after.model_copy(update={"canary": None})
+        is_same_trial = (after.default, after.canary_version) == (self.default, self.canary_version)
+        return after if is_same_trial else after.model_copy(update={"since": after.changes})
+
+    @property
+    def canary_version(self) -> str | None:
+        return None if self.canary is None else self.canary.version
 
 
 def hashed_draws(request_id: str) -> tuple[float, float]:

@@ -233,7 +233,7 @@ class Versions(TrafficSplitter):
             if each.tally.since == traffic.since:
                 tally.add(each.tally)
         default = traffic.default or self.own.version
-        names = dict.fromkeys((default, *((traffic.canary.version,) if traffic.canary else ())))
+        names = [default] if traffic.canary is None else [default, traffic.canary.version]
         return {
             "model": self.own.card.name,
             "default": default,
@@ -251,29 +251,18 @@ class Versions(TrafficSplitter):
         """
         if self.own.card.generates:
             raise InputError("models that generate have no canary: name the version in `model`, as 'name:version'")
-
-        def changed(traffic: Traffic) -> dict[str, Any]:
-            if canary.version == (traffic.default or self.own.version):
-                raise InputError(f"version {canary.version!r} is the default version, and cannot be the canary")
-            return {"canary": None if canary.share == canary.compare_share == 0 else canary}
-
-        await self._change(changed, canary.version)
+        await self._change(canary.version, canary=canary)
 
     async def end_canary(self) -> None:
         """Lets the default version answer all requests; raises ControlRefusedError."""
-        await self._change(lambda _: {"canary": None})
+        await self._change(self.own.version, canary=None)
 
     async def set_default(self, version: str) -> None:
         """Lets a version answer requests that name none. If it was the canary, its trial ends.
 
         Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
         """
-
-        def changed(traffic: Traffic) -> dict[str, Any]:
-            is_canary = traffic.canary is not None and traffic.canary.version == version
-            return {"default": version, "canary": None if is_canary else traffic.canary}
-
-        await self._change(changed, version)
+        await self._change(version, default=version)
 
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
@@ -281,7 +270,7 @@ class Versions(TrafficSplitter):
         is_ours = (model, version) == (self.own.card.name, self.own.version)
         if is_ours or version == traffic.default:
             raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
-        if traffic.canary is not None and version == traffic.canary.version:
+        if version == traffic.canary_version:
             raise InputError(f"version {version!r} is the canary; end that first")
 
     def check_control(self) -> None:
@@ -289,15 +278,17 @@ class Versions(TrafficSplitter):
         if self.settings.repository.control != "explicit":
             raise ControlRefusedError("changing versions over HTTP needs the setting repository.control: explicit")
 
-    async def _change(self, changed: Callable[[Traffic], dict[str, Any]], version: str | None = None) -> None:
-        """Stores a change of the division, computed from the last one, and follows it; `version` must be reachable."""
+    async def _change(self, version: str, **fields: Any) -> None:
+        """Stores a change of fields of the last division, and follows it; `version` must be reachable."""
         self.check_control()
         model, is_stored = self.own.card.name, False
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
                 before = await self.cluster.traffic(model)
-                traffic = before.changed(**changed(before))
-                await self._connect(version or self.own.version)
+                if fields.get("canary") is not None and version == (before.default or self.own.version):
+                    raise InputError(f"version {version!r} is the default version, and cannot be the canary")
+                traffic = before.changed(**fields)
+                await self._connect(version)
                 is_stored = await self.cluster.put_traffic(model, traffic)
             if VERSIONS_PATH not in self.settings.route_prefix:
                 await self._apply(traffic)
