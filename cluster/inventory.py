@@ -59,7 +59,7 @@ class Inventory(FromFile):
 
     schema_version: Literal[1] = 1
     devices: FileDevices
-    """By the name of the accelerator type; see `cluster.devices`."""
+    """By the name of the accelerator type, such as `V100` or `cpu`."""
     link: ClusterLink = field(default_factory=known_link)
     """Between replicas. None: the link of `cluster/catalogue.yaml`."""
     time_scale: Annotated[float, Field(gt=0)] = 1.0

@@ -76,7 +76,7 @@ class ModelSettings(Settings):
     """Threads of a CPU replica. More threads than its share of the cores slow down the other replicas."""
     kv_tokens: int | None = Field(default=None, ge=1)
     """For decoders: most tokens of prompts and answers whose keys and values a replica holds. None: as many as fit into
-    the memory that is free when it starts. See `earlyexit.network.store`."""
+    the memory that is free when it starts."""
     kv_fill: Fill = "compute"
     """For decoders: keys and values of blocks that a token skipped, compute or copy. `compute` runs the blocks later,
     so that later tokens are exact. `copy` uses the state with which the token left, which is less work (CALM)."""

@@ -306,7 +306,7 @@ class GenerateService:
             message = f"the answer was cut short after {tokens} and {took_s:.1f} s: the next one exceeds {limit}"
             self._fail(running, CutShortError(message, text=running.state.sequence.cut()))
         else:
-            self._fail(running, DeadlineError(f"no token came within {took_s:.1f} s: the first one exceeds {limit}"))
+            self._fail(running, DeadlineError(f"no token came within {limit}"))
 
     def _end(self, running: _RunningSequence, reason: str) -> None:
         """Frees the resources of a sequence. If its step is still in a call, the timer stays, and ends that step."""

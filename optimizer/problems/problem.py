@@ -95,7 +95,7 @@ class MinimizeCost(FromFile):
     minimize: Literal["cost"] = "cost"
     rate_per_s: Rate
     in_time: Annotated[float, Field(ge=0, lt=1, json_schema_extra={"default": IN_TIME})] = 0.0
-    """Share of inputs that must be in time if arrivals are random (`evaluate.queue_s`). 0: no queues, as in E3."""
+    """Share of inputs that must be in time if arrivals are random. 0: no queues, as in E3."""
 
     def __post_init__(self) -> None:
         check_number("rate_per_s", self.rate_per_s, above_zero=True)
