@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from earlyexit.backends import BackendName
+from earlyexit.data.strict import StrictDocument
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN, Fill, HopDtype
@@ -22,7 +23,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
-class TracingSettings(Settings):
+class TracingSettings(StrictDocument, Settings):
     """Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP.
 
     The SDK's environment variables (OTEL_...) of the ingress's process replace fields that are not set. Headers, which
@@ -47,8 +48,8 @@ class TracingSettings(Settings):
             ) from error
 
 
-class VersionSettings(Settings):
-    """How versions are managed over HTTP."""
+class VersionSettings(StrictDocument, Settings):
+    """Control of versions over HTTP; `folder` is a path on the nodes."""
 
     control: Literal["none", "explicit"] = "none"
     """explicit: every caller may load and unload versions, and select the version that answers. none: no caller may."""

@@ -14,17 +14,18 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.choices import Settings
+from earlyexit.data.strict import StrictDocument
 from earlyexit.errors import InputError
 
 KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
 
-class AccessSettings(Settings):
+class AccessSettings(StrictDocument, Settings):
     """API keys, rates and origins. Keys are in a file or a variable, because Serve shows applications' settings."""
 
     keys_file: str | None = None
-    """File of API keys, one `name:key` or `key` per line. Every node that runs an ingress must be able to read it.
-    None: $OFFRAMP_API_KEYS, if `offramp serve` finds it."""
+    """File of API keys, one `name:key` or `key` per line, relative to the service file's folder. Every node that runs
+    an ingress must be able to read it. None: $OFFRAMP_API_KEYS, if `offramp serve` finds it."""
     keys_env: str | None = Field(default=None, min_length=1)
     """Environment variable with API keys, separated by commas or lines; every node that runs an ingress must have it.
     Without a file or a variable, no key is needed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
@@ -154,8 +153,7 @@ def initial_replicas(settings: ServeSettings) -> dict[str, int]:
 
 def max_accelerators(settings: ServeSettings) -> dict[str, int]:
     """Returns the number of accelerators of each type that the application may use at most."""
-    used = Counter(initial_replicas(settings))
-    if settings.control is not None:
-        supplies = settings.control.problem.devices
-        used |= Counter({device: supply.count for device, supply in supplies.items()})
-    return dict(used)
+    replicas = initial_replicas(settings)
+    if settings.control is None:
+        return replicas
+    return {device: supply.count for device, supply in settings.control.problem.devices.items() if supply.count}

@@ -24,6 +24,8 @@ from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from deployments.api.openapi import openapi_document
 from deployments.api.parsing import Signature
+from deployments.choices import TracingSettings, VersionSettings
+from deployments.keys import AccessSettings
 from earlyexit import errors
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.codecs.text import TextCodec
@@ -121,9 +123,9 @@ SECTIONS: Mapping[str, type[FromFile]] = {
     "planner.objective: the least latency": MinimizeLatency,
     "planner.budget": BudgetDocument,
     "ingress": documents.IngressDocument,
-    "access": documents.AccessDocument,
-    "tracing": documents.TracingDocument,
-    "repository": documents.VersionsDocument,
+    "access": AccessSettings,
+    "tracing": TracingSettings,
+    "repository": VersionSettings,
 }
 
 

@@ -117,9 +117,7 @@ class Bench:
             model=str(FOLDER.resolve()),
             plan=plan,
             emulated={
-                device: EmulatedSettings(
-                    batch=list(table.batches), block_s=table.block_s_NB.tolist(), ramp_s=table.ramp_s_EB.tolist()
-                )
+                device: EmulatedSettings(**table.document(as_measured=False))
                 for device, table in problem.latency.items()
             },
             slo_s=self.slo_s,

@@ -270,14 +270,14 @@ class DemoJob(Job):
     """Port of the service."""
 
 
-class OrderOption(BaseModel):
-    """The option `--order`."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
-    """Order of queued inputs: arrival, deadline, shortest, or das (das:0.3 sets its eta). None: the plan's order, else
-    deadline."""
+OrderName = Annotated[
+    str | None,
+    Field(
+        examples=["arrival", "deadline", "shortest", "das"],
+        description="Order of queued inputs: arrival, deadline, shortest, or das (das:0.3 sets its eta). "
+        "None: the plan's order, else deadline.",
+    ),
+]
 
 
 def parse_order(text: str | None) -> OrderSpec | None:
@@ -295,12 +295,13 @@ class ProblemOption(Job):
     """Problem file (YAML or JSON)."""
 
 
-class PlanJob(JsonOption, ProblemOption, OrderOption):
+class PlanJob(JsonOption, ProblemOption):
     """Find the best plan for a problem file: splits, batch sizes, active ramps, accelerators and replicas.
 
     The exit status is 3 if no plan meets the problem. The output then names the binding limit, and possible ones.
     """
 
+    order: OrderName = None
     strategy: StrategyName = "best"
     """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
@@ -338,12 +339,13 @@ class WhatIfJob(JsonOption, ProblemOption):
     """Rates per second, such as 1000,2000, with minimal cost as the objective if the problem names no rate."""
 
 
-class SimulateJob(JsonOption, ProblemOption, OrderOption):
+class SimulateJob(JsonOption, ProblemOption):
     """Simulate a plan under load, and report goodput, latency, drops, batch fill, utilisation and cost.
 
     The exit status is 3 if no plan meets the problem, and 130 after an interrupt, which prints the results so far.
     """
 
+    order: OrderName = None
     arrivals: str
     """Arrival process: poisson:9000, uniform:9000, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or
     times:FILE."""

@@ -26,7 +26,7 @@ from offramp.commands.calibration_files import read_calibration
 from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
 from offramp.commands.plan import answer, plan_of
-from offramp.spec.documents import FolderDocument
+from offramp.spec.documents import ServeJob
 from optimizer.calibration.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec
 from optimizer.problems.entries import with_rows
@@ -355,16 +355,16 @@ REPLICA_BYTES = 340e6
 """Resident memory of a process that has imported torch and Ray Serve, without weights."""
 
 
-def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan, BackendName, int]:
+def choose(folder: Path, options: ServeJob, notify: Notify) -> tuple[Plan, BackendName, int]:
     """Returns the plan with the highest rate on this machine, the backend, and the threads of each batch.
 
-    Options that the document sets are kept. `notify` gets a description of the choice. Raises ModelFolderError for a
+    Options that are set are kept. `notify` gets a description of the choice. Raises ModelFolderError for a
     model with ramps that is not calibrated.
     """
-    card, options, model = read_card(folder), document.plan, document.model
+    card, model = read_card(folder), options.document.model
     torch_device = find_device(options.device).torch_device
     largest = BATCHES[torch_device][-1]
-    if "batch" in options.model_fields_set and options.batch > largest:
+    if options.batch is not None and options.batch > largest:
         raise InputError(
             f"--batch {options.batch}: batches of at most {largest} are measured and planned; choose one of these, "
             "or a plan without this limit: --plan serial"
@@ -373,15 +373,14 @@ def choose(folder: Path, document: FolderDocument, notify: Notify) -> tuple[Plan
     either = torch_device == "cpu" and "backend" not in model.model_fields_set and model.attention != "apart"
     job = ProfileJob(device=options.device, backend="auto" if either else model.backend, dtype=model.dtype)
     profile = kept_profile(folder, job, notify)
-    batch = options.batch if "batch" in options.model_fields_set else largest
-    plan, stock_per_s, problem = _best_plan(folder, profile, calibration, batch)
+    plan, stock_per_s, problem = _best_plan(folder, profile, calibration, options.batch or largest)
     rate_per_s = plan.predicted["rate_per_s"]
-    workers, threads = _workers(folder, rate_per_s, profile.backend) if torch_device == "cpu" else (options.replicas, 1)
-    workers = options.replicas if "replicas" in options.model_fields_set else workers
+    workers, threads = _workers(folder, rate_per_s, profile.backend) if torch_device == "cpu" else (1, 1)
+    workers = options.replicas or workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
     if torch_device == "cpu":
         unit, room = "thread", f"{num_cores()} cores and the free memory"
-        plan = on_cores(plan, problem, workers, profile.backend, in_pairs="replicas" not in options.model_fields_set)
+        plan = on_cores(plan, problem, workers, profile.backend, in_pairs=options.replicas is None)
     else:  # the host prepares one batch while the GPU computes the other
         unit, room = "GPU", "a GPU each"
         plan = replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)).in_pairs()

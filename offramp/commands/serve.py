@@ -27,7 +27,7 @@ from offramp.commands.checkpoint import check_model, model_folder_for
 from offramp.commands.options import parse_order
 from offramp.commands.output import command, num_cores, run_in_subprocess, warn
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
-from offramp.spec.documents import ApplicationDocument, FolderDocument, ServeJob
+from offramp.spec.documents import ApplicationDocument, ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Example arguments of `offramp predict`, by the kind of input."""
@@ -53,12 +53,12 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
         cluster = _checked_cluster(job, read_document(job.model)[0], job.model.parent)
         settings = read_service(job.model).settings
     else:
-        options, folder = job.document, model_folder_for(job.model)
-        cluster = _checked_cluster(job, options, Path())
+        document, folder = job.document, model_folder_for(job.model)
+        cluster = _checked_cluster(job, document, Path())
         if folder != job.model:
             exits = command("ramp", job.model, "--data", "LOG")
             print(f"{job.model} is served as it is, without exits; for exits: {exits}")
-        settings = folder_settings(options, folder, partial(print, flush=True))
+        settings = folder_settings(job, folder, partial(print, flush=True))
     check_for_model(settings, read_card(Path(settings.model)))
     if settings.threads_per_replica > num_cores():
         warn(f"--threads {settings.threads_per_replica}: this machine has {num_cores()} cores; more threads are slower")
@@ -93,23 +93,24 @@ def check_for_model(settings: ModelSettings, card: ModelCard) -> None:
         )
 
 
-def folder_settings(document: FolderDocument, folder: Path, notify: Callable[[str], None]) -> ServeSettings:
+def folder_settings(job: ServeJob, folder: Path, notify: Callable[[str], None]) -> ServeSettings:
     """Returns the settings to serve a model folder. Options that are not set are chosen for this machine."""
-    options, model, card = document.plan, document.model, read_card(folder)
+    document, card = job.document, read_card(folder)
+    model = document.model
     check_for_model(model, card)  # before the model is measured
     fields: dict[str, Any] = {"folder": str(folder)}
-    needs_gpu = find_device(options.device).torch_device == "cuda"
-    is_here = shutil.which("nvidia-smi") is not None if needs_gpu else options.device == "cpu"
-    if options.plan is None and is_here and card.chain.is_one and not card.generates:
+    needs_gpu = find_device(job.device).torch_device == "cuda"
+    is_here = shutil.which("nvidia-smi") is not None if needs_gpu else job.device == "cpu"
+    if job.plan is None and is_here and card.chain.is_one and not card.generates:
         from offramp.commands.profile import choose  # imports the planner
 
-        plan, fields["backend"], fields["threads_per_replica"] = choose(folder, document, notify)
+        plan, fields["backend"], fields["threads_per_replica"] = choose(folder, job, notify)
     else:
-        given = options.model_dump(exclude={"plan", "order", "dispatch"}, exclude_unset=True)
-        plan = resolve_plan(options.plan or "serial", folder, **given)
-    if options.dispatch is not None:
-        plan = replace(plan, dispatch=options.dispatch)
-    if (order := parse_order(options.order)) is not None:
+        given = job.model_dump(include={"batch", "replicas", "device"}, exclude_unset=True)
+        plan = resolve_plan(job.plan or "serial", folder, **given)
+    if job.dispatch is not None:
+        plan = replace(plan, dispatch=job.dispatch)
+    if (order := parse_order(job.order)) is not None:
         plan = replace(plan, order=order)
     return application_settings(document.model_copy(update={"model": model.model_copy(update=fields)}), plan)
 

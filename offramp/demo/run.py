@@ -236,8 +236,7 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
     policy = PolicySpec(name="recorded", thresholds=prepared.calibration.thresholds, records=str(records))
     problem = emulated_problem(prepared.expected)
     plans, table = _plans(problem, policy, prepared), v100_table(card.num_blocks, len(card.ramps))
-    seconds = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
-    emulated = {V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **seconds)}
+    emulated = {V100: EmulatedSettings(**table.document(as_measured=False), time_scale=TIME_SCALE)}
     control = manual_control(problem, policy, runs / "emulated.sqlite")
     settings = _settings(prepared, problem, plans, control=control, emulated=emulated)
     keys, warm_s = prepared.expected.records.sample_ids, 2 * problem.slo.latency_s

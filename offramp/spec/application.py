@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster.devices import find_device
-from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
+from deployments.choices import IngressSettings, ModelSettings
 from deployments.keys import KEYS_VARIABLE, AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
 from offramp.commands.calibration_files import read_calibration
-from offramp.spec.documents import BUILT_IN, ApplicationDocument, PlanOptions
+from offramp.spec.documents import BUILT_IN, ApplicationDocument
 from optimizer.plans.plan import Plan, early_exit_plan, serial_plan, stock_plan
 from optimizer.plans.plan_file import ModelShape, read_plan
 
@@ -28,9 +28,10 @@ def application_settings(
 
     `planned`: further fields of the settings, which only a service file has.
     """
-    model, ingress, tracing, access = document.model, document.ingress, document.tracing, document.access
+    model, ingress, access = document.model, document.ingress, document.access
     folder = (base / model.folder).resolve()
-    keys = None if access is None or access.keys_file is None else str((base / access.keys_file).resolve())
+    if access is not None and access.keys_file is not None:
+        access = access.model_copy(update={"keys_file": str((base / access.keys_file).resolve())})
     if model.dtype != "float32":
         for each in read_card(folder).members(folder):
             read_card(each).check_dtype(model.dtype)
@@ -40,10 +41,10 @@ def application_settings(
         app=document.name,
         route_prefix=ingress.route_prefix
         or ("/" if model.version == "1" else f"/v2/models/{read_card(folder).name}/versions/{model.version}"),
-        repository=VersionSettings(**document.repository.model_dump()),
+        repository=document.repository,
         ingress_replicas=ingress.replicas,
-        tracing=None if tracing is None else TracingSettings(**tracing.model_dump()),
-        access=None if access is None else AccessSettings(**access.model_dump() | {"keys_file": keys}),
+        tracing=document.tracing,
+        access=access,
         **model.model_dump(include=set(ModelSettings.model_fields)),
         **ingress.model_dump(include=set(IngressSettings.model_fields)),
         **planned,
@@ -53,14 +54,13 @@ def application_settings(
 def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
     """Returns a built-in plan with the model's calibration, or the plan of a file.
 
-    `given`: batch, replicas and device of a built-in plan, if they are set. Raises ModelFolderError, PlanError, or
-    InputError if they are given with a plan file.
+    `given`: batch (default 32), replicas (1) and device (cpu) of a built-in plan, if they are set. Raises
+    ModelFolderError, PlanError, or InputError if they are given with a plan file.
     """
     card = read_card(model)
     if plan in BUILT_IN:
-        options = PlanOptions(plan=plan, **given)
-        find_device(options.device)
-        shape = {**options.model_dump(include={"batch", "replicas", "device"}), "networks": card.chain.networks}
+        shape = {"batch": 32, "replicas": 1, "device": "cpu", **given, "networks": card.chain.networks}
+        find_device(shape["device"])
         if plan == "stock":
             return stock_plan(card.num_blocks, **shape)
         make = early_exit_plan if plan == "early-exit" else serial_plan

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
@@ -15,7 +15,7 @@ from deployments.keys import AccessSettings
 from earlyexit.data.strict import StrictDocument, mistake_at
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.options import Address, Job, OrderOption, option_error, parse_order
+from offramp.commands.options import Address, Job, OrderName, option_error, parse_order
 
 JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")
@@ -69,37 +69,6 @@ class IngressDocument(PartDocument, IngressSettings):
         return self
 
 
-class PlanOptions(StrictDocument, OrderOption):
-    """The first plan of `offramp serve` for a model folder."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    plan: str | None = Field(default=None, examples=list(BUILT_IN))
-    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best plan for this machine, by a profile that
-    is measured once and kept with the model (for decoders, chains and accelerators elsewhere: serial)."""
-    batch: int = Field(default=32, ge=1)
-    """Batch size of a built-in plan, or the largest batch size of a plan that is made for this machine."""
-    replicas: int = Field(default=1, ge=1)
-    """Number of replicas."""
-    device: str = Field(default="cpu", examples=["cpu", "cuda"])
-    """Device of a plan that is not from a file."""
-    dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
-    """When a batch starts: at once (work-conserving), at once but next to a running batch only if it is full (filling),
-    or when it is full or a deadline is near (deferred). None: the plan file's rule, else what suits the machine."""
-
-
-class VersionsDocument(StrictDocument, VersionSettings):
-    """Control of versions over HTTP; `folder` is a path on the nodes."""
-
-
-class TracingDocument(StrictDocument, TracingSettings):
-    """Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP."""
-
-
-class AccessDocument(StrictDocument, AccessSettings):
-    """API keys and rate limits of callers; `keys_file` is relative to the service file's folder."""
-
-
 class ApplicationDocument(StrictDocument):
     """The fields that `offramp serve` for a model folder and service files share."""
 
@@ -107,29 +76,21 @@ class ApplicationDocument(StrictDocument):
     name: str = Field(default="offramp", pattern=NAME_PATTERN)
     model: ServedModelDocument
     ingress: IngressDocument = Field(default_factory=IngressDocument)
-    tracing: TracingDocument | None = None
+    tracing: TracingSettings | None = None
     """None: requests are not traced."""
-    access: AccessDocument | None = None
+    access: AccessSettings | None = None
     """None: every caller that reaches the service may use it."""
-    repository: VersionsDocument = Field(default_factory=VersionsDocument)
-
-
-class FolderDocument(ApplicationDocument):
-    """The options of `offramp serve` for a model folder, as a document."""
-
-    plan: PlanOptions = Field(default_factory=PlanOptions)
+    repository: VersionSettings = Field(default_factory=VersionSettings)
 
 
 SHAPES: Mapping[str, type[BaseModel]] = {
-    "plan": PlanOptions,
     "ingress": IngressDocument,
     "model": ServedModelDocument,
-    "tracing": TracingDocument,
-    "access": AccessDocument,
+    "tracing": TracingSettings,
+    "access": AccessSettings,
 }
-"""Parts of a `FolderDocument` by their names."""
+"""Parts of an `ApplicationDocument` by their names."""
 OPTIONS = {
-    **{name: ("plan", name) for name in ("plan", "batch", "replicas", "device", "order", "dispatch")},
     **{name: ("ingress", name) for name in ("port", "host", "front")},
     "ingress_replicas": ("ingress", "replicas"),
     **{name: ("model", name) for name in ("dtype", "hop_dtype", "backend", "attention")},
@@ -143,10 +104,8 @@ OPTIONS = {
     "rate_limit": ("access", "rate_per_s"),
     "cors_origin": ("access", "cors_origins"),
 }
-"""Options of `offramp serve` that are fields of `FolderDocument`, with their part and their name in it."""
+"""Options of `offramp serve` that are fields of `ApplicationDocument`, with their part and their name in it."""
 MACHINE_DEFAULTS = {
-    "batch": "32; without --plan as measured, up to 16",
-    "replicas": "1; without --plan as many as this machine has room for",
     "threads": "1; without --plan more if memory limits the number of replicas",
     "backend": "torch; without --plan the faster one on this machine",
 }
@@ -177,11 +136,24 @@ class ServeJob(Job):
     """Address of an OpenTelemetry collector, for traces. None: no traces."""
     restart: bool = False
     """Restart if Ray's head dies, instead of ending with status 4."""
+    plan: str | None = Field(default=None, examples=list(BUILT_IN))
+    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best plan for this machine, by a profile that
+    is measured once and kept with the model (for decoders, chains and accelerators elsewhere: serial)."""
+    batch: int | None = Field(default=None, ge=1)
+    """Batch size of a built-in plan, or the largest batch size of a plan that is made for this machine. None: 32;
+    without --plan as measured, up to 16."""
+    replicas: int | None = Field(default=None, ge=1)
+    """Number of replicas. None: 1; without --plan as many as this machine has room for."""
+    device: str = Field(default="cpu", examples=["cpu", "cuda"])
+    """Device of a plan that is not from a file."""
+    order: OrderName = None
+    dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
+    """When a batch starts: at once (work-conserving), at once but next to a running batch only if it is full (filling),
+    or when it is full or a deadline is near (deferred). None: the plan file's rule, else what suits the machine."""
 
-    @model_validator(mode="after")
-    def _check_combination(self) -> ServeJob:
+    def check(self) -> None:
         given = self.model_fields_set
-        parse_order(getattr(self, "order", None))  # refused before a model is measured
+        parse_order(self.order)  # refused before a model is measured
         if self.model.is_file():
             refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *WITH_A_FILE})
             if refused:
@@ -189,7 +161,6 @@ class ServeJob(Job):
                 raise InputError(f"{' and '.join(refused)}: the service file sets this; only {allowed} go with a file")
         elif "trace_ratio" in given and self.otlp_endpoint is None:
             raise InputError("--trace-ratio goes with --otlp-endpoint, the collector of the traces")
-        return self
 
     @property
     def ports(self) -> dict[str, int]:
@@ -197,8 +168,8 @@ class ServeJob(Job):
         return {name: getattr(self, name) for name in ("port", "grpc_port") if name in self.model_fields_set}
 
     @property
-    def document(self) -> FolderDocument:
-        """The options as a document; raises InputError for options that contradict each other."""
+    def document(self) -> ApplicationDocument:
+        """The options other than the plan's, as a document; raises InputError if they contradict each other."""
         document: dict[str, Any] = {"model": {"folder": str(self.model)}}
         if self.otlp_endpoint is not None:
             document["tracing"] = {"endpoint": self.otlp_endpoint}
@@ -206,7 +177,7 @@ class ServeJob(Job):
             part, field = OPTIONS[name]
             document.setdefault(part, {})[field] = getattr(self, name)
         try:
-            return FolderDocument.model_validate(document)
+            return ApplicationDocument.model_validate(document)
         except ValidationError as error:
             [first, *_] = error.errors()
         place = tuple(map(str, first["loc"]))

@@ -491,9 +491,7 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={
             name: EmulatedSettings(
-                batch=list(table.batches),
-                block_s=table.block_s_NB.tolist(),
-                ramp_s=table.ramp_s_EB.tolist(),
+                **table.document(as_measured=False),
                 length=None if parts.problem.lengths is None else table.length,
                 time_scale=parts.inventory.time_scale,
                 decisions=document.model.decisions,

@@ -14,7 +14,7 @@ from earlyexit.errors import InputError, ModelFolderError, OfframpError, PlanErr
 from earlyexit.network.boundary import Split
 from offramp.commands.service import Dashboard, applications_document, token_header
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
-from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
+from offramp.spec.documents import ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
 from optimizer.calibration.calibration_file import CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
@@ -31,7 +31,7 @@ def settings(access: AccessSettings | None = None) -> ServeSettings:
 
 
 def test_paths_are_relative_to_the_service_file_and_budgets_reach_replicas(tmp_path: Path, model: Path) -> None:
-    document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessDocument(keys_file="../keys"))
+    document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessSettings(keys_file="../keys"))
     found = application_settings(document, PLAN, tmp_path / "services")
     assert found.model == str(tmp_path / "services" / "m")
     assert found.access == AccessSettings(keys_file=str(tmp_path / "keys"))

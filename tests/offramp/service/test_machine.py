@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 def settings(folder: Path, said: list[str] | None = None, **options: Any) -> Any:
     job = ServeJob.model_validate({"model": folder, **options})
-    return folder_settings(job.document, folder, (said if said is not None else []).append)
+    return folder_settings(job, folder, (said if said is not None else []).append)
 
 
 def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path) -> None:
