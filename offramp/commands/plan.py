@@ -18,8 +18,8 @@ from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, show
-from optimizer.cost.evaluate import TOLERANCE, Evaluation, ExpectedSplit, predictions, step_figures
-from optimizer.cost.explain import Bottleneck, Comparison, answered_by, bottlenecks, compare, no_plan_text
+from optimizer.cost.evaluate import TOLERANCE, ExpectedSplit, predictions, step_figures
+from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.figures import sequence_figures
 from optimizer.generation.steps import generation_of
@@ -160,7 +160,8 @@ class PlanAnswer:
 
     problem: PlanProblem
     decision: Decision
-    comparisons: tuple[Comparison, ...]
+    baselines: Mapping[str, Mapping[str, Any]]
+    """The plans of the other strategies as JSON data, and how many times better the plan of `best` is."""
     rescoring: Rescoring | None = None
     """The plan's scores by exit records or recorded batches; None without them, or without a plan."""
     calibration: Path | None = None
@@ -172,11 +173,6 @@ class PlanAnswer:
         if isinstance(self.decision, NoPlan):
             raise PlanError(no_plan_text(self.problem, self.decision))
         return self.decision
-
-    @property
-    def binds(self) -> tuple[Bottleneck, ...]:
-        """The limits that keep the plan from being better."""
-        return tuple(bottlenecks(self.problem, self.planned.stages, self.planned.figures))
 
 
 def answer(
@@ -204,7 +200,7 @@ def answer(
     return PlanAnswer(
         problem=problem,
         decision=decision,
-        comparisons=compare(problem, decisions),
+        baselines=_baselines(problem, decisions),
         rescoring=rescoring,
         calibration=None if file.recorded is None else file.recorded.calibration,
     )
@@ -241,11 +237,11 @@ def best_index(objective: Objective, promises: Sequence[Mapping[str, float]]) ->
 
 def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     """Returns the answer as JSON data: first the plan, then its explanation."""
-    problem, baselines = answer.problem, _baselines(answer.problem, answer.comparisons)
+    problem = answer.problem
     if isinstance(answer.decision, NoPlan):
         message = {"message": no_plan_text(problem, answer.decision)}
         no_plan = _no_plan_document(answer.decision) | message
-        return {"no_plan": no_plan, "strategy": answer.decision.strategy, "baselines": baselines}
+        return {"no_plan": no_plan, "strategy": answer.decision.strategy, "baselines": answer.baselines}
     planned, figures = answer.planned, answer.planned.figures
     sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **step_figures(figures)))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
@@ -261,7 +257,10 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         "gap": planned.gap,
         **({"note": planned.note} if planned.note else {}),
         **({} if answer.calibration is None else {"calibration": str(answer.calibration)}),
-        "binds": [{"kind": each.kind, "stage": each.stage_index, "text": each.text} for each in answer.binds],
+        "binds": [
+            {"kind": each.kind, "stage": each.stage_index, "text": each.text}
+            for each in bottlenecks(problem, planned.stages, figures)
+        ],
         "splits": [
             {
                 "stage": each.stage_index,
@@ -281,7 +280,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         ],
         **({"answered_by": answered_by(problem, planned.stages)} if problem.networks else {}),
         **({"generation": sequences} if sequences else {}),
-        "baselines": baselines,
+        "baselines": answer.baselines,
         "joint": None if answer.rescoring is None else _joint_document(problem, answer.rescoring),
     }
 
@@ -358,21 +357,24 @@ def _decision(problem: PlanProblem, decision: Decision) -> dict[str, Any]:
     return {**predictions(problem, decision.figures), **batches, "gap": decision.gap}
 
 
-def _baselines(problem: PlanProblem, comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
+def _baselines(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> dict[str, dict[str, Any]]:
+    best = decisions.get("best")
     return {
-        each.strategy: {**_decision(problem, each.decision), "times_better": each.times_better} for each in comparisons
+        name: {**_decision(problem, each), "times_better": times_better(problem, best, each)}
+        for name, each in decisions.items()
+        if name != "best"
     }
+
+
+JOINT_FIGURES = ("rate_per_s", "latency_s", "usd_per_hour", "mean_latency_s")
+"""Predictions that exit records change."""
 
 
 def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any]:
     shown = rescoring.chosen or rescoring.candidates[0]
-    is_objective = isinstance(problem.objective, MinimizeLatency)
-    mean = {"mean_latency_s": shown.joint.mean_latency_s} if is_objective else {}
+    figures = predictions(problem, shown.joint)
     return {
-        "rate_per_s": shown.joint.rate_per_s,
-        "latency_s": shown.joint.latency_s,
-        "usd_per_hour": shown.joint.usd_per_hour,
-        **mean,
+        **{name: figures[name] for name in JOINT_FIGURES if name in figures},
         "broken": list(shown.broken),
         "candidates": len(rescoring.candidates),
         "chosen": rescoring.chosen_index,
@@ -390,16 +392,16 @@ def run(job: PlanJob) -> None:
     if order is not None:
         files = tuple(replace(file, order=order) for file in files)
     file, result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
-    if isinstance(result.decision, NoPlan):
-        if not job.as_json:
-            print(no_plan_text(result.problem, result.decision), file=sys.stderr)
-        print_result(answer_document(result), lambda: plan_tables(result), as_json=job.as_json)
-        raise typer.Exit(NO_PLAN)
-    if job.out is not None:
+    document, has_plan = answer_document(result), isinstance(result.decision, Planned)
+    if has_plan and job.out is not None:
         write_plan(serving_plan(file, result.planned, job.threshold), job.out)
-    if job.plot is not None:
+    if has_plan and job.plot is not None:
         draw_plan(result.planned, job.plot)
-    print_result(answer_document(result), lambda: plan_tables(result), as_json=job.as_json)
+    if not has_plan and not job.as_json:
+        print(document["no_plan"]["message"], file=sys.stderr)
+    print_result(document, lambda: plan_tables(result, document), as_json=job.as_json)
+    if not has_plan:
+        raise typer.Exit(NO_PLAN)
 
 
 def run_what_if(job: WhatIfJob) -> None:
@@ -428,23 +430,21 @@ def run_what_if(job: WhatIfJob) -> None:
         print(json.dumps(each), flush=True)
 
 
-def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
-    """Returns a table of the figures of a model that generates."""
-    predicted, generation = sequence_figures(problem, stages, **step_figures(figures)), generation_of(problem)
-    mean_ms, most_ms = milliseconds(predicted.token_s), milliseconds(predicted.most_token_s)
-    table = make_table("", "value", title="Generation")
-    table.add_row("tokens", f"{predicted.tokens_per_s:.1f}/s, of {predicted.sequences_per_s:.2f} sequences/s")
-    table.add_row("time per token", f"{mean_ms} ms on average, {most_ms} at worst")
+def _generation_rows(problem: PlanProblem, predicted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the figures of a model that generates: those of `SequenceFigures`, as JSON data."""
+    generation = generation_of(problem)
+    mean_ms, most_ms = milliseconds(predicted["token_s"]), milliseconds(predicted["most_token_s"])
+    yield "tokens", f"{predicted['tokens_per_s']:.1f}/s, of {predicted['sequences_per_s']:.2f} sequences/s"
+    yield "time per token", f"{mean_ms} ms on average, {most_ms} at worst"
     limit_s = None if generation.ttft_s is None else generation.ttft_s * (1 - problem.slo.slack)
     allowed = "" if limit_s is None else f" of {milliseconds(limit_s)} ms allowed"
-    table.add_row("first token", f"{milliseconds(predicted.ttft_s)} ms at worst{allowed}")
+    yield "first token", f"{milliseconds(predicted['ttft_s'])} ms at worst{allowed}"
     at_most = "" if generation.most_running is None else f", {generation.most_running} run at a time"
-    table.add_row("sequences", f"{predicted.running} keep all batches full{at_most}")
-    table.add_row("prompts", f"{predicted.prompt_share:.1%} of the accelerators' time")
-    table.add_row("skipped tokens", f"{predicted.filled:.2f} per survivor are filled in by {generation.fill}")
-    for index, each in enumerate(predicted.pages or ()):
-        table.add_row(f"pages, stage {index}", f"{each.needed} needed of {each.pages} per replica")
-    return table
+    yield "sequences", f"{predicted['running']} keep all batches full{at_most}"
+    yield "prompts", f"{predicted['prompt_share']:.1%} of the accelerators' time"
+    yield "skipped tokens", f"{predicted['filled']:.2f} per survivor are filled in by {generation.fill}"
+    for index, each in enumerate(predicted["pages"] or ()):
+        yield f"pages, stage {index}", f"{each['needed']} needed of {each['pages']} per replica"
 
 
 AXIS_TITLES: Mapping[AxisName, str] = {
@@ -467,17 +467,21 @@ AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
 }
 
 
-def plan_tables(answer: PlanAnswer) -> list[Table]:
-    """Returns tables of stages, figures, and the other strategies; without a plan, of strategies that have one."""
-    baselines = _baselines(answer.problem, answer.comparisons)
-    others = [comparison_table(answer.problem, baselines)] if baselines else []
+def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
+    """Returns tables of stages, figures, and the other strategies; without a plan, of strategies that have one.
+
+    `document`: the answer as JSON data.
+    """
+    problem, baselines = answer.problem, answer.baselines
+    others = [comparison_table(problem, baselines)] if baselines else []
     if isinstance(answer.decision, NoPlan):
         return others if any("no_plan" not in each for each in baselines.values()) else []
-    tables = [_stages(answer), _figures(answer)]
-    if answer.problem.generation is not None:
-        tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
-    if answer.rescoring is not None:
-        tables.append(_joint(answer.problem, answer.rescoring))
+    tables = [_stages(answer), make_table("", "value", title="Predicted", rows=_figure_rows(answer, document))]
+    if "generation" in document:
+        rows = _generation_rows(problem, document["generation"])
+        tables.append(make_table("", "value", title="Generation", rows=rows))
+    if document["joint"] is not None:
+        tables.append(_joint(document))
         for table in others:
             table.caption = "All figures are for nested survival, without the exit records"
     return tables + others
@@ -542,54 +546,52 @@ def _stages(answer: PlanAnswer) -> Table:
     return table
 
 
-def _figures(answer: PlanAnswer) -> Table:
+def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
-    table = make_table("", "value", title="Predicted")
-    table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
+    yield "rate", f"{_rate(figures.rate_per_s)}/s"
     if problem.required_per_s is not None:
-        table.add_row("requested rate", f"{_rate(figures.served_per_s)}/s")
+        yield "requested rate", f"{_rate(figures.served_per_s)}/s"
     if isinstance(problem.objective, MinimizeLatency):
         allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
-        table.add_row("mean answer time", f"{milliseconds(figures.mean_latency_s)} ms")
-        table.add_row("ramps", f"{figures.ramp_overhead:.2%} of the blocks' time{allowed}")
-        table.add_row("answered inputs", AFTER_ANSWER_TEXTS[planned.stages[0].splits[0].after_answer])
+        yield "mean answer time", f"{milliseconds(figures.mean_latency_s)} ms"
+        yield "ramps", f"{figures.ramp_overhead:.2%} of the blocks' time{allowed}"
+        yield "answered inputs", AFTER_ANSWER_TEXTS[planned.stages[0].splits[0].after_answer]
     limit = milliseconds(problem.slo.limit_s)
-    table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed")
-    table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
+    yield "worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed"
+    yield "cost", f"{figures.usd_per_hour:.2f} USD/h"
     if len(figures.shares) > 1:
         first = 0
         for chain, stages in enumerate(chains_of(planned.stages, problem.num_blocks)):
             named = f"stage {first}" if len(stages) == 1 else f"stages {first} to {first + len(stages) - 1}"
-            table.add_row("" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs")
+            yield "" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs"
             first += len(stages)
-    for index, (network, share) in enumerate(answered_by(problem, planned.stages).items()):
-        table.add_row("" if index else "answers", f"{share:.1%} by model {network} of the chain")
-    for index, bind in enumerate(answer.binds):
-        table.add_row("" if index else "binds", bind.text)
+    for index, (network, share) in enumerate(document.get("answered_by", {}).items()):
+        yield "" if index else "answers", f"{share:.1%} by model {network} of the chain"
+    for index, bind in enumerate(document["binds"]):
+        yield "" if index else "binds", bind["text"]
     proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"
-    table.add_row("proof", proof)
+    yield "proof", proof
     if planned.note:
-        table.add_row("note", planned.note)
+        yield "note", planned.note
     if answer.calibration is not None:
-        table.add_row("calibration", str(answer.calibration))
-    return table
+        yield "calibration", str(answer.calibration)
 
 
-def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
+def _joint(document: Mapping[str, Any]) -> Table:
     """Returns a table of the plan's figures with nested survival and with the exit records."""
-    shown = rescoring.chosen or rescoring.candidates[0]
-    nested, joint = shown.nested, shown.joint
-    table = make_table("", "nested", "joint", title="By the exit records")
-    table.add_row("rate /s", _rate(nested.rate_per_s), _rate(joint.rate_per_s))
-    table.add_row("latency ms", milliseconds(nested.latency_s), milliseconds(joint.latency_s))
-    if isinstance(problem.objective, MinimizeLatency):
-        table.add_row("mean ms", milliseconds(nested.mean_latency_s), milliseconds(joint.mean_latency_s))
-    number = len(rescoring.candidates)
-    if rescoring.chosen is None:
-        table.caption = f"By the records none of {number} candidates keeps every promise: {'; '.join(shown.broken)}"
-    else:
-        table.caption = f"candidate {rescoring.candidates.index(shown) + 1} of {number}"
-    return table
+    joint = document["joint"]
+    both = (document, joint)
+    rows = [
+        ("rate /s", *(_rate(each["rate_per_s"]) for each in both)),
+        ("latency ms", *(milliseconds(each["latency_s"]) for each in both)),
+    ]
+    if "mean_latency_s" in joint:
+        rows.append(("mean ms", *(milliseconds(each["mean_latency_s"]) for each in both)))
+    caption = f"candidate {(joint['chosen'] or 0) + 1} of {joint['candidates']}"
+    if joint["chosen"] is None:
+        broken = "; ".join(joint["broken"])
+        caption = f"By the records none of {joint['candidates']} candidates keeps every promise: {broken}"
+    return make_table("", "nested", "joint", title="By the exit records", rows=rows, caption=caption)
 
 
 def _decision_cells(problem: PlanProblem, found: Mapping[str, Any]) -> dict[str, str]:

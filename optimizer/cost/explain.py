@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -12,7 +12,7 @@ from optimizer.generation.steps import generation_of
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import subproblem_of, survival_with
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
-from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.search.decision import Decision, NoPlan, Planned
 
 AT_ITS_LIMIT = 0.02
 """A latency this close to its limit is reported as a bottleneck. Batch sizes are discrete, so few plans reach it."""
@@ -30,17 +30,6 @@ class Bottleneck:
     """A sentence with the numbers."""
     stage_index: int | None = None
     """The stage, or the stage before the hop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The result of a strategy, compared with `best` on the same problem."""
-
-    strategy: Strategy
-    decision: Decision
-    times_better: float | None
-    """Factor by which `best` has the higher rate, or the lower cost or mean answer time. None if either has no plan or
-    costs nothing."""
 
 
 def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, float]:
@@ -135,17 +124,11 @@ def _budget_limit(problem: PlanProblem, stages: Sequence[Stage], figures: Evalua
         yield Bottleneck(kind="budget", text=text)
 
 
-def compare(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> tuple[Comparison, ...]:
-    """Returns the comparisons of all other strategies with `best`, in order."""
-    best = decisions.get("best")
-    return tuple(
-        Comparison(strategy=strategy, decision=decision, times_better=_times_better(problem, best, decision))
-        for strategy, decision in decisions.items()
-        if strategy != "best"
-    )
+def times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
+    """Returns the factor by which `best` has the higher rate, or the lower cost or mean answer time.
 
-
-def _times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
+    Returns None if either has no plan or costs nothing.
+    """
     if not isinstance(best, Planned) or not isinstance(other, Planned):
         return None
     larger, smaller = objective_value(problem, other.figures), objective_value(problem, best.figures)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offramp.commands.plan import PlanAnswer, answer, answer_document
+from offramp.commands.plan import answer, answer_document
 from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
@@ -107,6 +107,4 @@ def refused(problem: PlanProblem, strategy: Strategy = "best") -> NoPlan:
 
 def plan_json(file: ProblemFile, strategy: Strategy = "best") -> dict[str, Any]:
     """Returns the output of `offramp plan --json`, and fails if there is no plan."""
-    found = answer(file, strategy, solve)
-    assert isinstance(found, PlanAnswer)
-    return answer_document(found)
+    return answer_document(answer(file, strategy, solve))
