@@ -139,7 +139,7 @@ class Figures:
 
     def document(self) -> dict[str, Any]:
         """Returns the figures as plain data. `lengths` is left out if inputs have no lengths."""
-        document = asdict(self)
+        document = asdict(self) | {"in_slo_share": self.in_slo_share, "utilisation": self.utilisation}
         for split, use in zip(document["splits"], self.splits, strict=True):
             lengths = split.pop("lengths")
             if use.lengths is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +19,14 @@ from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob, parse_order
-from offramp.commands.output import cell, make_table, milliseconds, print_result, progress_share, provenance
+from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
 from offramp.commands.plan import NO_PLAN, answer, plan_of
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import check_policy, read_calibration_file
 from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violations
 from optimizer.cost.explain import no_plan_text
-from optimizer.generation.figures import SequenceFigures, sequence_figures
+from optimizer.generation.figures import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, read_plan
 from optimizer.problems.entries import tokens_of
@@ -391,40 +391,36 @@ def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> tupl
 SCHEMA_VERSION = 1
 
 
-Result = tuple[dict[str, Any], Iterable[Table]]
-"""The result of a simulation as JSON data and as tables."""
+def _simulated(simulation: Simulation, progress: Progress) -> dict[str, Any] | None:
+    """Simulates, and returns the result as JSON data.
 
-
-def _simulated(simulation: Simulation, progress: Progress) -> Result | None:
-    """Simulates; after an interrupt (Ctrl-C), returns the result so far, or None during the warm-up."""
+    After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up.
+    """
     outcome = simulate(simulation.scenario, progress=progress)
     figures = partial_figures(outcome) if outcome.interrupted else outcome.figures()
     if figures is None:
         return None
-    networks, capacity_per_s = _network_answers(simulation, figures), simulation.predicted.rate_per_s
-    shares = {"in_slo_share": figures.in_slo_share, "utilisation": figures.utilisation}
-    simulated = {**figures.document(), **shares, **({"networks": networks} if networks else {})}
+    networks = _network_answers(simulation.scenario.plan, figures.exits)
+    simulated = figures.document() | ({"networks": networks} if networks else {})
+    capacity_per_s = simulation.predicted.rate_per_s
     overload = (
         f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {capacity_per_s:.1f}/s: some inputs are "
         "dropped or late"
     )
     notes = (overload,) if figures.offered_per_s > capacity_per_s else ()
-    document = _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted)
-    return document, _tables(simulation, figures, networks)
+    return _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted)
 
 
-def _simulated_sequences(simulation: Simulation, progress: Progress) -> Result | None:
-    """Simulates sequences; after an interrupt, returns the result so far, or None before the first token."""
+def _simulated_sequences(simulation: Simulation, progress: Progress) -> dict[str, Any] | None:
+    """Simulates sequences as `_simulated` simulates inputs. Without any token, returns None after an interrupt."""
     scenario = simulation.scenario
     played = generate(scenario, progress=progress)
     if not played.said_K.any():
         return None
     expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(simulation.predicted))
-    figures, exits = _sequence_figures(scenario, played), dict(played.exits)
-    exits_document = {str(block): tokens for block, tokens in exits.items()}
-    results = {"predicted_sequences": asdict(expected), "simulated": figures | {"exits": exits_document}}
-    tables = _sequence_tables(expected, figures, exits, interrupted=played.interrupted)
-    return _document(simulation, results, interrupted=played.interrupted), tables
+    simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
+    results = {"predicted_sequences": asdict(expected), "simulated": simulated}
+    return _document(simulation, results, interrupted=played.interrupted)
 
 
 def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, Any]:
@@ -496,7 +492,7 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
             "rate_per_s": predicted.rate_per_s,
             "latency_s": predicted.latency_s if math.isfinite(predicted.latency_s) else None,
             "usd_per_hour": predicted.usd_per_hour,
-            "exits": predicted_exits(simulation),
+            "exits": _predicted_exits(scenario.problem, scenario.plan),
             "splits": [
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],
@@ -507,20 +503,18 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
     }
 
 
-def predicted_exits(simulation: Simulation) -> dict[int, float]:
+def _predicted_exits(problem: PlanProblem, plan: Plan) -> dict[int, float]:
     """Returns the share of inputs that leave after each active ramp and the last block, by the problem's survival."""
-    problem, plan = simulation.scenario.problem, simulation.scenario.plan
     reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
     last = problem.num_blocks - 1
     return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}, last: reach_N[last]}
 
 
-def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str, Any]]:
+def _network_answers(plan: Plan, exits: Mapping[int, int]) -> list[dict[str, Any]]:
     """Returns for each network of a chain how many answered inputs reached it, and how many it answered.
 
-    `used`: whether the plan uses it. Empty for a single network.
+    `exits`: answers by block. `used`: whether the plan uses the network. Empty for a single network.
     """
-    plan, exits = simulation.scenario.plan, figures.exits
     return [
         {
             "first": first,
@@ -539,132 +533,130 @@ INTERRUPTED = 130
 
 def run(job: SimulateJob) -> None:
     """Simulates, and prints the result, or after an interrupt the result so far."""
-    result = None
+    document = None
     try:
         simulation = prepare(job)
         simulated = _simulated if simulation.scenario.sequences is None else _simulated_sequences
         with progress_share("simulate") as progress:
-            result = simulated(simulation, progress)
+            document = simulated(simulation, progress)
     except KeyboardInterrupt:
         pass  # interrupted before the simulation
-    if result is None:
+    if document is None:
         print("interrupted before there was a result", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    document, tables = result
+    tables = _sequence_tables(document) if "predicted_sequences" in document else _tables(simulation, document)
     print_result(document, lambda: tables, document["notes"], as_json=job.as_json)
     if document["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 
 
-def _tables(simulation: Simulation, figures: Figures, networks: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+def _tables(simulation: Simulation, document: Mapping[str, Any]) -> Iterator[Table]:
     """Yields tables of stages, batches of inputs of different lengths, figures, networks of a chain, and exits."""
+    simulated, planned = document["simulated"], document["predicted"]["exits"]
     yield make_table(
         *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
         title=f"Plan ({plan_source(simulation.job)})",
         narrow=True,
-        rows=_stage_rows(simulation, figures),
+        rows=_stage_rows(simulation, simulated),
     )
-    if varied := [(use, use.lengths) for use in figures.splits if use.lengths is not None]:
+    if varied := [use for use in simulated["splits"] if "lengths" in use]:
         names = ("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50")
-        batches = (
-            (
-                f"{use.first}-{use.end - 1}",
-                f"{use.inputs / use.batches:.1f}",
-                f"{lengths.tokens / use.batches:.0f}" + ("" if lengths.budget is None else f" of {lengths.budget}"),
-                milliseconds(lengths.p50_s),
-                milliseconds(lengths.p99_s),
-                f"{lengths.spread:.2f}",
-            )
-            for use, lengths in varied
-        )
-        yield make_table(*names, title="Batches", rows=batches)
-    title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs{', INTERRUPTED' if figures.interrupted else ''}"
-    yield make_table("", "planned", "simulated", title=title, rows=_rows(simulation, figures))
-    if networks:
-        answers = (
-            (
-                str(number),
-                f"{each['first']}-{each['end'] - 1}" + ("" if each["used"] else ", left out"),
-                str(each["reached"]),
-                str(each["answers"]),
-                cell(_share(each["answers"], each["reached"]), ".2%"),
-            )
-            for number, each in enumerate(networks)
-        )
-        yield make_table(
-            "network", "blocks", "reached by", "answers", "returned", title="Answers by network", rows=answers
-        )
-    planned = predicted_exits(simulation)
-    counts = dict.fromkeys(planned, 0) | dict(figures.exits)
+        yield make_table(*names, title="Batches", rows=map(_batch_row, varied))
+    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{_interrupted(document)}"
+    yield make_table("", "planned", "simulated", title=title, rows=_rows(simulation, simulated))
+    if "networks" in simulated:
+        columns = ("network", "blocks", "reached by", "answers", "returned")
+        yield make_table(*columns, title="Answers by network", rows=_network_rows(simulated["networks"]))
+    counts = dict.fromkeys(planned, 0) | simulated["exits"]
     exits = (
-        (str(block), f"{planned.get(block, 0.0):.2%}", cell(_share(count, figures.answered), ".2%"), str(count))
+        (str(block), f"{planned.get(block, 0.0):.2%}", _share(count, simulated["answered"]), str(count))
         for block, count in sorted(counts.items())
     )
     yield make_table("after block", "planned", "simulated", "answers", title="Answers by exit", rows=exits)
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _interrupted(document: Mapping[str, Any]) -> str:
+    return ", INTERRUPTED" if document["interrupted"] else ""
 
 
-def _stage_rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, ...]]:
+def _batch_row(use: Mapping[str, Any]) -> tuple[str, ...]:
+    lengths = use["lengths"]
+    return (
+        f"{use['first']}-{use['end'] - 1}",
+        f"{use['inputs'] / use['batches']:.1f}",
+        f"{lengths['tokens'] / use['batches']:.0f}" + ("" if lengths["budget"] is None else f" of {lengths['budget']}"),
+        milliseconds(lengths["p50_s"]),
+        milliseconds(lengths["p99_s"]),
+        f"{lengths['spread']:.2f}",
+    )
+
+
+def _network_rows(networks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for number, each in enumerate(networks):
+        blocks = f"{each['first']}-{each['end'] - 1}" + ("" if each["used"] else ", left out")
+        reached, answers = each["reached"], each["answers"]
+        yield str(number), blocks, str(reached), str(answers), _share(answers, reached)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}" if whole else "-"
+
+
+def _stage_rows(simulation: Simulation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yields a row for each split; the first of a stage also shows the stage."""
-    ran = {(each.first, each.end): each for each in figures.splits}
+    ran = {(each["first"], each["end"]): each for each in simulated["splits"]}
     planned = {(each.split.first, each.split.end): each for each in simulation.predicted.splits}
-    for index, (stage, slot) in enumerate(zip(simulation.scenario.plan.stages, figures.slots, strict=True)):
-        stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
+    for index, (stage, slot) in enumerate(zip(simulation.scenario.plan.stages, simulated["slots"], strict=True)):
+        stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot['utilisation']:.0%}")
         for split in stage.splits:
             key, batch_cells = (split.first, split.end), ("0", "-", "-")
             if (use := ran.get(key)) is not None:
-                fill = use.fill if use.lengths is None or use.lengths.fill is None else use.lengths.fill
-                batch_cells = (f"{use.batches}", f"{fill:.0%}", milliseconds(use.busy_s / use.batches))
+                by_tokens = use.get("lengths", {}).get("fill")  # None unless batches have a token budget
+                fill = use["fill"] if by_tokens is None else by_tokens
+                batch_cells = (f"{use['batches']}", f"{fill:.0%}", milliseconds(use["busy_s"] / use["batches"]))
             batch = str(split.batch) if split.tokens is None else f"{split.tokens} tokens"
             blocks = f"{split.first}-{split.end - 1}"
             yield *stage_cells, blocks, batch, *batch_cells, milliseconds(planned[key].seconds)
             stage_cells = ("", "")
 
 
-def _sequence_tables(
-    expected: SequenceFigures, figures: Mapping[str, Any], exits: Mapping[int, int], *, interrupted: bool
-) -> tuple[Table, ...]:
-    """Returns a table of figures of sequences, planned and simulated, and a table of tokens by exit."""
-    sequences = figures["sequences"]
-    title = f"Simulated, {figures['seconds']:.4g} s, {sequences} sequences" + (", INTERRUPTED" if interrupted else "")
+def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
+    """Yields a table of figures of sequences, planned and simulated, and a table of tokens by exit."""
+    expected, simulated = document["predicted_sequences"], document["simulated"]
+    sequences, exits = simulated["sequences"], simulated["exits"]
     rows = (
-        ("tokens", f"{expected.tokens_per_s:.1f}/s at most", f"{figures['tokens_per_s']:.1f}/s"),
-        ("within both SLOs", "", f"{figures['in_slo']} sequences, {figures['goodput_per_s']:.2f}/s"),
-        ("first token p50", "", _shown(figures["ttft_p50_s"])),
-        ("first token p99", f"{milliseconds(expected.ttft_s)} ms at worst", _shown(figures["ttft_p99_s"])),
-        ("per token p50", f"{milliseconds(expected.token_s)} ms on average", _shown(figures["tpot_p50_s"])),
-        ("per token p99", f"{milliseconds(expected.most_token_s)} ms at worst", _shown(figures["tpot_p99_s"])),
-        ("refused", "", f"{figures['refused']} of {sequences}"),
+        ("tokens", f"{expected['tokens_per_s']:.1f}/s at most", f"{simulated['tokens_per_s']:.1f}/s"),
+        ("within both SLOs", "", f"{simulated['in_slo']} sequences, {simulated['goodput_per_s']:.2f}/s"),
+        ("first token p50", "", _shown(simulated["ttft_p50_s"])),
+        ("first token p99", f"{_shown(expected['ttft_s'])} at worst", _shown(simulated["ttft_p99_s"])),
+        ("per token p50", f"{_shown(expected['token_s'])} on average", _shown(simulated["tpot_p50_s"])),
+        ("per token p99", f"{_shown(expected['most_token_s'])} at worst", _shown(simulated["tpot_p99_s"])),
+        ("refused", "", f"{simulated['refused']} of {sequences}"),
     )
-    tokens = sum(exits.values())
-    by_exit = ((str(block), str(number), f"{number / tokens:.2%}") for block, number in sorted(exits.items()))
-    return (
-        make_table("", "planned", "simulated", title=title, rows=rows),
-        make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit),
-    )
+    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{_interrupted(document)}"
+    yield make_table("", "planned", "simulated", title=title, rows=rows)
+    by_exit = ((str(block), str(tokens), _share(tokens, sum(exits.values()))) for block, tokens in exits.items())
+    yield make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit)
 
 
 def _shown(seconds: float | None) -> str:
     return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
-def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, str]]:
+def _rows(simulation: Simulation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     predicted, slo_s = simulation.predicted, simulation.scenario.slo_s
-    yield "offered", "", f"{figures.offered_per_s:.1f} inputs/s"
+    yield "offered", "", f"{simulated['offered_per_s']:.1f} inputs/s"
     within = f"within {milliseconds(slo_s)} ms"
-    yield "goodput", f"{predicted.rate_per_s:.1f}/s at most", f"{figures.goodput_per_s:.1f}/s {within}"
+    yield "goodput", f"{predicted.rate_per_s:.1f}/s at most", f"{simulated['goodput_per_s']:.1f}/s {within}"
     if simulation.job.inputs_per_request > 1:
-        yield "goodput, whole requests", "", f"{figures.request_goodput_per_s:.1f} inputs/s {within}"
-    yield "in time", "", f"{figures.in_slo_share:.2%} of inputs"
+        yield "goodput, whole requests", "", f"{simulated['request_goodput_per_s']:.1f} inputs/s {within}"
+    yield "in time", "", f"{simulated['in_slo_share']:.2%} of inputs"
     worst = f"{milliseconds(predicted.latency_s)} ms at {predicted.served_per_s:.1f}/s"
-    for name, latency_s in (("p50", figures.p50_s), ("p95", figures.p95_s), ("p99", figures.p99_s)):
-        yield f"latency {name}", worst if name == "p99" else "", _shown(latency_s)
-    if not figures.drops:
+    for name in ("p50", "p95", "p99"):
+        yield f"latency {name}", worst if name == "p99" else "", _shown(simulated[f"{name}_s"])
+    if not simulated["drops"]:
         yield "dropped", "", "none"
-    for reason, number in figures.drops.items():
-        yield f"dropped: {reason}", "", f"{number} ({number / figures.inputs:.2%})" if figures.inputs else f"{number}"
-    yield "utilisation", "", f"{figures.utilisation:.1%}"
-    yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{figures.usd_per_hour:.2f} USD/h"
+    for reason, number in simulated["drops"].items():
+        yield f"dropped: {reason}", "", f"{number} ({_share(number, simulated['inputs'])})"
+    yield "utilisation", "", f"{simulated['utilisation']:.1%}"
+    yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{simulated['usd_per_hour']:.2f} USD/h"
