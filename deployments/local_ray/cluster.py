@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
@@ -161,6 +161,11 @@ class LocalCluster:
     """Time for which an ingress continues to answer after it was told to stop, in seconds."""
 
     @property
+    def ports(self) -> list[int]:
+        """The ports for callers: of HTTP, and of gRPC if there is one."""
+        return [self.port] if self.grpc_port is None else [self.port, self.grpc_port]
+
+    @property
     def address(self) -> str:
         """The address at which this machine reaches the service, in the form of URLs."""
         if self.host in EVERYWHERE:
@@ -197,12 +202,10 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     """
     if settings.access is not None:
         read_keys(settings.access)  # an error in the ingress would appear only in Serve's log
-    front = choose_front(cluster.front, settings, has_grpc=cluster.grpc_port is not None)
-    cluster = replace(cluster, front=front)
+    cluster = replace(cluster, front=choose_front(cluster, settings))
     _set_environment(cluster, settings.max_body_bytes)
     await_ports(wanted_ports(cluster))
-    ports = [cluster.port] if cluster.grpc_port is None else [cluster.port, cluster.grpc_port]
-    with open_front(front, cluster.host, ports) as listener, without_pandas():
+    with open_front(cluster) as listener, without_pandas():
         yield from _running(settings.model_copy(update={"listener": listener}), cluster, on_loss)
 
 
@@ -255,25 +258,22 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     import ray
 
     log_ray_messages()
-
-    def kill_and_report(error: HeadLostError) -> None:
-        kill_started()
-        assert on_loss is not None
-        on_loss(error)
-
     with keep_sigterm_handler():
         try:  # "local": do not join a cluster that is reachable by chance
             ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
         except Exception as error:  # Ray raises no special class; the machine may be too busy
             raise OfframpError(f"Ray did not start: {error}") from error
-    try:
-        with nullcontext() if on_loss is None else watch_processes(started_processes(*HEAD_PROCESSES), kill_and_report):
-            try:
-                yield
-            finally:
-                end_serve()
-    finally:
-        ray.shutdown()
+    with ExitStack() as running:
+        running.callback(ray.shutdown)
+        if on_loss is not None:
+
+            def kill_and_report(error: HeadLostError) -> None:
+                kill_started()
+                on_loss(error)
+
+            running.enter_context(watch_processes(started_processes(*HEAD_PROCESSES), kill_and_report))
+        running.callback(end_serve)
+        yield
 
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
@@ -291,7 +291,7 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
 
 def wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     """Returns the ports that the service needs, with their addresses. Raises InputError if two are equal."""
-    ports = [(cluster.host, port) for port in (cluster.port, cluster.grpc_port) if port is not None]
+    ports = [(cluster.host, port) for port in cluster.ports]
     if cluster.metrics_port is not None:
         ports.append((cluster.ray_address or EVERYWHERE[0], cluster.metrics_port))
     if cluster.front == "haproxy":
@@ -367,18 +367,22 @@ exec {python} -IS -c '{code}' {binary} "$@"
 
 
 @contextmanager
-def bound_haproxy(host: str, ports: Sequence[int]) -> Iterator[None]:
-    """Within the block, Serve starts an HAProxy that listens on `host` for `ports`, and on loopback for other ports.
+def bound_haproxy(cluster: LocalCluster) -> Iterator[None]:
+    """Within the block, Serve starts an HAProxy that listens for callers on their host, and otherwise on loopback.
 
     Serve itself must be configured with loopback for all ports. Raises OfframpError if there is no HAProxy.
     """
     with TemporaryDirectory(prefix="offramp-haproxy-") as folder:
         script = Path(folder) / "haproxy"
-        served = "*" if host in EVERYWHERE else host
-        binary = shlex.quote(find_haproxy())
-        program = {"python": shlex.quote(sys.executable), "code": DIE_WITH_PARENT, "binary": binary}
-        pattern = "\\|".join(map(str, ports))
-        script.write_text(SCRIPT.format(inside=LOOPBACK, host=served, ports=pattern, **program), encoding="utf-8")
+        text = SCRIPT.format(
+            inside=LOOPBACK,
+            host="*" if cluster.host in EVERYWHERE else cluster.host,
+            ports="\\|".join(map(str, cluster.ports)),
+            python=shlex.quote(sys.executable),
+            code=DIE_WITH_PARENT,
+            binary=shlex.quote(find_haproxy()),
+        )
+        script.write_text(text, encoding="utf-8")
         script.chmod(0o700)
         with environment_variable(BINARY, str(script)):
             yield
@@ -396,26 +400,26 @@ def find_haproxy() -> str:
     return path
 
 
-def choose_front(requested: HttpFront, settings: ServeSettings, *, has_grpc: bool) -> HttpFront:
+def choose_front(cluster: LocalCluster, settings: ServeSettings) -> HttpFront:
     """Returns the front, with `auto` resolved; raises InputError if `direct` is requested but not possible."""
     reasons = {
         f"there are {settings.ingress_replicas} ingresses": settings.ingress_replicas > 1,
-        "it serves gRPC": has_grpc,
+        "it serves gRPC": cluster.grpc_port is not None,
         "further versions may be loaded": settings.repository.control == "explicit",
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    if requested == "auto":
+    if cluster.front == "auto":
         return "direct" if reason is None else "haproxy"
-    if requested == "direct" and reason is not None:
+    if cluster.front == "direct" and reason is not None:
         raise InputError(f"front direct is not possible here, because {reason}; choose front haproxy or proxy")
-    return requested
+    return cluster.front
 
 
-def open_front(front: HttpFront, host: str, ports: Sequence[int]) -> AbstractContextManager[str | None]:
-    """Prepares a front for callers at `ports`, and yields the path of the socket of an ingress that listens itself.
+def open_front(cluster: LocalCluster) -> AbstractContextManager[str | None]:
+    """Prepares the front for callers, and yields the path of the socket of an ingress that listens itself.
 
     Raises OfframpError if the port is taken, or if HAProxy is missing.
     """
-    if front == "direct":
-        return hold_listener(host, ports[0])
-    return bound_haproxy(host, ports) if front == "haproxy" else nullcontext()
+    if cluster.front == "direct":
+        return hold_listener(cluster.host, cluster.port)
+    return bound_haproxy(cluster) if cluster.front == "haproxy" else nullcontext()

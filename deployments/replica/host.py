@@ -398,11 +398,8 @@ MOST_UNKNOWN = 256
 class CallServer:
     """A replica's server for the connections of ingresses, on the replica's event loop."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same", record: Deliver[Any] = ignore
-    ) -> None:
+    def __init__(self, hop_dtype: HopDtype = "same", record: Deliver[Any] = ignore) -> None:
         """`record`: called on the device thread with the releases that were sent."""
-        self._loop = loop
         self._hop_dtype = hop_dtype
         self._record = record
         self.token = secrets.token_hex(TOKEN_BYTES)
@@ -414,9 +411,9 @@ class CallServer:
 
     async def listen(self, host: StageHost, ip: str) -> Address:
         """Accepts calls on a free port of this IP address until `close`; returns the address for ingresses."""
-        server = await self._loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
-        self._server = server
-        return Address(host=ip, port=server.sockets[0].getsockname()[1], token=self.token)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
+        return Address(host=ip, port=self._server.sockets[0].getsockname()[1], token=self.token)
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         """Sends the releases of the device to the callers. Called on the device thread."""

@@ -41,7 +41,7 @@ class StageReplica(BackgroundTasks):
         bind_calls()
         self._settings = ServeSettings.model_validate(settings)
         self._metrics = StageMetrics(device)
-        self._server = CallServer(asyncio.get_running_loop(), self._settings.hop_dtype, self._metrics.record)
+        self._server = CallServer(self._settings.hop_dtype, self._metrics.record)
         # The event loop must get the GIL quickly while the device thread runs. The default of 5 ms is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()

@@ -29,7 +29,7 @@ class Replica:
         self, name: str, settings: ServeSettings, device: str, runner: Runner[Any], starts: Sequence[int] = ()
     ) -> None:
         self.name, self.device, self.runner = name, device, runner
-        self.server = CallServer(asyncio.get_running_loop())
+        self.server = CallServer()
         self.host = StageHost(settings, device, runner, MonotonicClock(), self.server.deliver, starts=starts)
 
     @property

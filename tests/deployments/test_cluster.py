@@ -146,31 +146,31 @@ listen stats
 
 
 @pytest.mark.parametrize(
-    ("asked", "settings", "has_grpc", "found"),
+    ("asked", "settings", "grpc_port", "found"),
     [
-        ("auto", ALONE, False, "direct"),
-        ("auto", TWO, False, "haproxy"),
-        ("auto", VERSIONS, False, "haproxy"),
-        ("auto", ALONE, True, "haproxy"),
-        ("direct", ALONE, False, "direct"),
-        ("haproxy", ALONE, False, "haproxy"),
-        ("proxy", TWO, True, "proxy"),
+        ("auto", ALONE, None, "direct"),
+        ("auto", TWO, None, "haproxy"),
+        ("auto", VERSIONS, None, "haproxy"),
+        ("auto", ALONE, 9000, "haproxy"),
+        ("direct", ALONE, None, "direct"),
+        ("haproxy", ALONE, None, "haproxy"),
+        ("proxy", TWO, 9000, "proxy"),
     ],
 )
 def test_auto_is_direct_for_a_single_ingress(
-    asked: HttpFront, settings: ServeSettings, has_grpc: bool, found: HttpFront
+    asked: HttpFront, settings: ServeSettings, grpc_port: int | None, found: HttpFront
 ) -> None:
-    assert choose_front(asked, settings, has_grpc=has_grpc) == found
+    assert choose_front(LocalCluster(front=asked, grpc_port=grpc_port), settings) == found
 
 
 @pytest.mark.parametrize(
-    ("settings", "has_grpc", "reason"),
-    [(TWO, False, "there are 2 ingresses"), (VERSIONS, False, "versions"), (ALONE, True, "it serves gRPC")],
+    ("settings", "grpc_port", "reason"),
+    [(TWO, None, "there are 2 ingresses"), (VERSIONS, None, "versions"), (ALONE, 9000, "it serves gRPC")],
     ids=("ingresses", "versions", "grpc"),
 )
-def test_direct_needs_a_single_ingress(settings: ServeSettings, has_grpc: bool, reason: str) -> None:
+def test_direct_needs_a_single_ingress(settings: ServeSettings, grpc_port: int | None, reason: str) -> None:
     with pytest.raises(InputError, match=f"because .*{reason}"):
-        choose_front("direct", settings, has_grpc=has_grpc)
+        choose_front(LocalCluster(front="direct", grpc_port=grpc_port), settings)
 
 
 @pytest.mark.parametrize(("front", "switches"), [("direct", "00"), ("haproxy", "11"), ("proxy", "01")])
@@ -184,11 +184,11 @@ def test_serve_listens_except_with_a_direct_front(
 
 def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:
     port = free_port()
-    with open_front("direct", HERE, [port]) as path:
+    with open_front(LocalCluster(front="direct", port=port)) as path:
         assert path is not None
         with take_listener(path) as listener:
             assert listener.getsockname() == (HERE, port)
-    with open_front("proxy", HERE, [port]) as path:
+    with open_front(LocalCluster(front="proxy", port=port)) as path:
         assert path is None
 
 
@@ -207,7 +207,7 @@ def test_haproxy_listens_on_the_host_for_callers_and_on_loopback_otherwise(
     monkeypatch.setenv(BINARY, "/bin/echo")
     file = tmp_path / "haproxy.cfg"
     file.write_text(CONFIGURATION.format(mode=666, here="", served=served, page="*"))
-    with open_front("haproxy", host, (8000, 9000)):
+    with open_front(LocalCluster(front="haproxy", host=host, grpc_port=9000)):
         command = [os.environ[BINARY], "-db", "-f", str(file), "-sf", "12"]
         started = subprocess.run(command, capture_output=True, text=True, check=True)
     assert started.stdout == f"-db -f {file} -sf 12\n"

@@ -117,7 +117,7 @@ class Replica:
         self.stuck_until_s = 0.0
         self._rng = random.Random(f"{watch.seed} {name}")
         self.runner = Arithmetic(sequences=watch.sequences)
-        self.server = CallServer(loop)
+        self.server = CallServer()
         VirtualDriver.replica = self
         starts = STARTS if watch.networks else ()
         self.host = StageHost(settings, device, self.runner, self.events, self._deliver, starts=starts)

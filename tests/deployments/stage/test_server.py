@@ -27,7 +27,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.host = FakeHost()
-        self.server = CallServer(asyncio.get_running_loop())
+        self.server = CallServer()
         self.address = Address(host="", port=0, token="")
         self._callers: list[Caller] = []
 
