@@ -34,11 +34,11 @@ from deployments.local_ray.private import (
     end_serve,
     environment_variable,
     find_applications,
+    head_processes,
     keep_sigterm_handler,
     kill_started,
     log_ray_messages,
     on_loopback,
-    started_processes,
     without_helpers,
 )
 from deployments.settings import ServeSettings, initial_replicas, max_accelerators
@@ -88,10 +88,8 @@ def without_pandas() -> Iterator[None]:
         yield
 
 
-HEAD_PROCESSES = ("gcs_server", "raylet")
-"""Ray's processes that are not restarted. Serve or Ray restarts all others."""
 WATCH_S = 0.25
-"""Interval between checks of these processes, in seconds."""
+"""Interval between checks of the processes of Ray's head, in seconds."""
 
 
 @contextmanager
@@ -101,9 +99,10 @@ def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[Head
 
     def watch() -> None:
         while not over.wait(WATCH_S):
-            statuses = {name: (each.pid, each.poll()) for name, each in processes.items()}
-            if any(status is not None for _, status in statuses.values()):
-                on_loss(HeadLostError(describe_loss(statuses)))
+            statuses = {f"{name} {each.pid}": each.poll() for name, each in processes.items()}
+            ended = [f"{name} {_describe_end(status)}" for name, status in statuses.items() if status is not None]
+            if ended:
+                on_loss(HeadLostError(f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"))
                 return
 
     watching = threading.Thread(target=watch, name="head watch", daemon=True)
@@ -115,13 +114,8 @@ def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[Head
         watching.join()
 
 
-def describe_loss(statuses: Mapping[str, tuple[int, int | None]]) -> str:
-    """Describes which processes have ended; `statuses`: process id and status (as in `subprocess`) by name."""
-    ended = [f"{name} {pid} {_describe_end(status)}" for name, (pid, status) in statuses.items() if status is not None]
-    return f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"
-
-
 def _describe_end(status: int) -> str:
+    """Describes how a process has ended; `status` is as in `subprocess`."""
     if status >= 0:
         return f"ended with status {status}"
     try:
@@ -271,7 +265,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
                 kill_started()
                 on_loss(error)
 
-            running.enter_context(watch_processes(started_processes(*HEAD_PROCESSES), kill_and_report))
+            running.enter_context(watch_processes(head_processes(), kill_and_report))
         running.callback(end_serve)
         yield
 

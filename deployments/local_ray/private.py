@@ -109,9 +109,9 @@ def keep_sigterm_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def started_processes(*names: str) -> dict[str, Popen[Any]]:
-    """Returns the processes of Ray that this process has started, by name."""
-    return {name: each.process for name in names for each in _node().all_processes.get(name, ())}
+def head_processes() -> dict[str, Popen[Any]]:
+    """Returns the started processes of Ray that are not restarted, by name. Serve or Ray restarts all others."""
+    return {name: each.process for name in ("gcs_server", "raylet") for each in _node().all_processes.get(name, ())}
 
 
 def kill_started() -> None:

@@ -8,10 +8,12 @@ import logging
 import queue
 import subprocess
 import weakref
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from deployments.local_ray.cluster import describe_loss, watch_processes
+from deployments.local_ray.cluster import watch_processes
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from earlyexit.errors import HeadLostError
 
@@ -30,7 +32,10 @@ from earlyexit.errors import HeadLostError
     ],
 )
 def test_a_loss_names_the_ended_processes(found: dict[str, tuple[int, int | None]], words: str) -> None:
-    assert describe_loss(found) == f"Ray's head is gone ({words}); the rest of the service is stopped"
+    losses: queue.Queue[HeadLostError] = queue.Queue()
+    processes: Any = {name: Mock(pid=pid, poll=lambda end=end: end) for name, (pid, end) in found.items()}
+    with watch_processes(processes, losses.put):
+        assert str(losses.get(timeout=10)) == f"Ray's head is gone ({words}); the rest of the service is stopped"
 
 
 def test_the_end_of_one_of_several_processes_is_reported() -> None:
