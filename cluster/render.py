@@ -34,16 +34,6 @@ PASSWORD_KEY = "password"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redis:
-    """The Redis server in which Ray keeps the state of its head."""
-
-    address: str
-    """`host:port` or a Redis URL."""
-    secret: str | None = None
-    """The Kubernetes secret that has the `password`; None for no password."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
     """Settings of a RayService besides the application."""
 
@@ -58,8 +48,11 @@ class Kubernetes:
     """Environment variables of all containers, because Ray reads Serve's variables when it starts."""
     pod_memory_bytes: int = 4 * GIBIBYTE
     """Memory of the head pod, and of a worker pod with one accelerator."""
-    redis: Redis | None = None
-    """If set, the service survives the loss of the head, and no part of the service runs on the head."""
+    redis: str | None = None
+    """Address (`host:port` or a URL) of the Redis in which Ray keeps the state of its head. If set, the service
+    survives the loss of the head, and no part of the service runs on the head."""
+    redis_secret: str | None = None
+    """The Kubernetes secret that has the `password` of the Redis; None for no password."""
 
 
 def serve_config(
@@ -122,7 +115,7 @@ def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kube
             "serveConfigV2": to_yaml(config),
             "rayClusterConfig": {
                 "rayVersion": kubernetes.ray_version,
-                **_fault_tolerance(kubernetes.redis),
+                **_fault_tolerance(kubernetes),
                 "headGroupSpec": _head_group(kubernetes, _served_ports(config)),
                 "workerGroupSpecs": groups,
             },
@@ -174,13 +167,14 @@ def _head_group(kubernetes: Kubernetes, served_ports: list[dict[str, Any]]) -> d
     return {"rayStartParams": params, "template": _pod(container, kubernetes, {})}
 
 
-def _fault_tolerance(redis: Redis | None) -> dict[str, Any]:
+def _fault_tolerance(kubernetes: Kubernetes) -> dict[str, Any]:
     """Returns KubeRay's options for GCS fault tolerance, with which nodes wait ten minutes for a new head."""
-    if redis is None:
+    if kubernetes.redis is None:
         return {}
-    options: dict[str, Any] = {"redisAddress": redis.address}
-    if redis.secret is not None:
-        options["redisPassword"] = {"valueFrom": {"secretKeyRef": {"name": redis.secret, "key": PASSWORD_KEY}}}
+    options: dict[str, Any] = {"redisAddress": kubernetes.redis}
+    if kubernetes.redis_secret is not None:
+        secret = {"name": kubernetes.redis_secret, "key": PASSWORD_KEY}
+        options["redisPassword"] = {"valueFrom": {"secretKeyRef": secret}}
     return {"gcsFaultToleranceOptions": options}
 
 

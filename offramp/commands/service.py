@@ -18,7 +18,7 @@ from rich.table import Table
 
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory, inventory_of_nodes
-from cluster.render import MOUNT, Kubernetes, ProxyLocation, Redis, grpc_environment, ray_service, serve_config, to_yaml
+from cluster.render import MOUNT, Kubernetes, ProxyLocation, grpc_environment, ray_service, serve_config, to_yaml
 from deployments.local_ray.applications import (
     APPLICATIONS,
     THROUGHPUT,
@@ -124,12 +124,10 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     mount = job.at or MOUNT
     service = service.moved_to(mount)
     kubernetes = Kubernetes(
-        image=job.image,
+        **job.model_dump(include={"image", "claim", "redis", "redis_secret"}),
         ray_version=version("ray"),
-        claim=job.claim,
         mount=mount,
         environment=_environment(service) | ({} if service.ingress.front == "proxy" else HAPROXY),
-        redis=None if job.redis is None else Redis(address=job.redis, secret=job.redis_secret),
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     return ray_service(service.name, config, service.inventory, kubernetes)

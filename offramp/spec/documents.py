@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -12,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
+from earlyexit.backends import BackendName
 from earlyexit.data.strict import StrictDocument, mistake_at
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
@@ -99,28 +99,23 @@ OPTIONS = {
     **{name: ("ingress", name) for name in ("max_queued", "max_body_bytes", "max_held_bytes")},
     "timeout_s": ("ingress", "default_timeout_s"),
     **{name: ("ingress", name) for name in ("token_timeout_s", "grpc_port")},
+    "otlp_endpoint": ("tracing", "endpoint"),
     "trace_ratio": ("tracing", "ratio"),
     "api_keys": ("access", "keys_file"),
     "rate_limit": ("access", "rate_per_s"),
     "cors_origin": ("access", "cors_origins"),
 }
 """Options of `offramp serve` that are fields of `ApplicationDocument`, with their part and their name in it."""
-MACHINE_DEFAULTS = {
-    "threads": "1; without --plan more if memory limits the number of replicas",
-    "backend": "torch; without --plan the faster one on this machine",
-}
-"""Options that are chosen for this machine if no plan is given, with the texts of their defaults."""
 WITH_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
 """Options of `offramp serve` that are allowed with a service file."""
 
 
 def _with_options(job: type[JobT]) -> type[JobT]:
-    """Adds the fields of `OPTIONS` to a job."""
-    options = {option: copy.copy(SHAPES[part].model_fields[name]) for option, (part, name) in OPTIONS.items()}
-    for option, default in MACHINE_DEFAULTS.items():
-        meaning = str(options[option].description).partition(" None: ")[0]
-        options[option].default, options[option].description = None, f"{meaning} None: {default}"
-    fields: Mapping[str, Any] = {option: (field.annotation, field) for option, field in options.items()}
+    """Adds the fields of `OPTIONS` that a job does not declare."""
+    options = {option: SHAPES[part].model_fields[name] for option, (part, name) in OPTIONS.items()}
+    fields: Mapping[str, Any] = {
+        option: (field.annotation, field) for option, field in options.items() if option not in job.model_fields
+    }
     return create_model(job.__name__, __base__=job, __doc__=job.__doc__, **fields)
 
 
@@ -150,6 +145,12 @@ class ServeJob(Job):
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
     """When a batch starts: at once (work-conserving), at once but next to a running batch only if it is full (filling),
     or when it is full or a deadline is near (deferred). None: the plan file's rule, else what suits the machine."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of a CPU replica. More threads than its share of the cores slow down the other replicas. None: 1; without
+    --plan more if memory limits the number of replicas."""
+    backend: BackendName | None = None
+    """Library that runs the model: torch, onnx, or auto (whichever is faster here). None: torch; without --plan the
+    faster one on this machine."""
 
     def check(self) -> None:
         given = self.model_fields_set
@@ -171,8 +172,6 @@ class ServeJob(Job):
     def document(self) -> ApplicationDocument:
         """The options other than the plan's, as a document; raises InputError if they contradict each other."""
         document: dict[str, Any] = {"model": {"folder": str(self.model)}}
-        if self.otlp_endpoint is not None:
-            document["tracing"] = {"endpoint": self.otlp_endpoint}
         for name in self.model_fields_set & set(OPTIONS):
             part, field = OPTIONS[name]
             document.setdefault(part, {})[field] = getattr(self, name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -210,7 +210,7 @@ class ServiceParts:
             records=records,
             alone=alone,
             budget=budget if pruned else of_ramps(budget, records, thresholds),
-            confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
+            confidence=promised.confidence if promised is not None and promised.confidence > 0 else CONFIDENCE,
             prune=pruned,
         )
 
@@ -281,8 +281,8 @@ class Exits(Recorded):
     """The policy, with a threshold for every ramp that may be active."""
     budget: float | None
     """The budget for losses at ramps, from which the loss of an ensemble's end is subtracted; None for no budget."""
-    confidence: float | None
-    """Confidence that the thresholds keep the budget of agreement; None if it was not tested."""
+    confidence: float
+    """Confidence that the thresholds keep the budget of agreement, which new thresholds must reach too."""
     prune: Mapping[int, float] = field(default_factory=dict)
     """Alphas of word pruning by end ramp, as in a plan."""
 
@@ -420,6 +420,8 @@ def _why_not_pruned(parts: ServiceParts) -> str | None:
     return None
 
 
+CONFIDENCE: float = ControlSettings.model_fields["accuracy_confidence"].default
+"""Confidence for new thresholds if the calibration has not tested its own."""
 MODEL = "model"
 """Name of the model folder in the folder that all nodes have."""
 CROSSING_S = 0.0005
@@ -509,15 +511,12 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
 def _control(parts: ServiceParts) -> ControlSettings:
     planner = parts.document.planner
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
-    confidence: dict[str, Any] = (
-        {} if parts.exits.confidence is None else {"accuracy_confidence": parts.exits.confidence}
-    )
     control = ControlSettings(
         problem=scaled_problem(parts.problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
         state=str(state),
         accuracy_budget=parts.exits.budget,
-        **confidence,
+        accuracy_confidence=parts.exits.confidence,
         **planner.model_dump(include=set(PlanningSettings.model_fields)),
     )
     with within("planner", "tuning"):

@@ -15,7 +15,7 @@ from cluster.catalogue import ClusterLink, known_link, read_cluster_catalogue
 from cluster.devices import find_device
 from cluster.inventory import Accelerators, Inventory, inventory_of_nodes, missing_accelerators, read_inventory
 from cluster.memory import machine_memory
-from cluster.render import Kubernetes, Redis, grpc_environment, kubernetes_name, ray_service, serve_config, to_yaml
+from cluster.render import Kubernetes, grpc_environment, kubernetes_name, ray_service, serve_config, to_yaml
 from earlyexit.errors import InputError, PlanError
 from tests.cluster.kuberay_schema import RayService
 
@@ -209,16 +209,14 @@ def config(grpc_port: int | None = None) -> dict[str, Any]:
     )
 
 
-def manifest(
-    devices: Mapping[str, Accelerators], redis: Redis | None = None, grpc_port: int | None = None
-) -> dict[str, Any]:
+def manifest(devices: Mapping[str, Accelerators], grpc_port: int | None = None, **redis: Any) -> dict[str, Any]:
     inventory = Inventory(devices=dict(devices), link=ClusterLink(bandwidth_bytes_per_s=1.0))
-    return ray_service("My_Demo", config(grpc_port), inventory, replace(KUBERNETES, redis=redis))
+    return ray_service("My_Demo", config(grpc_port), inventory, replace(KUBERNETES, **redis))
 
 
 MANIFESTS = {
     "types": manifest(OF_TYPES, grpc_port=9000),
-    "redis": manifest({"cpu": Accelerators(count=3)}, Redis(address="redis:6379", secret="mine")),
+    "redis": manifest({"cpu": Accelerators(count=3)}, redis="redis:6379", redis_secret="mine"),
 }
 
 
@@ -244,7 +242,7 @@ def test_custom_resources_reach_ray_as_json_through_a_shell() -> None:
 
 
 def test_a_redis_without_a_secret_is_used_without_a_password() -> None:
-    cluster = manifest(OF_TYPES, Redis(address="redis:6379"))["spec"]["rayClusterConfig"]
+    cluster = manifest(OF_TYPES, redis="redis:6379")["spec"]["rayClusterConfig"]
     assert cluster["gcsFaultToleranceOptions"] == {"redisAddress": "redis:6379"}
 
 
