@@ -54,17 +54,17 @@ def find_listeners() -> dict[int, RunningProcess]:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:  # macOS allows this only to the administrator
         return {}
-    listening = {each.laddr.port: each.pid for each in connections if each.status == psutil.CONN_LISTEN and each.laddr}
-    processes = {port: find_process(pid) for port, pid in listening.items()}
-    return {port: process for port, process in processes.items() if process is not None}
+    return {
+        each.laddr.port: process
+        for each in connections
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.pid and (process := find_process(each.pid))
+    }
 
 
-def find_process(pid: int | None) -> RunningProcess | None:
+def find_process(pid: int) -> RunningProcess | None:
     """Returns the process; None if it has ended, or this user may not see it."""
     import psutil
 
-    if pid is None:
-        return None
     try:
         process = psutil.Process(pid)
         parent = process.parent()

@@ -618,7 +618,9 @@ def warm_up(
     for splits in stages:
         _run_splits(computing, splits, ObservedTimes(), clock, starts)  # the times of this cold run are discarded
         if isinstance(runner, PacedRunner):
-            _observe_profile(runner, splits, times)
+            for split, size, pieces in _warm_up_batches(runner, splits):
+                tokens = int(pieces.lengths_B.sum())
+                times.observe(split, size, tokens, *runner.pace.split_s(split, runner.pace.size_of(size, tokens)))
         else:
             _run_splits(computing, splits, times, clock, starts)
     times.is_warm_up = False
@@ -636,29 +638,21 @@ def _run_splits(
     runner: Runner[Any], splits: Sequence[Split], times: ObservedTimes, clock: Clock, starts: Collection[int]
 ) -> None:
     device = Device(BatchEngine(splits, times, starts=starts), runner, clock, raise_failures)
+    for split, _, pieces in _warm_up_batches(runner, splits):
+        members = [
+            Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
+            for single in pieces.singles()
+        ]
+        device.engine.submit(split.first, members, clock.now_s())
+        device.run_until_idle()
+
+
+def _warm_up_batches(runner: Runner[Any], splits: Sequence[Split]) -> Iterator[tuple[Split, int, Any]]:
+    """Yields a batch of one input and a full batch for each split, with their sizes. Token budgets get short texts."""
     for split in splits:
-        for size in _sizes(split):
-            singles = runner.warm_up_pieces(split, size).singles()
-            members = [
-                Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
-                for single in singles
-            ]
-            device.engine.submit(split.first, members, clock.now_s())
-            device.run_until_idle()
-
-
-def _observe_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: ObservedTimes) -> None:
-    for split in splits:
-        for size in _sizes(split):
-            tokens = int(runner.warm_up_pieces(split, size).lengths_B.sum())
-            first_s, total_s = runner.pace.split_s(split, runner.pace.size_of(size, tokens))
-            times.observe(split, size, tokens, first_s, total_s)
-
-
-def _sizes(split: Split) -> list[int]:
-    """Returns the batch sizes of the warm-up: one input, and a full batch. Under a token budget, of short texts."""
-    full = split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))
-    return sorted({1, full})
+        full = split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))
+        for size in sorted({1, full}):
+            yield split, size, runner.warm_up_pieces(split, size)
 
 
 def _torch_runner(settings: ServeSettings, device: str) -> TorchRunner:
