@@ -6,9 +6,9 @@ file are emulated seconds. The settings of the service have real seconds, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -26,7 +26,7 @@ from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_b
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.output import command
-from offramp.commands.plan import Solve, answer, best_index, plan_of
+from offramp.commands.plan import Solve, best_answer, plan_of
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument, IngressDocument, PartDocument, ServedModelDocument
 from optimizer.calibration.calibration_file import (
@@ -451,19 +451,10 @@ def read_service(path: Path, solve: Solve = solve) -> Service:
     Raises InputError with file, line, the mistake and what is allowed.
     """
     document, source = read_document(path)
-    candidates: list[tuple[ServiceParts, Plan]] = []
-    errors: list[InputError] = []
     with source.located():
-        for each in _by_calibration(_read_parts(document, path.parent)):  # a chain may have several
-            try:
-                _ = each.problem  # reads and checks it
-                candidates.append((each, first_plan(each, partial(_solved, each, solve))))
-            except InputError as error:  # such as no plan within the SLO
-                errors.append(error)
-        if not candidates:
-            raise errors[0]
-        best = best_index(document.planner.objective, [plan.predicted for _, plan in candidates])
-        parts, plan = candidates[best]
+        each_parts = _by_calibration(_read_parts(document, path.parent))  # a chain may have several
+        given = _given_plan(each_parts[0])
+        parts, plan = _best_plan(each_parts, solve) if given is None else (each_parts[0], given)
         return Service(settings=_settings(parts, plan), inventory=parts.inventory, ingress=document.ingress)
 
 
@@ -474,21 +465,23 @@ def check_service(path: Path) -> ServiceParts:
         parts = _by_calibration(_read_parts(document, path.parent))[0]
         device = next(iter(parts.inventory.counts))
         stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=1)
-        check_control(_settings(parts, first_plan(parts, lambda: stand_in)), ModelShape.of(parts.card))
+        check_control(_settings(parts, _given_plan(parts) or stand_in), ModelShape.of(parts.card))
         return parts
 
 
 def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
-    document, controlled = parts.document, parts.document.planner.control
-    if not controlled and document.planner.tuning != "off":
-        message = f"tuning {document.planner.tuning!r} needs the controller, and planner.control is false"
+    """Returns the settings with a first plan. Later plans keep its order of inputs and its dispatch."""
+    document, planner = parts.document, parts.document.planner
+    controlled = planner.control
+    if not controlled and planner.tuning != "off":
+        message = f"tuning {planner.tuning!r} needs the controller, and planner.control is false"
         raise InputError(message, at=("planner", "tuning"))
-    if controlled and document.planner.strategy == "pame":
+    if controlled and planner.strategy == "pame":
         message = "strategy pame plans from recorded batches, which a controller lacks: set control: false"
         raise InputError(message, at=("planner", "strategy"))
     return application_settings(
         document,
-        plan,
+        replace(plan, dispatch=planner.dispatch or plan.dispatch, order=planner.order or plan.order),
         parts.base,
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={
@@ -502,7 +495,7 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
             if find_device(name).emulated
         },
         control=_control(parts) if controlled else None,
-        probe_share=document.planner.probe_share if controlled else 0.0,
+        probe_share=planner.probe_share if controlled else 0.0,
         slo_s=document.slo.latency_s * parts.inventory.time_scale,
         slack=document.slo.slack,
     )
@@ -558,19 +551,13 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
     return problem
 
 
-def first_plan(parts: ServiceParts, make: Callable[[], Plan]) -> Plan:
-    """Returns the first plan: the file's, or a new one. Later plans keep its order of inputs and its dispatch."""
-    planner = parts.document.planner
-    plan = make() if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
-    return replace(plan, dispatch=planner.dispatch or plan.dispatch, order=planner.order or plan.order)
-
-
-def _solved(parts: ServiceParts, solve: Solve) -> Plan:
-    exits = parts.exits
-    file = ProblemFile(problem=parts.problem, recorded=exits)
-    result = answer(file, parts.document.planner.strategy, solve, compared=())
+def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[ServiceParts, Plan]:
+    """Returns the best plan over several calibrations, and its parts; raises InputError if none has a plan."""
+    files = [ProblemFile(problem=each.problem, recorded=each.exits) for each in each_parts]
+    file, result = best_answer(files, each_parts[0].document.planner.strategy, solve, compared=())
     with within("slo"):
         planned = result.planned
+    parts = next(each for each in each_parts if each.exits is file.recorded)
     figures, scale = planned.figures, parts.inventory.time_scale
     in_real_seconds = replace(
         figures,
@@ -578,10 +565,16 @@ def _solved(parts: ServiceParts, solve: Solve) -> Plan:
         latency_s=figures.latency_s * scale,
         mean_latency_s=figures.mean_latency_s * scale,
     )
-    return replace(plan_of(file, replace(planned, figures=in_real_seconds), exits.policy), prune=exits.prune)
+    plan = plan_of(file, replace(planned, figures=in_real_seconds), parts.exits.policy)
+    return parts, replace(plan, prune=parts.exits.prune)
 
 
-def _given_plan(parts: ServiceParts, path: Path) -> Plan:
+def _given_plan(parts: ServiceParts) -> Plan | None:
+    """Returns the plan that the service file names, if any; raises InputError if it does not fit the service."""
+    _ = parts.problem  # reads and checks it first
+    if parts.document.planner.plan is None:
+        return None
+    path = parts.base / parts.document.planner.plan
     plan = read_plan(path, ModelShape.of(parts.card))
     policy = plan.policy or parts.exits.policy
     with within("planner", "plan"):
