@@ -28,13 +28,13 @@ from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violatio
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.figures import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
-from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, read_plan
+from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, policy_document, read_plan
 from optimizer.problems.entries import tokens_of
 from optimizer.problems.networks import survival_with
 from optimizer.problems.problem import PlanProblem, nested_shares
 from optimizer.problems.problem_file import ProblemFile, read_problem
 from optimizer.problems.tokens import in_tokens
-from optimizer.search.decision import NoPlan, strategies_for
+from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.networks import decay_of
@@ -67,8 +67,8 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
         raise PlanError(f"{path}: contains the answer that there is no plan")
     if predicted := {key: found[key] for key in ANSWER_KEYS if key in found}:  # `offramp plan --json`
         fields = {key: found[key] for key in PLAN_KEYS if key in found} | {"predicted": predicted}
-        policy = {"name": NO_POLICY.name, "thresholds": NO_POLICY.thresholds}
-        plan = replace(parse_plan(fields | {"policy": policy}, shape, where=str(path)), policy=NO_POLICY)
+        fields["policy"] = policy_document(NO_POLICY)
+        plan = replace(parse_plan(fields, shape, where=str(path)), policy=NO_POLICY)
     else:
         plan = read_plan(path, shape)
     for key in ANSWER_KEYS:  # admission control uses these numbers, which plan files do not check
@@ -329,8 +329,7 @@ def prepare(job: SimulateJob) -> Simulation:
     if job.plan is not None:
         plan = plan_of_file(job.plan, file.problem)
     else:  # exit records may prefer the plan of another strategy
-        compared = () if file.recorded is None else strategies_for(file.problem)
-        result = answer(file, job.strategy or "best", solve, compared=compared)
+        result = answer(file, job.strategy or "best", solve, compared=() if file.recorded is None else None)
         if isinstance(result.decision, NoPlan):
             print(no_plan_text(file.problem, result.decision), file=sys.stderr)
             raise typer.Exit(NO_PLAN)
