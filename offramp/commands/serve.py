@@ -48,13 +48,14 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
     user and the model's files are checked here, because errors in a replica appear only in Serve's log.
     """
     if job.model.is_file():
-        from offramp.spec.file import read_document, read_service
+        from offramp.spec.file import build_service, read_document
 
-        cluster = _checked_cluster(job, read_document(job.model)[0], job.model.parent)
-        settings = read_service(job.model).settings
+        document, source = read_document(job.model)
+        cluster = _checked_cluster(job, document, job.model.parent)
+        settings = build_service(document, source).settings
     else:
-        document, folder = job.document, model_folder_for(job.model)
-        cluster = _checked_cluster(job, document, Path())
+        folder = model_folder_for(job.model)
+        cluster = _checked_cluster(job, job.document, Path())
         if folder != job.model:
             exits = command("ramp", job.model, "--data", "LOG")
             print(f"{job.model} is served as it is, without exits; for exits: {exits}")

@@ -354,9 +354,9 @@ def read_document(path: Path) -> tuple[ServiceDocument, Source]:
     return source.parse(ServiceDocument, called="the service", folder=path.parent), source
 
 
-def _read_parts(document: ServiceDocument, base: Path) -> ServiceParts:
+def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
     """Reads the files that a service file names; raises InputError."""
-    cluster = document.cluster
+    cluster, base = document.cluster, Path(source.where).parent
     inventory = cluster if isinstance(cluster, Inventory) else read_inventory(base / cluster)
     if not inventory.counts:
         raise InputError("the cluster has no accelerator: every count is 0", at=("cluster",))
@@ -450,9 +450,13 @@ def read_service(path: Path, solve: Solve = solve) -> Service:
 
     Raises InputError with file, line, the mistake and what is allowed.
     """
-    document, source = read_document(path)
+    return build_service(*read_document(path), solve)
+
+
+def build_service(document: ServiceDocument, source: Source, solve: Solve = solve) -> Service:
+    """Returns the service of a file that `read_document` has read, as `read_service` does."""
     with source.located():
-        each_parts = _by_calibration(_read_parts(document, path.parent))  # a chain may have several
+        each_parts = _by_calibration(_read_parts(document, source))  # a chain may have several
         given = _given_plan(each_parts[0])
         parts, plan = _best_plan(each_parts, solve) if given is None else (each_parts[0], given)
         return Service(settings=_settings(parts, plan), inventory=parts.inventory, ingress=document.ingress)
@@ -462,7 +466,7 @@ def check_service(path: Path) -> ServiceParts:
     """Reads and checks a service file as `offramp serve` does, but makes no plan, which may take minutes."""
     document, source = read_document(path)
     with source.located():
-        parts = _by_calibration(_read_parts(document, path.parent))[0]
+        parts = _by_calibration(_read_parts(document, source))[0]
         device = next(iter(parts.inventory.counts))
         stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=1)
         check_control(_settings(parts, _given_plan(parts) or stand_in), ModelShape.of(parts.card))

@@ -10,7 +10,12 @@ import pytest
 import yaml
 
 from deployments.settings import ServeSettings
+from earlyexit.data.source_file import Source, read_source
+from earlyexit.errors import InputError
+from offramp.commands import serve
 from offramp.commands.service import status_tables
+from offramp.spec import file
+from offramp.spec.documents import ServeJob
 from offramp.spec.file import at_folder, read_service
 from optimizer.plans.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
@@ -195,6 +200,19 @@ def test_idle_and_empty_clusters_are_reported(ray: FakeRay, capsys: Captured, se
     said = refused(capsys, "deploy", service, "--address", url_of(ray))
     assert said.startswith("the cluster lacks accelerators (emulated:V100: 4 in the file, 3 there)")
     assert ray.config["applications"] == []
+
+
+def test_serve_reads_the_service_file_once(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = list[Path]()
+
+    def reading(path: Path, raises: type[InputError]) -> Source:
+        reads.append(path)
+        return read_source(path, raises)
+
+    monkeypatch.setattr(file, "read_source", reading)
+    monkeypatch.setattr(serve, "check_model", lambda _: None)
+    settings, cluster = serve._settings_of(ServeJob.model_validate({"model": service, "port": 8998}))
+    assert (settings.app, cluster.port, reads) == ("demo", 8998, [service])
 
 
 def test_a_wrong_service_file_and_options_that_it_sets_are_refused(service: Path, capsys: Captured) -> None:
