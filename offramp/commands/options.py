@@ -143,7 +143,10 @@ class LabelledRowOptions(RowOptions):
 
 
 class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
-    """Send a load to a running service, and report rate, latency, goodput, exits and errors."""
+    """Send a load of predictions to a running service, and report rate, latency, goodput, exits and errors.
+
+    Generation is not measured.
+    """
 
     data: Path
     """Inputs to send: rows as for `offramp train`, with or without labels, or a .txt file with one text per line."""

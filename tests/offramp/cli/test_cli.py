@@ -321,6 +321,7 @@ def test_an_unknown_backbone_is_refused_in_one_line_and_leaves_no_folder(
         ("predict", " [TEXTS]... "),
         ("doctor", " [MODEL_OR_SERVICE]... "),
         ("doctor", "65535"),
+        ("bench", "Generation is not measured"),
     ],
 )
 def test_help_shows_arguments_once_and_the_range_of_each_item(command: str, shown: str, capsys: Captured) -> None:
