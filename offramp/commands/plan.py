@@ -18,7 +18,7 @@ from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, show
-from optimizer.cost.evaluate import TOLERANCE, ExpectedSplit, predictions, step_figures
+from optimizer.cost.evaluate import ExpectedSplit, merit, predictions, step_figures
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.figures import sequence_figures
@@ -209,30 +209,13 @@ def answer(
 def best_answer(
     files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
 ) -> tuple[ProblemFile, PlanAnswer]:
-    """Returns the best plan over several calibrations, and its problem file; the first of equally good ones.
+    """Returns the best plan over several calibrations by `merit`, and its problem file; the first of equal ones.
 
     If no calibration has a plan, returns the reason of the first one.
     """
     answers = [(file, answer(file, strategy, solve, compared=compared)) for file in files]
-    plans = [(file, each) for file, each in answers if isinstance(each.decision, Planned)]
-    if not plans:
-        return answers[0]
-    promises = [predictions(each.problem, each.planned.figures) for _, each in plans]
-    return plans[best_index(plans[0][1].problem.objective, promises)]
-
-
-def best_index(objective: Objective, promises: Sequence[Mapping[str, float]]) -> int:
-    """Returns the index of the plan that is best by the objective, or of the first of equally good ones."""
-    if isinstance(objective, MaximizeRate):
-        name, sign = "rate_per_s", -1
-    else:
-        name, sign = "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s", 1
-    best = 0
-    for index, promise in enumerate(promises[1:], start=1):
-        cost, lowest = sign * promise[name], sign * promises[best][name]
-        if cost < lowest - TOLERANCE * abs(lowest):
-            best = index
-    return best
+    plans = [pair for pair in answers if isinstance(pair[1].decision, Planned)]
+    return max(plans, key=lambda pair: merit(pair[1].problem, pair[1].planned.figures), default=answers[0])
 
 
 def answer_document(answer: PlanAnswer) -> dict[str, Any]:
