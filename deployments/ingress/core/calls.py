@@ -100,7 +100,7 @@ class Call:
     def leave_replica(self) -> None:
         """Removes a call that has ended from the load of its replica."""
         if self.hosting is not None:
-            self.hosting.stage.release(self.hosting, self.weight)
+            self.hosting.load -= self.weight
             self.hosting = None
 
 

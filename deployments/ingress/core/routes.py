@@ -7,6 +7,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import lru_cache
 from itertools import count, groupby
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -119,6 +120,7 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
+@lru_cache(maxsize=10_000)  # a choice ranks all replicas, of few different loads
 def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     """Returns the rank of a replica with this load, for a call of `weight`. The smallest rank is the best.
 
@@ -132,41 +134,6 @@ def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     full_batches, started = divmod(load, batch)
     fits = started + weight <= batch
     return (load > 0 and not fills, full_batches if fits else full_batches + 1, -started if fits else 0, load)
-
-
-class FillFirst:
-    """Finds the best replica by `rank`. Replicas are bit sets by load, so a search visits loads instead of replicas."""
-
-    def __init__(self, loads: Sequence[int]) -> None:
-        self._loads = list(loads)
-        self._replicas_of = [0] * (max(loads, default=0) + 1)
-        """By load, the replicas with that load, as a bit set of indices."""
-        for index, load in enumerate(loads):
-            self._replicas_of[load] |= 1 << index
-        self._orders: dict[tuple[int, int, bool], list[int]] = {}
-        """All loads sorted by rank, for each weight, batch size and `fills`."""
-
-    def add(self, index: int, weight: int) -> None:
-        """Adds a weight, which may be negative, to the load of a replica."""
-        before = self._loads[index]
-        after = self._loads[index] = before + weight
-        assert after >= 0, "the load of a replica would be negative"
-        while after >= len(self._replicas_of):
-            self._replicas_of += [0] * len(self._replicas_of)
-            self._orders.clear()
-        self._replicas_of[before] ^= 1 << index
-        self._replicas_of[after] |= 1 << index
-
-    def best(self, weight: int, batch: int, *, fills: bool = False) -> int:
-        """Returns the index of the replica with the best rank, the first of equal ones. There must be a replica."""
-        key = weight, batch, fills
-        order = self._orders.get(key)
-        if order is None:
-            order = self._orders[key] = sorted(range(len(self._replicas_of)), key=lambda load: rank(load, *key))
-        for load in order:
-            if replicas := self._replicas_of[load]:
-                return (replicas & -replicas).bit_length() - 1  # the lowest bit
-        raise LookupError("no replica to choose from")
 
 
 class Replica(Protocol):
@@ -190,13 +157,12 @@ class ReplicaLoad(Generic[ReplicaT]):
     """The load that one ingress has put on a replica for a stage that the replica hosts, or has hosted."""
 
     replica: ReplicaT
-    stage: StageReplicas[ReplicaT]
     load: int = 0
     """The weight of this ingress's open calls for the stage."""
     sequences: set[int] = field(default_factory=set)
     """This ingress's sequences whose keys and values the replica keeps."""
-    position: int = -1
-    """Its position among the available replicas; -1 if it is not available."""
+    is_available: bool = False
+    """Whether the replica hosts the stage and accepts calls."""
 
 
 class StageReplicas(Generic[ReplicaT]):
@@ -214,8 +180,6 @@ class StageReplicas(Generic[ReplicaT]):
         self._known: dict[str, ReplicaLoad[ReplicaT]] = {}
         self._available: list[ReplicaLoad[ReplicaT]] = []
         """The replicas that accept calls, in the order of preference among equal ones."""
-        self._by_load = FillFirst(())
-        """Chooses among the available replicas by the weight of their calls."""
 
     @property
     def is_up(self) -> bool:
@@ -229,36 +193,26 @@ class StageReplicas(Generic[ReplicaT]):
         """
         before, available = self._known, list[ReplicaLoad[ReplicaT]]()
         for known in before.values():
-            known.position = -1
+            known.is_available = False
             if not known.replica.is_up:  # a replica forgets its sequences when the connection breaks
                 known.sequences.clear()
         self._known = {name: known for name, known in before.items() if known.sequences or known.load}
         for replica in replicas:
             known_load = before.get(replica.name)
             if known_load is None or known_load.replica is not replica:
-                known_load = ReplicaLoad(replica, self)
+                known_load = ReplicaLoad(replica)
             self._known[replica.name] = known_load
+            known_load.is_available = replica.is_up
             if replica.is_up:
                 available.append(known_load)
         first = int(self._phase * len(available))
         self._available = available[first:] + available[:first]
-        for position, each in enumerate(self._available):
-            each.position = position
-        self._by_load = FillFirst([each.load for each in self._available])
 
     def assign(self, weight: int, batch: int, *, fills: bool) -> ReplicaLoad[ReplicaT]:
         """Assigns a call to the best replica, and returns it. There must be one. See `weight_of` and `rank`."""
-        position = self._by_load.best(weight, batch, fills=fills)
-        self._by_load.add(position, weight)
-        chosen = self._available[position]
+        chosen = min(self._available, key=lambda each: rank(each.load, weight, batch, fills))
         chosen.load += weight
         return chosen
-
-    def release(self, assigned: ReplicaLoad[ReplicaT], weight: int) -> None:
-        """Removes a call that has ended from the load of its replica."""
-        assigned.load -= weight
-        if assigned.position >= 0:
-            self._by_load.add(assigned.position, -weight)
 
     def replica_for(
         self, slot: str, placements: Sequence[KVPlacement], batch: int, *, fills: bool
@@ -271,7 +225,7 @@ class StageReplicas(Generic[ReplicaT]):
         """
         keeper = placements[0].keepers.get(slot)
         if keeper is not None:
-            if keeper.position < 0:
+            if not keeper.is_available:
                 raise lost(f"{keeper.replica.name} no longer accepts calls")
             return keeper
         excluded, number = placements[0].excluded, len(placements)  # all new sequences exclude the same replicas

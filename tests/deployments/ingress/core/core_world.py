@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.routes import KVPlacement, ReplicaLoad, StageReplicas
+from deployments.ingress.core.routes import KVPlacement, ReplicaLoad
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import AfterAnswer, Answer, Split
@@ -122,7 +122,7 @@ class Up(NamedTuple):
 @cache
 def keeper(name: str) -> ReplicaLoad[Up]:
     """The replica of this name."""
-    return ReplicaLoad(Up(name), StageReplicas(0.0))
+    return ReplicaLoad(Up(name))
 
 
 class CoreWorld:
