@@ -34,7 +34,7 @@ from deployments.choices import TracingSettings
 from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import UNPRUNED, PendingInput, serial_and_attempt
 from deployments.ingress.dispatcher import CallOwner, ReplicaLink
-from deployments.wire.messages import Address, Assignment, Chunk, SplitRun, StageCall, Timing
+from deployments.wire.messages import Address, Assignment, Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 
 Value: TypeAlias = str | int | float | bool
@@ -78,7 +78,6 @@ class InputSpan(Span):
         self,
         now_s: float,
         timing: Timing | None = None,
-        runs: Sequence[SplitRun] = (),
         exit_block: int | None = None,
         error: str | None = None,
     ) -> None:
@@ -92,7 +91,7 @@ class InputSpan(Span):
             hop_s = max(0.0, stage.seconds - timing.queue_s - timing.compute_s)
             seconds = {"queue": timing.queue_s, "compute": timing.compute_s, "hop": hop_s}
             stage.attributes |= {f"offramp.{name}_s": value for name, value in seconds.items()}
-            stage.children = list(_stage_spans(stage.begin_s, hop_s / 2, timing, runs))
+            stage.children = list(_stage_spans(stage.begin_s, hop_s / 2, timing))
         if exit_block is not None:
             stage.attributes[EXIT] = self.attributes[EXIT] = exit_block
             self.end_s = now_s
@@ -113,10 +112,10 @@ class InputSpan(Span):
             self.children.append(Span(name=name, begin_s=since_s, end_s=now_s, attributes=crossing))
 
 
-def _stage_spans(begin_s: float, half_s: float, timing: Timing, runs: Sequence[SplitRun]) -> Iterator[Span]:
+def _stage_spans(begin_s: float, half_s: float, timing: Timing) -> Iterator[Span]:
     """Returns the children of a visit to a stage: half the hop, queue and compute times, and half the hop."""
     parts: list[tuple[str, float, Attributes]] = []
-    for run in runs:
+    for run in timing.runs:
         batch: Attributes = {
             "offramp.first_block": run.first,
             "offramp.end_block": run.end,
@@ -301,7 +300,7 @@ class Tracer:
 
     def on_reply(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
         """Records a part of a call's reply, and removes the inputs that it settles from `inputs`."""
-        now_s, runs = self.clock.now_s(), dict(chunk.runs)
+        now_s = self.clock.now_s()
         timed: list[tuple[str, Timing, int | None]] = [
             (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
         ]
@@ -310,7 +309,7 @@ class Tracer:
             timed += [(sample_id, timing, None) for sample_id, timing in survivors]
         for sample_id, timing, exit_block in timed:
             if sample_id in inputs:
-                inputs.pop(sample_id).leave(now_s, timing, runs.get(sample_id, ()), exit_block)
+                inputs.pop(sample_id).leave(now_s, timing, exit_block)
         for sample_id, error in chunk.lost:
             if sample_id in inputs:
                 inputs.pop(sample_id).leave(now_s, error=f"{error.kind}: {error}")

@@ -15,12 +15,14 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import structs
 
 from cluster.devices import find_device
 from cluster.emulated import PacedRunner, RecordedRunner
@@ -109,8 +111,6 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
         match release:
             case Answered():
                 part["early" if release.stays else "answers"].append((release.answer, _timing(release.member)))
-                if opened.begun:
-                    part["runs"] += _runs(opened.begun, (release.member,))
             case Observed():
                 part["seen"].append(release.seen)
             case _:
@@ -129,20 +129,7 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
     for opened, call_positions in positions.items():
         piece = release.piece if len(positions) == 1 else release.piece.select(call_positions)
         members = [release.members[position] for position in call_positions]
-        runs = _runs(opened.begun, members) if opened.begun else ()
-        timings = tuple(map(_timing, members))
-        yield opened, Chunk(going_on=piece.to_wire(hop_dtype), survivor_timings=timings, runs=runs)
-
-
-def _runs(
-    begun: Mapping[str, Sequence[SplitRun]], members: Iterable[Member[Any]]
-) -> tuple[tuple[str, tuple[SplitRun, ...]], ...]:
-    """Returns the sample id and the split runs of each traced member."""
-    return tuple(
-        (member.sample_id, split_runs(begun[member.sample_id], member.compute_s))
-        for member in members
-        if member.sample_id in begun
-    )
+        yield opened, Chunk(going_on=piece.to_wire(hop_dtype), survivor_timings=tuple(map(_timing, members)))
 
 
 def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, ...]:
@@ -150,7 +137,8 @@ def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, .
     runs, waited_s = list[SplitRun](), 0.0
     for each, following in zip_longest(begun, begun[1:]):
         until_s = compute_s if following is None else following.compute_s
-        runs.append(replace(each, queue_s=each.queue_s - waited_s, compute_s=until_s - each.compute_s))
+        own_s = {"queue_s": each.queue_s - waited_s, "compute_s": until_s - each.compute_s}
+        runs.append(structs.replace(each, **own_s))
         waited_s = each.queue_s
     return tuple(runs)
 
@@ -161,7 +149,9 @@ def _call_of(member: Member[Any]) -> OpenCall:
 
 
 def _timing(member: Member[Any]) -> Timing:
-    return Timing(queue_s=member.queue_s, compute_s=member.compute_s)
+    begun = _call_of(member).begun.get(member.sample_id)
+    runs = split_runs(begun, member.compute_s) if begun else ()
+    return Timing(queue_s=member.queue_s, compute_s=member.compute_s, runs=runs)
 
 
 class TracedDevice(Device[Any]):

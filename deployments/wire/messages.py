@@ -120,16 +120,7 @@ class StageCall:
     sequence until `EndSequences`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """How an input's time in a stage was spent."""
-
-    queue_s: float
-    compute_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRun:
+class SplitRun(msgspec.Struct, frozen=True, kw_only=True):
     """One split that an input ran in a stage: the wait in the queue, then the batch."""
 
     first: int
@@ -142,6 +133,15 @@ class SplitRun:
     """The split's planned batch size."""
     queue_s: float
     compute_s: float
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an input's time in a stage was spent."""
+
+    queue_s: float
+    compute_s: float
+    runs: tuple[SplitRun, ...] = ()
+    """The splits that a traced input ran, whose times add up to these; empty for other inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +161,6 @@ class Chunk:
     """The survivors of a batch, for the next stage."""
     survivor_timings: tuple[Timing, ...] = ()
     lost: tuple[tuple[str, OfframpError], ...] = ()
-    runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
-    """The splits that traced inputs ran. Their times add up to the input's `Timing`."""
 
     @property
     def timings(self) -> tuple[Timing, ...]:
@@ -183,7 +181,7 @@ class Chunk:
         parts: list[dict[str, Any]] = [{name: (each,)} for name in names for each in getattr(self, name)]
         if self.going_on is not None:
             parts.append({"going_on": self.going_on, "survivor_timings": self.survivor_timings})
-        return [Chunk(**part, runs=self.runs) for part in parts]
+        return [Chunk(**part) for part in parts]
 
     @property
     def num_inputs(self) -> int:

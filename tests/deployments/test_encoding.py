@@ -77,9 +77,11 @@ ASSIGNMENT = Assignment(
     policy=None,
     dispatch="work-conserving",
 )
+RUN = SplitRun(first=0, end=2, batch=3, tokens=3, target=4, queue_s=0.25, compute_s=0.5)
+TRACED = Timing(queue_s=0.25, compute_s=0.5, runs=(RUN,))
 CALL = StageCall(piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125)
 CHUNK = Chunk(
-    answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TIMING),),
+    answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TRACED),),
     early=((Answer(sample_id="é", value=0, score=1.0, exit=0), TIMING),),
     seen=(
         Answer(sample_id="b", exit=1, score=0.75, value=2),
@@ -88,7 +90,6 @@ CHUNK = Chunk(
     going_on=FLOAT32,
     survivor_timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf)),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
-    runs=(("a", (SplitRun(first=0, end=2, batch=3, tokens=3, target=4, queue_s=0.25, compute_s=0.5),)), ("é", ())),
 )
 
 

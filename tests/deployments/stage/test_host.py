@@ -260,9 +260,10 @@ async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(
     replica = Replica(settings.model_copy(update={"tracing": tracing}))
     replica.runner.inner = FailsTogether(replica.records(), 4)
     replica.host.threads.start()
-    runs = [run for chunk in await replica.call("ab", replica.assignment(1, FIRST), traced=(1,)) for run in chunk.runs]
+    chunks = await replica.call("ab", replica.assignment(1, FIRST), traced=(1,))
     replica.host.threads.stop()
-    assert [(name, [each.batch for each in batches]) for name, batches in runs] == [("b", [2, 1])]
+    runs = {answer.sample_id: [run.batch for run in each.runs] for chunk in chunks for answer, each in chunk.answers}
+    assert runs == {"a": [], "b": [2, 1]}
 
 
 async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_ended(settings: ServeSettings) -> None:

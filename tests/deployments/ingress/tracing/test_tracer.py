@@ -21,14 +21,13 @@ from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
 from deployments.versions.traffic import TrafficSplitter
-from deployments.wire.messages import Chunk, SplitRun, Timing
+from deployments.wire.messages import Chunk, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
 from tests.deployments.wire_fakes import ASSIGNMENT, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
-RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, compute_s=0.5)
 
 
 class Scene:
