@@ -6,14 +6,12 @@ import math
 import random
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Answered
+from deployments.ingress.core.calls import Answered, Dropped
 from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.core.routes import LOST
-from earlyexit.errors import OfframpError, StageUnavailableError
+from earlyexit.errors import OfframpError
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import PlacedPlan
 from simulator.events import WAKES
@@ -83,7 +81,7 @@ class GeneratingIngress(SimulatedIngress):
             step = PendingInput(number, now_s, deadline_s, state.sequence.step(), placement=state.placement)
             self.core.submit((step,), now_s)
         except OfframpError as error:
-            self._failed(state, error.kind)
+            self._failed(state, error)
             return
         self._step_number += self._stride
         self._states[number] = state
@@ -127,24 +125,20 @@ class GeneratingIngress(SimulatedIngress):
             self._step(state)
         self.do(())
 
-    def _drop(self, numbers: Sequence[int], reason: str) -> None:
-        for number in numbers:
-            self._failed(self._states.pop(number), reason)
+    def dropped(self, dropped: Dropped) -> None:
+        assert dropped.error is not None, "no simulated caller gives up"
+        for each in dropped.inputs:
+            self._failed(self._states.pop(each.serial), dropped.error)
 
-    def _failed(self, state: GenerationState[SimulatedSequence], reason: str) -> None:
-        if reason != LOST:
-            self._end_sequence(state, reason)
-            return
-        state.placement.end()
+    def _failed(self, state: GenerationState[SimulatedSequence], error: OfframpError) -> None:
         try:
-            pause_s = self.loop.restart(state)
-        except StageUnavailableError as error:
-            self._end_sequence(state, error.kind)
+            pause_s = self.loop.retry(state, error)
+        except OfframpError as final_error:
+            self._end_sequence(state, final_error.kind)
             return
         self._events.at(self._events.time_s + pause_s, WAKES, self._step_all, [state])
 
     def _end_sequence(self, state: GenerationState[SimulatedSequence], reason: str) -> None:
         self.loop.end(state, reason)
-        state.placement.end()
         self.ended_s, index = self._events.time_s, state.sequence.index
         self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s

@@ -19,7 +19,7 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Alarm, Dispatcher, call_later
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
-from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
+from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.boundary import Answer, PackedArray
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
@@ -250,25 +250,15 @@ class GenerateService:
 
     def _on_step_error(self, running: _RunningSequence, error: OfframpError) -> None:
         """Handles a step without an answer: if possible, the sequence continues on another replica."""
-        state, placement = running.state, running.state.placement
-        is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
-        if is_full and self.loop.try_another_replica(state):
-            placement.end()
-            self._send_soon(running)
-            return
         if isinstance(error, DeadlineError):
             self._end_by_limit(running)
             return
-        if not is_lost and not (placement.is_retry and is_full):
-            self._fail(running, error)
-            return
-        placement.end()
-        logger.info("request %s starts again after %d tokens: %s", running.request_id, state.num_tokens, error)
         try:
-            pause_s = self.loop.restart(state)
-        except OfframpError as too_many_attempts:
-            self._fail(running, too_many_attempts)
+            pause_s = self.loop.retry(running.state, error)
+        except OfframpError as final_error:
+            self._fail(running, final_error)
             return
+        logger.info("%s starts again after %d tokens: %s", running.request_id, running.state.num_tokens, error)
         if pause_s:
             call_later(pause_s, partial(self._resume, running))
         else:
@@ -309,9 +299,8 @@ class GenerateService:
             self._fail(running, DeadlineError(f"no token came within {limit}"))
 
     def _end(self, running: _RunningSequence, reason: str) -> None:
-        """Frees the resources of a sequence. If its step is still in a call, the timer stays, and ends that step."""
+        """Ends a sequence. If its step is still in a call, the timer stays, and ends that step."""
         self.loop.end(running.state, reason)
-        running.state.placement.end()
         step_input = running.step_input
         if running.timer is not None and (step_input is None or step_input.holder is None):
             running.timer.cancel()

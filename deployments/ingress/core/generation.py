@@ -12,12 +12,12 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from deployments.ingress.core.calls import LONGEST_RETRY_S, RETRY_PAUSE_S, bucket_of
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.core.routes import KVPlacement, sequence_numbers
-from earlyexit.errors import AdmissionError, StageUnavailableError
+from earlyexit.errors import AdmissionError, OfframpError, OverloadedError, SequenceLostError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import Plan
 
@@ -155,43 +155,44 @@ class GenerationLoop:
         elif self._tpot is not None:
             self._tpot.answered(state.tpot_s, self.num_running - 1, 1, now_s)
 
-    def restart(self, state: GenerationState[S]) -> float:
-        """Restarts a lost sequence with a new placement; returns the pause before its first step, in seconds.
+    def retry(self, state: GenerationState[S], error: OfframpError) -> float:
+        """Prepares a sequence whose step got an error for another attempt; returns the pause before it, in seconds.
 
-        The first restart has no pause, because other replicas are probably available. Raises StageUnavailableError,
-        which ends the sequence, after too many losses without a token.
+        A lost sequence restarts. The first restart has no pause, because other replicas are probably available. A new
+        sequence that is refused by a full replica tries another one. Once a replica has accepted a sequence, it is not
+        moved in this way: it waits, and restarts. Raises the error that ends the sequence.
         """
+        placement, is_full = state.placement, isinstance(error, OverloadedError)
+        if is_full and not placement.is_retry:
+            # The last chosen replica refused the sequence.
+            full = next((keeper.replica.name for keeper in reversed(placement.keepers.values())), None)
+            is_last = len(placement.excluded) + 1 >= self._options.max_attempts
+            if is_last or full is None or full in placement.excluded:
+                raise error
+            self._place_again(state, excluded=placement.excluded | {full})
+            return 0.0
+        if not is_full and not isinstance(error, SequenceLostError):
+            raise error
         if state.attempts + 1 >= self._options.max_attempts:
             message = f"the sequence was lost {self._options.max_attempts} times without a token"
             raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
         pause_s = RETRY_PAUSE_S * ((1 << state.attempts) - 1)
         state.attempts += 1
-        state.placement = KVPlacement(next(self._numbers), is_retry=True, is_probe=state.placement.is_probe)
-        state.sequence.begin(state.placement.number)
         self.counts.lost += 1
+        self._place_again(state, is_retry=True)
         return pause_s
 
-    def try_another_replica(self, state: GenerationState[S]) -> bool:
-        """Excludes a full replica from the placement of a new sequence; returns False if no further try is allowed.
-
-        A sequence that a replica has already accepted is not moved in this way. It waits, and restarts.
-        """
-        placement = state.placement
-        # The last chosen replica refused the sequence.
-        full = next((keeper.replica.name for keeper in reversed(placement.keepers.values())), None)
-        is_last = len(placement.excluded) + 1 >= self._options.max_attempts
-        if is_last or placement.is_retry or full is None or full in placement.excluded:
-            return False
-        state.placement = KVPlacement(
-            next(self._numbers), excluded=placement.excluded | {full}, is_probe=placement.is_probe
-        )
+    def _place_again(self, state: GenerationState[S], **options: Any) -> None:
+        """Frees the keys and values of a sequence, which starts again with a new placement."""
+        state.placement.end()
+        state.placement = KVPlacement(next(self._numbers), is_probe=state.placement.is_probe, **options)
         state.sequence.begin(state.placement.number)
-        return True
 
     def end(self, state: GenerationState[S], reason: str) -> None:
-        """Records the end of a sequence. `reason`: stop, length, or the kind of an error."""
+        """Ends a sequence, and frees its keys and values. `reason`: stop, length, or the kind of an error."""
         assert not state.has_ended, "a sequence ends once"
         state.has_ended = True
+        state.placement.end()
         self.num_running -= 1
         self.counts.ended[reason] += 1
         self.counts.probes += bool(state.placement.is_probe)

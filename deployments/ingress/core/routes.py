@@ -19,8 +19,6 @@ from optimizer.plans.plan import PlacedPlan, Plan
 Layout = tuple[tuple[str, int, int], ...]
 """A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,
 a replica that hosts the same slot under both can keep its keys and values, whatever the splits are."""
-LOST: Final = "sequence_lost"
-"""The kind of a SequenceLostError."""
 LOST_RETRY_S: Final = 1.0
 SERIAL_BITS: Final = 32
 NAME_BITS: Final = 30
