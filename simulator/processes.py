@@ -542,14 +542,14 @@ class SimulatedIngress(Driver):
 
 
 def _options(scenario: Scenario, probing: Probing | None) -> IngressOptions:
-    has_slo, sequences = not math.isinf(scenario.slo_s), scenario.sequences
+    sequences = scenario.sequences
     return IngressOptions(
         max_queued=math.inf if scenario.max_queued is None else scenario.max_queued,
         calls_per_replica=scenario.calls_per_replica,
         max_attempts=MAX_ATTEMPTS,
-        slo_s=scenario.slo_s if has_slo else None,
-        ttft_slo_s=None if sequences is None else sequences.ttft_slo_s,
-        tpot_slo_s=None if sequences is None else sequences.tpot_slo_s,
+        slo_s=scenario.slo_s,
+        ttft_slo_s=math.inf if sequences is None else sequences.ttft_slo_s or math.inf,
+        tpot_slo_s=math.inf if sequences is None else sequences.tpot_slo_s or math.inf,
         slack=scenario.problem.slo.slack,
         num_ingresses=scenario.num_ingresses,
         admits=scenario.admission,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import uuid
 from pathlib import Path
@@ -28,9 +29,9 @@ def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
         max_queued=settings.max_queued,
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
-        slo_s=settings.tpot_slo_s if generates else settings.slo_s,
-        ttft_slo_s=settings.ttft_slo_s,
-        tpot_slo_s=settings.tpot_slo_s,
+        slo_s=(settings.tpot_slo_s if generates else settings.slo_s) or math.inf,
+        ttft_slo_s=settings.ttft_slo_s or math.inf,
+        tpot_slo_s=settings.tpot_slo_s or math.inf,
         admits=not generates,  # `GenerationLoop.admit` admits whole sequences instead of their steps
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,

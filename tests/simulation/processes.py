@@ -220,7 +220,7 @@ class Ingress:
             max_queued=settings.max_queued,
             calls_per_replica=settings.calls_per_replica,
             max_attempts=MAX_ATTEMPTS,
-            slo_s=settings.slo_s,
+            slo_s=settings.slo_s or math.inf,
             slack=settings.slack,
             admits=not watch.sequences,
             shape=SHAPE,

@@ -58,7 +58,11 @@ class Admission:
     """The admission control of one ingress. All times are from the caller's clock, which must never go back."""
 
     def __init__(self, plan: Plan, *, slo_s: float, num_ingresses: int) -> None:
-        """Starts with an equal share of the rate that the plan predicts, if it predicts one."""
+        """Starts with an equal share of the rate that the plan predicts, if it predicts one.
+
+        `slo_s`: infinite without an SLO. Then nothing is ever late.
+        """
+        self.is_on = slo_s < math.inf
         self._slo_s = slo_s
         self._num_ingresses = num_ingresses
         self._usable_s = (1 - SAFETY) * slo_s
@@ -107,6 +111,8 @@ class Admission:
         cannot keep it idle. Stages with deferred dispatch also admit requests until their batches can fill
         (`_batch_room`).
         """
+        if not self.is_on:
+            return 0.0
         self._end_window(now_s)
         share = left_s / self._slo_s
         excess = unanswered + cost - self.limit * share
@@ -138,7 +144,7 @@ class Admission:
 
     def _begin(self, plan: Plan, tokens_per_input: float | None) -> None:
         """Computes the unit of cost, the planned limit and the lowest limit of a plan."""
-        self.counts_tokens = any(split.tokens is not None for split in plan.splits)
+        self.counts_tokens = self.is_on and any(split.tokens is not None for split in plan.splits)
         expected = plan.predicted.get("tokens_per_input") or tokens_per_input
         mean_cost = expected if self.counts_tokens else 1.0
         self._room = self._batch_room(plan, mean_cost or None)

@@ -244,8 +244,8 @@ def latencies_within(latencies: Mapping[int, int]) -> dict[str, int]:
 class IngressCounts:
     """Counts the inputs of one ingress. Each arrived input is later counted once as answered or as dropped."""
 
-    def __init__(self, slo_s: float | None) -> None:
-        self._slo_s = math.inf if slo_s is None else slo_s
+    def __init__(self, slo_s: float) -> None:
+        self._slo_s = slo_s
         self.arrived = 0
         self.answered = 0
         self.answered_tokens = 0
@@ -373,7 +373,7 @@ class Unanswered:
         if held is None:
             held = inputs
         allowed_s = self.options.slo_s
-        if allowed_s is None:
+        if allowed_s == math.inf:
             allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
         slack_s = 0.0 if allowed_s == math.inf else self.options.slack * allowed_s
         reserve_s = route.reserve_s(stage) + slack_s
@@ -450,7 +450,7 @@ class Unanswered:
         chain = fresh[0].chain.current
         latencies_s = [now_s - each.arrived_s for each in fresh]
         self.counts.record_answers(block, latencies_s, num_tokens, is_current=call.epoch == chain.route.epoch)
-        if chain.admission is not None and block >= chain.route.last_split:
+        if chain.admission.is_on and block >= chain.route.last_split:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
@@ -469,9 +469,8 @@ class Unanswered:
         error, reason = (None, why) if isinstance(why, str) else (why, why.kind)
         for each in fresh if reason == LATE else ():  # the time that they waited is a lower bound of their latency
             chain = each.chain.current
-            if chain.admission is not None:
-                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
-                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
+            until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
+            chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
         self._remove_settled(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]

@@ -107,10 +107,8 @@ class GenerationLoop:
 
     def follow(self, plan: Plan) -> None:
         """Switches to another plan."""
-        if self._ttft is not None:
-            self._ttft.follow(replace(plan, predicted={}), 1.0)
-        if self._tpot is not None:
-            self._tpot.follow(plan, 1.0)
+        self._ttft.follow(replace(plan, predicted={}), 1.0)
+        self._tpot.follow(plan, 1.0)
 
     def admit(self, num_prompt: int, now_s: float) -> None:
         """Raises AdmissionError for a sequence that would miss an SLO, or would make others miss theirs.
@@ -118,12 +116,10 @@ class GenerationLoop:
         Little's law applies as for inputs: a sequence waits for the prompt tokens ahead of it, and running sequences
         each get a token in turn.
         """
-        late_s, why = 0.0, ""
         ttft_s, tpot_s = self._options.ttft_slo_s, self._options.tpot_slo_s
-        if self._ttft is not None and ttft_s is not None:
-            late_s = self._ttft.late_s(num_prompt, ttft_s, unanswered=self._waiting_prompt_tokens, now_s=now_s)
-            why = f"a first token within {ttft_s:.3g} s is not possible now"
-        if not late_s and self._tpot is not None and tpot_s is not None:
+        late_s = self._ttft.late_s(num_prompt, ttft_s, unanswered=self._waiting_prompt_tokens, now_s=now_s)
+        why = f"a first token within {ttft_s:.3g} s is not possible now"
+        if not late_s:
             late_s = self._tpot.late_s(1, tpot_s, unanswered=self.num_running, now_s=now_s)
             why = f"{self.num_running} sequences run; with another one a token would take more than {tpot_s:.3g} s"
         if late_s:
@@ -150,9 +146,8 @@ class GenerationLoop:
             state.first_s = now_s
             self._waiting_prompt_tokens -= state.sequence.num_prompt
             self.counts.ttft[bucket_of(state.ttft_s)] += 1
-            if self._ttft is not None:
-                self._ttft.answered(state.ttft_s, state.ahead_tokens, state.sequence.num_prompt, now_s)
-        elif self._tpot is not None:
+            self._ttft.answered(state.ttft_s, state.ahead_tokens, state.sequence.num_prompt, now_s)
+        else:
             self._tpot.answered(state.tpot_s, self.num_running - 1, 1, now_s)
 
     def retry(self, state: GenerationState[S], error: OfframpError) -> float:
@@ -203,6 +198,5 @@ class GenerationLoop:
             self.counts.tpot[bucket_of(state.tpot_s)] += 1
         if reason in ("stop", "length"):
             ttft_s, tpot_s = self._options.ttft_slo_s, self._options.tpot_slo_s
-            keeps_ttft = ttft_s is None or state.ttft_s <= ttft_s
             # The TPOT SLO does not apply to a single token.
-            self.counts.in_slo += keeps_ttft and (tpot_s is None or state.num_tokens < 2 or state.tpot_s <= tpot_s)
+            self.counts.in_slo += state.ttft_s <= ttft_s and (state.num_tokens < 2 or state.tpot_s <= tpot_s)

@@ -36,10 +36,11 @@ class IngressOptions:
     """The largest number of calls per replica of the first stage without any reply."""
     max_attempts: int
     """The number of attempts after which an input fails, or of losses in a row after which a sequence fails."""
-    slo_s: float | None = None
-    ttft_slo_s: float | None = None
+    slo_s: float = math.inf
+    """Infinite without an SLO, like the next two."""
+    ttft_slo_s: float = math.inf
     """SLO of a sequence's time to first token."""
-    tpot_slo_s: float | None = None
+    tpot_slo_s: float = math.inf
     """SLO of a sequence's mean time per token after the first."""
     slack: float = 0.0
     """The share of the SLO that stages with deferred dispatch keep as a reserve (E3 section 4). Without an SLO, the
@@ -54,9 +55,9 @@ class IngressOptions:
     probe_share: float = 0.0
     """The share of probes among the calls with new inputs or, for a decoder, among the sequences."""
 
-    def admission(self, plan: Plan, slo_s: float | None) -> Admission | None:
-        """Returns the admission control of a chain, or of sequences; None without an SLO."""
-        return None if slo_s is None else Admission(plan, slo_s=slo_s, num_ingresses=self.num_ingresses)
+    def admission(self, plan: Plan, slo_s: float) -> Admission:
+        """Returns the admission control of a chain, or of sequences."""
+        return Admission(plan, slo_s=slo_s, num_ingresses=self.num_ingresses)
 
 
 UNPRUNED: Final = -1
@@ -188,7 +189,7 @@ SHARE_UNITS = 10**6
 class Chain:
     """One chain of the current plan: its queue, its admission control, and the counts of its unanswered inputs."""
 
-    def __init__(self, route: ChainRoute, share: float, admission: Admission | None) -> None:
+    def __init__(self, route: ChainRoute, share: float, admission: Admission) -> None:
         self.route = route
         self.share = share
         self.turn = 0
@@ -214,22 +215,15 @@ class Chain:
 
     def cost_of(self, pending: PendingInput) -> tuple[int, int]:
         """Returns the cost of the unanswered inputs when an input arrived, and its own, in admission control's unit."""
-        return (pending.ahead_tokens, pending.cost) if self.counts_tokens else (pending.ahead, 1)
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether admission control counts tokens; False without admission control."""
-        return self.admission is not None and self.admission.counts_tokens
+        return (pending.ahead_tokens, pending.cost) if self.admission.counts_tokens else (pending.ahead, 1)
 
     def late_s(self, cost: int, left_s: float, now_s: float, coming: float = 0.0) -> float:
         """Returns by how many seconds inputs would miss a deadline that is `left_s` away. See `Admission.late_s`.
 
         `coming`: the cost of inputs that were admitted earlier but not submitted yet.
         """
-        if self.admission is None:
-            return 0.0
-        unanswered = (self.unanswered_tokens if self.counts_tokens else self.num_unanswered) + coming
-        return self.admission.late_s(cost, left_s, unanswered=unanswered, now_s=now_s)
+        unanswered = self.unanswered_tokens if self.admission.counts_tokens else self.num_unanswered
+        return self.admission.late_s(cost, left_s, unanswered=unanswered + coming, now_s=now_s)
 
     def merge_into(self, successor: Chain) -> None:
         """Passes all inputs to another chain, because the new plan does not have this chain."""
@@ -263,15 +257,15 @@ class Chains:
         self._num_blocks = placed.plan.num_blocks
         for chain, chain_route, share in zip(before, routes, shares, strict=False):
             chain.route, chain.share = chain_route, share
-            if is_new and chain.admission is not None:
+            if is_new:
                 chain.admission.follow(chain_route.plan, self._tokens_per_input)
         self.active = before[: len(routes)]
         for chain_route, share in zip(routes[len(before) :], shares[len(before) :], strict=True):
-            admission = options.admission(chain_route.plan, options.slo_s if options.admits else None)
+            admission = options.admission(chain_route.plan, options.slo_s if options.admits else math.inf)
             self.active.append(Chain(chain_route, share, admission))
         for chain in before[len(routes) :]:
             chain.merge_into(self.active[-1])
-        self._counts_tokens = any(chain.counts_tokens for chain in self.active)
+        self._counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
         for chain in self.active:
             chain.turn = 0
             self._update(chain)
@@ -322,7 +316,7 @@ class Chains:
         before = [chain.turn for chain in self.active]
         drawn = {self.active[0]: num_inputs} if len(self.active) == 1 else Counter(self.draw(num_inputs))
         for chain, number in drawn.items():
-            per_input = (self._tokens_per_input or 1.0) if chain.counts_tokens else 1.0
+            per_input = (self._tokens_per_input or 1.0) if chain.admission.counts_tokens else 1.0
             late_s = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
             if late_s > 0:
                 return late_s
@@ -337,8 +331,8 @@ class Chains:
         tokens_of: Counter[Chain] = Counter()
         for chain, each in zip(drawn, inputs, strict=True):
             tokens_of[chain] += each.tokens
-        late_s = [chain.late_s(tokens, left_s, now_s) for chain, tokens in tokens_of.items() if chain.counts_tokens]
-        return max(late_s, default=0.0)
+        counted = [(chain, tokens) for chain, tokens in tokens_of.items() if chain.admission.counts_tokens]
+        return max([chain.late_s(tokens, left_s, now_s) for chain, tokens in counted], default=0.0)
 
     def with_layout(self, layout: Layout | None) -> Chain | None:
         """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""
@@ -361,7 +355,7 @@ class Chains:
             batches=stage.replicas * stage.splits[0].side_by_side,
             calls_per_batch=self._options.calls_per_replica,
             fills=first.assignment.fills,
-            limit=math.inf if chain.admission is None else chain.admission.limit,
+            limit=chain.admission.limit,
         )
 
     def by_chain(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:

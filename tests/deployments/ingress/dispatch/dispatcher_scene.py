@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -156,7 +157,7 @@ class Scene:
     max_attempts: int = 3
     plan: Plan = PLAN
     chain_codec: Codec[Any] | None = None
-    slo_s: float | None = None
+    slo_s: float = math.inf
     shape: StreamShape | None = None
     probe_share: float = 1.0
     clock: ManualClock = field(default_factory=ManualClock)
