@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.api.generation import GenerateRequest
 from deployments.api.parsing import TimeoutSeconds
@@ -279,14 +279,13 @@ class ChatBody(OpenAiBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
     """With `logprobs`, also report the log-probabilities of this many of the most probable tokens."""
 
-    @model_validator(mode="after")
-    def _merge_max_tokens(self) -> ChatBody:
-        """Sets `max_tokens` to the value of its newer name; raises InputError if both have different values."""
+    @property
+    def sampling(self) -> SamplingBody:
+        """The sampling parameters; raises InputError if `max_tokens` and its newer name have different values."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = "max_tokens and max_completion_tokens are the same parameter, but have different values"
             raise InputError(message, param="max_completion_tokens")
-        self.max_tokens = self.max_completion_tokens or self.max_tokens
-        return self
+        return self.model_copy(update={"max_tokens": self.max_completion_tokens or self.max_tokens})
 
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
         if self.top_logprobs and not self.logprobs:
