@@ -114,7 +114,7 @@ class ControlRefusedError(InputError, http_status=403):
 class MethodNotAllowedError(InputError, http_status=405):
     """The path does not support the request's HTTP method."""
 
-    def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
+    def __init__(self, message: str, *, allowed: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.allowed = allowed
 
@@ -151,7 +151,9 @@ class GraphError(InputError, http_status=422):
     """The graph of a foreign model cannot be read or cannot be cut."""
 
 
-class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
+class RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
+    """Base class of errors after which a retry may help; `retry_after_s` is the time to wait before it."""
+
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)  # all arguments, from which pickle makes an equal error
         self.retry_after_s = retry_after_s
@@ -160,31 +162,31 @@ class _RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
         return str(self.args[0])
 
 
-class RateLimitError(_RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
+class RateLimitError(RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
     """The caller exceeded its limit of requests or inputs per second."""
 
 
-class OverloadedError(_RetryableError):
+class OverloadedError(RetryableError):
     """More inputs are queued than allowed."""
 
 
-class AdmissionError(_RetryableError):
+class AdmissionError(RetryableError):
     """Admission control refused the input: under the current load, its answer would come after its deadline."""
 
 
-class StageUnavailableError(_RetryableError):
+class StageUnavailableError(RetryableError):
     """No replica of a stage took the input in time."""
 
 
-class ControllerUnavailableError(_RetryableError):
+class ControllerUnavailableError(RetryableError):
     """The controller does not answer. Requests are still served."""
 
 
-class SequenceLostError(_RetryableError):
+class SequenceLostError(RetryableError):
     """The replica lacks the keys and values of a sequence. If the sequence restarts, it generates the same tokens."""
 
 
-class VersionUnavailableError(_RetryableError):
+class VersionUnavailableError(RetryableError):
     """Another version of the model cannot be reached."""
 
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.api.operations import EVENTS, JSON, error_type_of
+from deployments.api.operations import EVENTS, JSON, OPENAI_CODES, error_type_of
 from deployments.api.parsing import BodyT, OpenAiError, V2Error, parse_body
 from earlyexit.errors import (
     InputError,
@@ -24,6 +24,7 @@ from earlyexit.errors import (
     OfframpError,
     OverloadedError,
     PayloadTooLargeError,
+    RetryableError,
     UnauthorizedError,
 )
 
@@ -160,12 +161,6 @@ class HttpRequest(Request):
 Handler = Callable[[HttpRequest], Awaitable[object]]
 """Returns a response, or the content of a JSON response."""
 SERVER_ERROR = 500
-OPENAI_CODES = {
-    "unauthorized": "invalid_api_key",
-    "unknown_model": "model_not_found",
-    "rate_limit": "rate_limit_exceeded",
-    "context_length": "context_length_exceeded",
-}
 
 
 def json_response(content: object, status: int = 200) -> Response:
@@ -206,8 +201,7 @@ def openai_error(error: OfframpError) -> dict[str, object]:
 
 def retry_after_header(error: OfframpError) -> str | None:
     """Returns the value of Retry-After in whole seconds; None if a retry would not help."""
-    retry_after_s = getattr(error, "retry_after_s", None)
-    return None if retry_after_s is None else str(max(1, math.ceil(retry_after_s)))
+    return str(max(1, math.ceil(error.retry_after_s))) if isinstance(error, RetryableError) else None
 
 
 # Content negotiation (RFC 9110, section 12.5)

@@ -28,6 +28,13 @@ from earlyexit.named import import_attribute
 
 JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
 PAGE, TEXT = "text/html", {"type": "string"}
+OPENAI_CODES = {
+    "unauthorized": "invalid_api_key",
+    "unknown_model": "model_not_found",
+    "rate_limit": "rate_limit_exceeded",
+    "context_length": "context_length_exceeded",
+}
+"""OpenAI's codes of errors, by our kind, if they differ."""
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version}"
 REPOSITORY, CANARY = "/v2/repository", MODEL + "/canary"

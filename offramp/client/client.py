@@ -68,18 +68,37 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A generated answer."""
+    """A generated answer, or the beginning of one."""
 
-    text: str
-    ended: str
+    text: str = ""
+    ended: str = ""
     """`stop`: at an end token or a stop string. `length`: at `max_tokens` or at a time limit (`cut_short`)."""
-    exits: tuple[int, ...]
+    exits: tuple[int, ...] = ()
     """The block after which each token left."""
-    num_prompt: int
+    num_prompt: int = 0
     """Number of tokens of the prompt."""
     cut_short: str | None = None
     """The time limit that ended the answer, if any."""
     request_id: str = field(default="", compare=False)
+
+    def plus(self, payload: Any) -> Generation:
+        """Returns the answer with the next event of its stream, or with a payload that holds all of it.
+
+        An invalid payload raises AttributeError, KeyError or TypeError.
+        """
+        ours, usage, text, ended = payload.get("offramp", {}), payload.get("usage"), self.text, self.ended
+        for choice in payload["choices"]:
+            ended = choice["finish_reason"] or ended
+            message = choice.get("message") or choice.get("delta") or {}
+            text += choice["text"] if "text" in choice else message.get("content", "")
+        return replace(
+            self,
+            text=text,
+            ended=ended,
+            exits=self.exits + tuple(ours.get("token_exits", ())),
+            num_prompt=usage["prompt_tokens"] if usage else self.num_prompt,
+            cut_short=ours.get("cut_short", self.cut_short),
+        )
 
 
 class PredictOptions(TypedDict, total=False):
@@ -113,28 +132,12 @@ class Options(TypedDict, total=False):
     request_id: str
 
 
-def read_generation(payload: Any, request_id: str) -> Generation:
-    """Returns the answer in a payload; raises OfframpError for any other payload."""
-    try:
-        [choice] = payload["choices"]
-        return Generation(
-            text=choice["text"] if "text" in choice else choice["message"]["content"],
-            ended=choice["finish_reason"],
-            exits=tuple(payload["offramp"]["token_exits"]),
-            num_prompt=payload["usage"]["prompt_tokens"],
-            cut_short=payload["offramp"].get("cut_short"),
-            request_id=request_id,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
-
-
 class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextManager["PieceStream"]):
     """An iterator over the pieces of a generated text, from either client, and a context manager that closes it."""
 
     def __init__(self, response: httpx.Response, request_id: str) -> None:
         self._response = response
-        self._answer = Generation(text="", ended="", exits=(), num_prompt=0, request_id=request_id)
+        self._answer = Generation(request_id=request_id)
         """The answer so far."""
         self._is_done = False
         self._unfinished = ""
@@ -199,30 +202,14 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
                 self._is_done = True
                 continue
             try:
-                piece = self._add(json.loads(data))
+                event, before = json.loads(data), self._answer
+                if "error" in event:
+                    raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
+                self._answer = before.plus(event)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
-            if piece.text:
-                yield piece
-
-    def _add(self, event: Any) -> Piece:
-        """Adds an event to the answer, and returns its text and exits."""
-        if "error" in event:
-            raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
-        ours, usage, answer = event.get("offramp", {}), event.get("usage"), self._answer
-        text, ended, exits = "", answer.ended, tuple(ours.get("token_exits", ()))
-        for choice in event["choices"]:
-            ended = choice["finish_reason"] or ended
-            text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-        self._answer = replace(
-            answer,
-            text=answer.text + text,
-            ended=ended,
-            exits=answer.exits + exits,
-            num_prompt=usage["prompt_tokens"] if usage else answer.num_prompt,
-            cut_short=ours.get("cut_short", answer.cut_short),
-        )
-        return Piece(text=text, exits=exits)
+            if text := self._answer.text[len(before.text) :]:
+                yield Piece(text=text, exits=self._answer.exits[len(before.exits) :])
 
     def _noted(self, error: OfframpError) -> OfframpError:
         error.add_note(f"request id {self._answer.request_id}")
@@ -359,7 +346,11 @@ class AsyncClient:
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continues a text, or answers messages, with the options of `Options`."""
-        return read_generation(*await self._send_generation(prompt, options, streams=False))
+        payload, request_id = await self._send_generation(prompt, options, streams=False)
+        try:
+            return Generation(request_id=request_id).plus(payload)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> PieceStream:
         """Returns the answer as a stream: `with client.stream("Once") as pieces: for piece in pieces: ...`."""

@@ -15,25 +15,11 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deployments.api.operations import path_of
+from deployments.api.operations import OPENAI_CODES, path_of
 from deployments.api.v2 import pack_elements, unpack_elements
+from earlyexit import errors
 from earlyexit.clock import Clock
-from earlyexit.errors import (
-    DataError,
-    DeadlineError,
-    ExecutionError,
-    InputError,
-    ModelFolderError,
-    OfframpError,
-    OverloadedError,
-    PayloadTooLargeError,
-    PlanError,
-    RateLimitError,
-    StageUnavailableError,
-    UnauthorizedError,
-    UnknownModelError,
-    UnprocessableInputError,
-)
+from earlyexit.errors import DeadlineError, InputError, OfframpError, RateLimitError, RetryableError
 from earlyexit.network.boundary import DATATYPES, cast_column
 
 T = TypeVar("T")
@@ -47,15 +33,11 @@ FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 """About the time after which a failed replica is replaced."""
 
-_ERRORS: tuple[type[OfframpError], ...] = (
-    *(UnauthorizedError, UnknownModelError, PayloadTooLargeError, UnprocessableInputError, PlanError, DataError),
-    *(ModelFolderError, DeadlineError, ExecutionError),
-)
-"""Errors that answers name. An answer that names none gets the first error with its status."""
-ERRORS_BY_KIND = {each("").kind: each for each in _ERRORS}
-_ERRORS_BY_STATUS = {each.http_status: each for each in reversed(_ERRORS) if each is not ExecutionError}
-OPENAI_CODES = {"invalid_api_key": "unauthorized", "model_not_found": "unknown_model"}
-"""Our kinds of errors by OpenAI's code, if it has another name."""
+_ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, OfframpError)]
+ERRORS_BY_KIND = {each.kind: each for each in _ERRORS}
+_ERRORS_BY_STATUS = {each.http_status: each for each in reversed(_ERRORS) if each is not RetryableError}
+"""The first error of the tree with a status, for answers that name no error."""
+_KIND_OF_CODE = {code: kind for kind, code in OPENAI_CODES.items()}
 
 
 class Prediction(SimpleNamespace):
@@ -192,13 +174,11 @@ def error_of(outcome: Outcome) -> OfframpError:
     if isinstance(outcome, NoReply):
         return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
     kind, message = _kind_and_message(outcome)
-    if outcome.status == RateLimitError.http_status:
-        return RateLimitError(message, retry_after_s=outcome.retry_after_s or 0.0)
-    if outcome.status == OverloadedError.http_status:
-        busy = StageUnavailableError if kind == "stage_unavailable" else OverloadedError
-        return busy(message, retry_after_s=outcome.retry_after_s or 0.0)
     by_status = _ERRORS_BY_STATUS.get(outcome.status, InputError if 400 <= outcome.status < 500 else OfframpError)
-    return OfframpError(message) if _is_of_proxy(outcome) else ERRORS_BY_KIND.get(kind, by_status)(message)
+    error = OfframpError if _is_of_proxy(outcome) else ERRORS_BY_KIND.get(kind, by_status)
+    if issubclass(error, RetryableError):
+        return error(message, retry_after_s=outcome.retry_after_s or 0.0)
+    return error(message)
 
 
 def _is_transient(outcome: Outcome) -> bool:
@@ -218,7 +198,7 @@ def _kind_and_message(reply: Reply) -> tuple[str, str]:
         case {"error": {"kind": str(kind), "message": str(message)}}:
             return kind, message
         case {"error": {"code": code, "message": str(message)}}:  # below /v1, in OpenAI's format
-            return OPENAI_CODES.get(str(code), str(code)), message
+            return _KIND_OF_CODE.get(str(code), str(code)), message
         case {"error": str(message)}:  # below /v2
             return "", message
     return "", f"HTTP {reply.status} from the server: {reply.payload!s:.200}"

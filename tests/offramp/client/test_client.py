@@ -215,7 +215,7 @@ def test_an_error_answer_becomes_the_servers_error(status: int, kind: str, expec
 
 
 def test_live_and_ready_raise_no_errors_and_kinds_are_those_of_the_error_tree() -> None:
-    assert {kind: cls("").kind for kind, cls in ERRORS_BY_KIND.items()} == {kind: kind for kind in ERRORS_BY_KIND}
+    assert {kind: cls.kind for kind, cls in ERRORS_BY_KIND.items()} == {kind: kind for kind in ERRORS_BY_KIND}
 
     def handler(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200 if request.url.path == "/v2/health/live" else 503)
