@@ -11,9 +11,9 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import formatdate
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from deployments.local_ray.private import with_middlewares
 from deployments.process_setup import HideExceptionMessages
@@ -53,10 +52,10 @@ class Limits:
     """Time for which a refused connection stays open: a caller that still sends might otherwise lose the answer."""
     stalled_s: float = 60.0
     """Timeout for a caller that does not read its answer."""
-    sweep_s: float = 1.0
-    """Interval between checks of these timeouts."""
 
 
+SWEEP_S = 1.0
+"""Interval between checks of the timeouts."""
 Header = tuple[bytes, bytes]
 REQUEST_ID = b"x-request-id"
 SERVE_TIMEOUT_HEADER = b"x-request-timeout-seconds"
@@ -323,15 +322,7 @@ class Connection(HttpToolsProtocol):
         return (IDLE, self._num_begun) if self._current_cycle is None else ()
 
 
-BACKLOG = 2048
-"""Most connections that wait to be accepted; uvicorn's default."""
-TICK_S = 0.1
-"""Interval at which a server looks whether it should end."""
-HEALTH, ROUTES = "/-/healthz", "/-/routes"
-"""Serve's own paths, which its proxies answer otherwise."""
-
-
-class HttpServer:
+class HttpServer(uvicorn.Server):
     """An HTTP/1.1 and 1.0 server on bound sockets, on one event loop."""
 
     def __init__(
@@ -347,45 +338,43 @@ class HttpServer:
         `serve_app`: Serve's application, which then handles all other requests. It assigns request ids by itself, and
         is notified instead of cancelled when a caller disconnects. None: there is none.
         """
+        connection: Any = partial(Connection, self)
+        options: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False}
+        options |= {"server_header": False, "ws": "none", "lifespan": "off", "interface": "asgi3"}
+        super().__init__(uvicorn.Config(cast("Any", app), http=connection, **options))  # uvicorn's types are narrower
         self.app = app
         self.serve_app = serve_app
         self.fast_paths = fast_paths
         self.limits = limits or Limits()
-        self.server_state = ServerState()
-        """The open connections, the running tasks, and the headers of all responses."""
-        self.should_exit = False
-        """Whether to end after the answers to all accepted requests."""
-        self._next_sweep_s = 0.0
+        self.servers: list[asyncio.Server] = []
         self._ended = asyncio.Event()
 
-    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until `should_exit` is set and the last answer is sent; stops at once if it is cancelled."""
-        state, app = self.server_state, cast("Any", self.app)  # uvicorn's types are narrower
-        options: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False}
-        config = uvicorn.Config(app, ws="none", lifespan="off", interface="asgi3", **options)
-        new_connection = partial(Connection, self, config=config, server_state=state, app_state={})
-        loop, servers = asyncio.get_running_loop(), list[asyncio.Server]()
+        sweeping = asyncio.create_task(self._keep_sweeping())
         try:
-            servers += [await loop.create_server(new_connection, sock=each, backlog=BACKLOG) for each in sockets]
-            while not self.should_exit:
-                await self._tick()
-            for each in sockets:  # other holders of the sockets (`hold_listener`) would let callers wait
-                each.shutdown(socket.SHUT_RDWR)
-            for server in servers:
-                server.close()
-            for connection in list(state.connections):
-                connection.shutdown()
-            while state.connections or state.tasks:
-                await self._tick()
+            await super().serve(sockets)
         finally:
-            for server in servers:
+            sweeping.cancel()
+            for server in self.servers:
                 server.close()
-            for connection in list(state.connections):
+            for connection in list(self.server_state.connections):
                 connection.transport.abort()
             self._ended.set()
 
-    async def close(self) -> None:
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves signals to the process."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops accepting connections, and waits for the answers to all accepted requests."""
+        for each in sockets or ():  # other holders of the sockets (`hold_listener`) would let callers wait
+            each.shutdown(socket.SHUT_RDWR)
+        await super().shutdown(sockets)
+
+    async def close(self) -> None:
+        """Stops accepting connections, and waits until the server has ended."""
         self.should_exit = True
         await self._ended.wait()
 
@@ -394,14 +383,14 @@ class HttpServer:
         for connection in list(self.server_state.connections):
             connection.sweep(now_s)  # type: ignore[union-attr]
 
-    async def _tick(self) -> None:
-        """Waits a moment; renews the date and sweeps the connections every `sweep_s` seconds."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._next_sweep_s:
-            self._next_sweep_s = now_s + self.limits.sweep_s
-            self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-            self.sweep(now_s)
-        await asyncio.sleep(min(TICK_S, self.limits.sweep_s))
+    async def _keep_sweeping(self) -> None:
+        while True:
+            self.sweep(asyncio.get_running_loop().time())
+            await asyncio.sleep(SWEEP_S)
+
+
+HEALTH, ROUTES = "/-/healthz", "/-/routes"
+"""Serve's own paths, which its proxies answer otherwise."""
 
 
 def below_prefix(router: ASGIApp, prefix: str, name: str) -> ASGIApp:
@@ -488,6 +477,6 @@ def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     family, is_ipv6 = (socket.AF_INET6, True) if ":" in host else (socket.AF_INET, False)
     options: dict[str, bool] = {"reuse_port": reuse_port, "dualstack_ipv6": is_ipv6}
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
+        return socket.create_server((host, port), family=family, **options)
     except OSError as error:
         raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error

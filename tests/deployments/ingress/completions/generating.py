@@ -17,7 +17,7 @@ from deployments.api.access import Gate
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.http import build_api
 from deployments.api.parsing import Signature
-from deployments.api.server import HttpServer, Limits
+from deployments.api.server import HttpServer
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError
 from earlyexit.network.store import ModelCard
@@ -132,7 +132,7 @@ def client_of(teller: Teller, gate: Gate | None = None, **options: Any) -> httpx
 async def listening(teller: Teller, gate: Gate | None = None, *, fast: bool = True) -> AsyncIterator[int]:
     """Starts our HTTP server, and yields its port; `fast`: without Serve's application."""
     api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
-    server = HttpServer(api, serve_app=None if fast else api, limits=Limits(sweep_s=0.02))
+    server = HttpServer(api, serve_app=None if fast else api)
     async with running(server) as (port, _):
         yield port
 
