@@ -39,10 +39,6 @@ SPACE = "\u2581"
 """SentencePiece's symbol for a space."""
 
 
-def _bounded(log_probability: float) -> float:
-    return max(log_probability, MIN_LOGPROB) if math.isfinite(log_probability) else MIN_LOGPROB
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
     """The next text of an answer and its tokens. There are several tokens if text was held back."""
@@ -106,12 +102,8 @@ class ResponseWriter:
         return b""
 
     def part(self, part: TextDelta) -> bytes:
-        """Returns the event of a part of the text."""
-        return event({**self._head, "text_output": part.text, **self._count(part)})
-
-    def end(self, last: TextDelta) -> bytes:
-        """Returns the events after the last part of the text."""
-        return event(self.whole([last]))
+        """Returns the events of a part of the text."""
+        return event(self.whole([part]) if part.ended else {**self._head, "text_output": part.text, **self._ours(part)})
 
     def error(self, error: OfframpError) -> bytes:
         """Returns the events that end a stream with an error."""
@@ -119,21 +111,24 @@ class ResponseWriter:
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         """Returns the whole answer, for requests without a stream."""
-        token_exits, text = self._count(*parts), "".join(part.text for part in parts)
+        ours, text = self._ours(*parts), "".join(part.text for part in parts)
         counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._exits.total()}
-        reasons = {"finish_reason": parts[-1].ended, **counts, **self._summary(parts[-1])}
-        return {**self._head, "text_output": text, **reasons, **token_exits}
+        return {**self._head, "text_output": text, "finish_reason": parts[-1].ended, **counts, **ours}
 
-    def _count(self, *parts: TextDelta) -> dict[str, Any]:
-        """Counts the tokens of parts by their exits; returns the exit of each token, if it is to be reported."""
-        exits = [each.exit for part in parts for each in part.results]
+    def _ours(self, *parts: TextDelta) -> dict[str, Any]:
+        """Counts the tokens of parts by their exits, and returns the fields that are Offramp's own.
+
+        They are the exit of each token, if it is to be reported. The last part also has the tokens by exit block, and
+        the reason why the answer was cut short.
+        """
+        exits, last = [each.exit for part in parts for each in part.results], parts[-1]
         self._exits.update(exits)
-        return {"token_exits": exits} if self._reports_exits else {}
-
-    def _summary(self, last: TextDelta) -> dict[str, Any]:
-        """Returns the number of tokens by exit block, and the reason why the answer was cut short."""
-        cut_short = {} if last.cut_short is None else {"cut_short": last.cut_short}
-        return {"exits": {str(block): self._exits[block] for block in sorted(self._exits)}, **cut_short}
+        ours: dict[str, Any] = {}
+        if last.ended is not None:
+            ours["exits"] = {str(block): number for block, number in sorted(self._exits.items())}
+        if last.cut_short is not None:
+            ours["cut_short"] = last.cut_short
+        return ours | ({"token_exits": exits} if self._reports_exits else {})
 
 
 class OpenAiWriter(ResponseWriter):
@@ -148,122 +143,103 @@ class OpenAiWriter(ResponseWriter):
         tokenizer: Tokenizer,
     ) -> None:
         """`created_s`: seconds since 1970."""
-        super().__init__(num_prompt, {}, reports_exits=bool(body.exits))
-        self._model = body.model
-        self._created_s = created_s
-        self._reports_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._tokenizer = tokenizer
+        self._is_chat = isinstance(body, ChatBody)
         self._num_top: int | None
         """Number of alternatives to report per token; None if no log-probabilities are reported."""
-        self._is_chat = isinstance(body, ChatBody)
         if isinstance(body, ChatBody):
-            self._object, self._id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", ""
+            kind, answer_id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", ""
             self._num_top = (body.top_logprobs or 0) if body.logprobs else None
         else:
-            self._object, self._id, self._echoed = "text_completion", f"cmpl-{request_id}", body.echoed
+            kind, answer_id, self._echoed = "text_completion", f"cmpl-{request_id}", body.echoed
             self._num_top = body.logprobs
+        head = {"id": answer_id, "object": kind, "created": created_s, "model": body.model}
+        super().__init__(num_prompt, head, reports_exits=bool(body.exits))
+        self._chunk_head = head | ({"object": f"{kind}.chunk"} if self._is_chat else {})
+        self._reports_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._tokenizer = tokenizer
         self._offset = 0
         """Number of characters of the text whose log-probabilities were reported."""
 
     def begin(self) -> bytes:
         if self._is_chat:
-            return event(self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None}))
-        return event(self._chunk({"text": self._echoed, "logprobs": None})) if self._echoed else b""
+            return self._chunk({"delta": {"role": "assistant", "content": ""}})
+        return self._chunk({"text": self._echoed}) if self._echoed else b""
 
     def part(self, part: TextDelta) -> bytes:
-        token_exits = self._count(part)
-        choice = {"delta": {"content": part.text}} if self._is_chat else {"text": part.text}
-        more = {"offramp": token_exits} if token_exits else {}
-        return event(self._chunk(choice | self._logprobs(part.results), more=more))
-
-    def end(self, last: TextDelta) -> bytes:
-        token_exits = self._count(last)
-        choice: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-        more = {"offramp": self._summary(last) | token_exits}
-        chunk = event(self._chunk({**choice, "logprobs": None}, last.ended, more))
-        usage = event(self._about(is_chunk=True) | {"choices": [], "usage": self._usage})
-        return b"".join((chunk, usage if self._reports_usage else b"", DONE))
+        ours, is_last = self._ours(part), part.ended is not None
+        delta = {} if is_last else {"content": part.text}
+        content = {"delta": delta} if self._is_chat else {"text": part.text}
+        chunk = self._chunk(content, None if is_last else part.results, part.ended, {"offramp": ours} if ours else {})
+        if not is_last:
+            return chunk
+        usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._reports_usage else b""
+        return b"".join((chunk, usage, DONE))
 
     def error(self, error: OfframpError) -> bytes:
         return event(openai_error(error)) + DONE
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
-        token_exits, text = self._count(*parts), self._echoed + "".join(part.text for part in parts)
+        ours, text = self._ours(*parts), self._echoed + "".join(part.text for part in parts)
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"message": message} if self._is_chat else {"text": text}
-        choice |= self._logprobs([each for part in parts[:-1] for each in part.results])
-        return {
-            **self._about(is_chunk=False),
-            "choices": [{"index": 0, **choice, "finish_reason": parts[-1].ended}],
-            "usage": self._usage,
-            "offramp": self._summary(parts[-1]) | token_exits,
-        }
+        content = {"message": message} if self._is_chat else {"text": text}
+        results = [each for part in parts[:-1] for each in part.results]
+        choices = [self._choice(content, results, parts[-1].ended)]
+        return {**self._head, "choices": choices, "usage": self._usage, "offramp": ours}
 
     @property
     def _usage(self) -> dict[str, int]:
         prompt, answer = self._num_prompt, self._exits.total()
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
-    def _about(self, *, is_chunk: bool) -> dict[str, Any]:
-        kind = f"{self._object}.chunk" if is_chunk and self._is_chat else self._object
-        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._model}
-
     def _chunk(
-        self, choice: Mapping[str, Any], ended: Ended | None = None, more: Mapping[str, Any] = EMPTY
-    ) -> dict[str, Any]:
+        self,
+        content: Mapping[str, Any],
+        results: Sequence[StepResult] | None = None,
+        ended: Ended | None = None,
+        more: Mapping[str, Any] = EMPTY,
+    ) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._reports_usage else {}
-        choices = [{"index": 0, **choice, "finish_reason": ended}]
-        return {**self._about(is_chunk=True), "choices": choices, **usage, **more}
+        return event({**self._chunk_head, "choices": [self._choice(content, results, ended)], **usage, **more})
+
+    def _choice(
+        self, content: Mapping[str, Any], results: Sequence[StepResult] | None, ended: Ended | None
+    ) -> dict[str, Any]:
+        """Returns a choice. It has the log-probabilities of its tokens, if there are some and they are reported."""
+        logprobs = None if results is None or self._num_top is None else self._logprobs(results)
+        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": ended}
 
     def _logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns the log-probabilities of tokens, and of the most probable alternatives, if they are reported."""
-        if self._num_top is None:
-            return {"logprobs": None}
-        return {"logprobs": self._chat_logprobs(results) if self._is_chat else self._text_logprobs(results)}
-
-    def _chat_logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns the `logprobs` of a chat completion's choice."""
-        return {
-            "content": [
-                {
-                    **self._entry(each.chosen.token, each.chosen.log_probability),
-                    "top_logprobs": [self._entry(token, value) for token, value in self._top(each)],
-                }
-                for each in results
-            ]
-        }
-
-    def _text_logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns the `logprobs` of a text completion's choice, or of its next part."""
-        texts = [self._text(each.chosen.token) for each in results]
+        """Returns the log-probabilities of tokens, and of the most probable alternatives."""
+        chosen = [self._rated(each.chosen.token, each.chosen.log_probability) for each in results]
+        top = [[self._rated(*pair) for pair in each.likeliest_2k[:, : self._num_top].T.tolist()] for each in results]
+        if self._is_chat:
+            pairs = zip(chosen, top, strict=True)
+            return {
+                "content": [
+                    _entry(*one) | {"top_logprobs": [_entry(*each) for each in others]} for one, others in pairs
+                ]
+            }
+        texts = [text for text, _ in chosen]
         *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
-        top = [{self._text(token): value for token, value in self._top(each)} for each in results]
         return {
             "tokens": texts,
-            "token_logprobs": [_bounded(each.chosen.log_probability) for each in results],
-            "top_logprobs": top if self._num_top else None,
+            "token_logprobs": [value for _, value in chosen],
+            "top_logprobs": [dict(each) for each in top] if self._num_top else None,
             "text_offset": offsets,
         }
 
-    def _top(self, result: StepResult) -> list[tuple[int, float]]:
-        tokens_k, log_probabilities_k = result.likeliest_2k[:, : self._num_top]
-        pairs = zip(tokens_k.tolist(), log_probabilities_k.tolist(), strict=True)
-        return [(int(token), _bounded(value)) for token, value in pairs]
+    def _rated(self, token: float, log_probability: float) -> tuple[str, float]:
+        """Returns a token's text, in which U+FFFD replaces incomplete characters, and its log-probability."""
+        text: str = self._tokenizer.decode([int(token)], skip_special_tokens=False)
+        begins_word = (self._tokenizer.id_to_token(int(token)) or "").startswith(SPACE) and not text.startswith(" ")
+        rating = max(log_probability, MIN_LOGPROB) if math.isfinite(log_probability) else MIN_LOGPROB
+        return f" {text}" if begins_word else text, rating
 
-    def _entry(self, token: int, log_probability: float) -> dict[str, Any]:
-        text = self._text(token)
-        is_whole = "\ufffd" not in text
-        return {
-            "token": text,
-            "logprob": _bounded(log_probability),
-            "bytes": list(text.encode()) if is_whole else None,
-        }
 
-    def _text(self, token: int) -> str:
-        """Returns the text of a single token; an incomplete character becomes the replacement character."""
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        begins_word = (self._tokenizer.id_to_token(token) or "").startswith(SPACE) and not text.startswith(" ")
-        return f" {text}" if begins_word else text
+def _entry(text: str, log_probability: float) -> dict[str, Any]:
+    """Returns a token of a chat completion's `logprobs`."""
+    is_whole = "\ufffd" not in text
+    return {"token": text, "logprob": log_probability, "bytes": list(text.encode()) if is_whole else None}
 
 
 class GenerateRoutes:
@@ -362,7 +338,7 @@ async def _events(parts: AsyncIterator[TextDelta], writer: ResponseWriter, reque
         if begin := writer.begin():
             yield begin
         async for part in parts:
-            yield writer.part(part) if part.ended is None else writer.end(part)
+            yield writer.part(part)
     except ClientDisconnect:
         return
     except Exception as error:
