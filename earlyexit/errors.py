@@ -25,8 +25,6 @@ OfframpError                        500 INTERNAL
 ├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come after the deadline
 ├── HeadLostError                   500                     Ray's head node died under `offramp serve`
 └── ExecutionError                  500 INTERNAL            the model raised an error for this input
-
-The errors with status 429 or 503 carry `retry_after_s`.
 """
 
 from __future__ import annotations
@@ -152,7 +150,7 @@ class GraphError(InputError, http_status=422):
 
 
 class RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
-    """Base class of errors after which a retry may help; `retry_after_s` is the time to wait before it."""
+    """Base class of the errors with status 429 or 503, which carry the time to wait before a retry."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)  # all arguments, from which pickle makes an equal error

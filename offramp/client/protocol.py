@@ -175,7 +175,7 @@ def error_of(outcome: Outcome) -> OfframpError:
         return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
     kind, message = _kind_and_message(outcome)
     by_status = _ERRORS_BY_STATUS.get(outcome.status, InputError if 400 <= outcome.status < 500 else OfframpError)
-    error = OfframpError if _is_of_proxy(outcome) else ERRORS_BY_KIND.get(kind, by_status)
+    error: type[OfframpError] = OfframpError if _is_of_proxy(outcome) else ERRORS_BY_KIND.get(kind, by_status)
     if issubclass(error, RetryableError):
         return error(message, retry_after_s=outcome.retry_after_s or 0.0)
     return error(message)

@@ -213,12 +213,8 @@ class OpenAiWriter(ResponseWriter):
         chosen = [self._rated(each.chosen.token, each.chosen.log_probability) for each in results]
         top = [[self._rated(*pair) for pair in each.likeliest_2k[:, : self._num_top].T.tolist()] for each in results]
         if self._is_chat:
-            pairs = zip(chosen, top, strict=True)
-            return {
-                "content": [
-                    _entry(*one) | {"top_logprobs": [_entry(*each) for each in others]} for one, others in pairs
-                ]
-            }
+            pairs = zip(chosen, [[_entry(*each) for each in of_token] for of_token in top], strict=True)
+            return {"content": [{**_entry(*each), "top_logprobs": others} for each, others in pairs]}
         texts = [text for text, _ in chosen]
         *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
         return {
