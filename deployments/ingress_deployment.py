@@ -19,8 +19,7 @@ from deployments.api.access import build_gate
 from deployments.api.exchange import RequestBodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.api.http import ApiRouter, build_api
-from deployments.api.operations import OPERATION_BY_RPC
-from deployments.api.parsing import InferRequest, Signature
+from deployments.api.operations import OPERATION_BY_RPC, InferRequest, Signature
 from deployments.api.server import HttpServer, below_prefix, start_in_serve, with_access_log
 from deployments.api.service import InferService
 from deployments.api.state import LivePage, StateRoutes

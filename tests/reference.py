@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from deployments.api.openapi import openapi_document
-from deployments.api.parsing import Signature
+from deployments.api.operations import Signature
 from deployments.choices import TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit import errors

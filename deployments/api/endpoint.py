@@ -24,8 +24,7 @@ from deployments.api.exchange import (
     json_response,
 )
 from deployments.api.generation import GenerateRequest, Stream
-from deployments.api.operations import GENERATION_PATHS, MODEL, OPERATION_BY_NAME
-from deployments.api.parsing import InferRequest, Signature
+from deployments.api.operations import GENERATION_PATHS, MODEL, OPERATION_BY_NAME, InferRequest, Signature
 from deployments.api.v2 import tensors_of
 from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import (

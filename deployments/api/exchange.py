@@ -16,8 +16,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.api.operations import EVENTS, JSON, OPENAI_CODES, error_type_of
-from deployments.api.parsing import BodyT, OpenAiError, V2Error, parse_body
+from deployments.api.operations import (
+    EVENTS,
+    JSON,
+    OPENAI_CODES,
+    BodyT,
+    OpenAiError,
+    V2Error,
+    error_type_of,
+    parse_body,
+)
 from earlyexit.errors import (
     InputError,
     MethodNotAllowedError,

@@ -29,8 +29,7 @@ from deployments.api.endpoint import (
 )
 from deployments.api.exchange import ANYTHING, MAX_DIGITS, HttpRequest, json_response, preferred_type
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
-from deployments.api.operations import BYTES, FREQUENT, JSON, OPERATIONS
-from deployments.api.parsing import EXIT, InferRequest, parse_predict
+from deployments.api.operations import BYTES, EXIT, FREQUENT, JSON, OPERATIONS, InferRequest, parse_predict
 from deployments.api.v2 import parse_v2, v2_response
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import InputError, NotAcceptableError

@@ -11,8 +11,19 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.api.endpoint import GENERATION_TASK
-from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, REPOSITORY, TEXT, Operation
-from deployments.api.parsing import EXIT, PredictBody, Signature
+from deployments.api.operations import (
+    BYTES,
+    EVENTS,
+    EXIT,
+    JSON,
+    OBJECT,
+    OPERATIONS,
+    REPOSITORY,
+    TEXT,
+    Operation,
+    PredictBody,
+    Signature,
+)
 from earlyexit.network.boundary import Column
 
 SWAGGER_PAGE = """<!doctype html>

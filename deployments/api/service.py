@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.api.parsing import EXIT, InferRequest, Signature, V2Body, parse_body
+from deployments.api.operations import EXIT, InferRequest, Signature, V2Body, parse_body
 from earlyexit.codecs.base import Columns
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import DATATYPES, Answer, Column, parse_numbers

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.render import application_config
 from deployments.api.exchange import HttpRequest
-from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, parse_body
+from deployments.api.operations import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, parse_body
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.settings import ServeSettings, max_accelerators
 from deployments.versions.versions import AnnouncedApp, Versions

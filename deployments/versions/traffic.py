@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from deployments.api.endpoint import ModelVersion
-from deployments.api.parsing import Body, Canary, InferRequest, Version
+from deployments.api.operations import Body, Canary, InferRequest, Version
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import bucket_of
 from earlyexit.clock import Clock

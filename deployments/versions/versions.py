@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
-from deployments.api.parsing import Canary, InferRequest
+from deployments.api.operations import Canary, InferRequest
 from deployments.local_ray.applications import message_of
 from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
 from deployments.settings import ServeSettings

@@ -19,7 +19,7 @@ import tritonclient.http as triton
 from PIL import Image
 
 from deployments.api.grpc.server import Rpcs, message_class
-from deployments.api.parsing import InferRequest, Signature
+from deployments.api.operations import InferRequest, Signature
 from deployments.api.v2 import pack_elements
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.boundary import Answer

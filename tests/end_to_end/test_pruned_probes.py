@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions

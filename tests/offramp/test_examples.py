@@ -14,7 +14,7 @@ import yaml
 
 from cluster.inventory import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
-from deployments.api.parsing import parse_predict
+from deployments.api.operations import parse_predict
 from deployments.replica.host import build_policy
 from deployments.settings import ServeSettings
 from earlyexit.codecs import find_codec

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from deployments.api.generation import GenerateRequest, GenerateService
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore

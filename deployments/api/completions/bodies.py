@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.api.generation import GenerateRequest
-from deployments.api.parsing import TimeoutSeconds
+from deployments.api.operations import TimeoutSeconds
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.sequences.sequence import LARGEST_SEED, Sampling

@@ -21,7 +21,7 @@ from deployments.api.completions.bodies import ChatBody, CompletionBody, Generat
 from deployments.api.endpoint import Backend, check_model, failure_of
 from deployments.api.exchange import EventStream, HttpRequest, openai_error, watching
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
-from deployments.api.parsing import parse_body
+from deployments.api.operations import parse_body
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError

@@ -30,8 +30,7 @@ from deployments.api.endpoint import (
     trace_failure,
 )
 from deployments.api.exchange import id_or_new, retry_after_header
-from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
-from deployments.api.parsing import InferRequest, Signature
+from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE, InferRequest, Signature
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
 from earlyexit.errors import DeadlineError, InputError, UnknownModelError
 from earlyexit.network.boundary import Answer

@@ -15,7 +15,7 @@ import yaml
 from deployments.api.exchange import RequestBodies
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH
-from deployments.api.parsing import Signature
+from deployments.api.operations import Signature
 from tests.deployments.ingress.api.faces import (
     V2_INFER,
     WAYS,

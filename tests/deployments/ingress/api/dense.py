@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from deployments.api.exchange import RequestBodies
-from deployments.api.parsing import InferRequest, Signature
+from deployments.api.operations import InferRequest, Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task

@@ -20,7 +20,7 @@ from deployments.api.exchange import HttpRequest, RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
-from deployments.api.parsing import Canary, InferRequest
+from deployments.api.operations import Canary, InferRequest
 from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions

@@ -21,7 +21,7 @@ from deployments.api.exchange import preferred_type
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import build_api
 from deployments.api.openapi import openapi_document
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.pose import PoseTask

@@ -12,8 +12,7 @@ import pytest
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.http import Routes
 from deployments.api.openapi import openapi_document
-from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS, RPC_SERVICE
-from deployments.api.parsing import Signature
+from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS, RPC_SERVICE, Signature
 from deployments.api.state import LivePage, StateRoutes
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, StageUnavailableError

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
 from deployments.api.grpc.server import CONTENT_FIELDS, message_class, parse_infer
-from deployments.api.parsing import InferRequest, Signature
+from deployments.api.operations import InferRequest, Signature
 from deployments.api.v2 import pack_elements, parse_v2, tensors_of
 from earlyexit.network.boundary import DATATYPES
 from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.api.parsing import InferRequest, parse_predict
+from deployments.api.operations import InferRequest, parse_predict
 from deployments.api.v2 import parse_v2
 from earlyexit.errors import InputError
 from tests.deployments.ingress.api.faces import packed

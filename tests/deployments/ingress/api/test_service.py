@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.api.service import MAX_ENCODER_THREADS, InferService
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings

@@ -16,7 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from deployments.api.access import Gate
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.http import build_api
-from deployments.api.parsing import Signature
+from deployments.api.operations import Signature
 from deployments.api.server import HttpServer
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import ValidationError
 
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url

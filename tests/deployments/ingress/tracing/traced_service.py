@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 
 from deployments.api.grpc.server import Rpcs
 from deployments.api.http import build_api
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.dispatcher import LinkTo, ReplicaLink

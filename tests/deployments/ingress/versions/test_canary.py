@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.api.parsing import Canary
+from deployments.api.operations import Canary
 from deployments.versions.traffic import MAX_COMPARISONS, Traffic, hashed_draws, losses_between
 from deployments.versions.versions import REFRESH_S, OtherVersion
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError

@@ -17,7 +17,7 @@ from cluster.inventory import Accelerators, Inventory
 from cluster.render import application_config
 from deployments.api.endpoint import ModelVersion
 from deployments.api.http import build_api
-from deployments.api.parsing import InferRequest
+from deployments.api.operations import InferRequest
 from deployments.local_ray.applications import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.versions.repository import VersionRoutes
