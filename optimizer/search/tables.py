@@ -39,6 +39,8 @@ class RunTables(NamedTuple):
     enters_E: FloatArray
     """Share of all inputs that is computed at an entry."""
     unanswered_Q: FloatArray
+    mean_wait_Q: FloatArray
+    """Part of a split's wait that the mean answer time contains, by the rank at the split."""
     rank_N: IntArray
     """Rank of the ramp after each block; 0 if it has none."""
     after_Q: IntArray
@@ -89,6 +91,7 @@ def tables_of(
         inside_EQ=inside_EQ,
         enters_E=share_Q.copy() if stops else np.ones(1),
         unanswered_Q=share_Q,
+        mean_wait_Q=share_Q / 2,  # as in the cost model
         rank_N=rank_N,
         after_Q=ranks.after_Q,
         link=link_arrays(problem),

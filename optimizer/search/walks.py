@@ -214,7 +214,7 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
         entry = entry_of(tables, rank)
         if tables.enters_E[entry] == 0.0:
             continue
-        price_input = (prices.mean * tables.unanswered_Q[rank] / 2 + prices.latency) / fill_rate
+        price_input = (prices.mean * tables.mean_wait_Q[rank] + prices.latency) / fill_rate
         for run in range(tables.device_R.size):
             device = tables.device_R[run]
             first = here_FREQ[0, run, entry, rank] + price_input * wait_inputs(tables, run, entry)
@@ -235,7 +235,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     on_N = np.zeros(num_blocks, dtype=np.int64)
     kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
     latency_s, fill, mean_s, ramps_s = 0.0, wait_inputs(tables, run, entry), 0.0, 0.0
-    mean_fill = fill / 2
+    mean_fill = tables.mean_wait_Q[0] * fill
     for block in range(num_blocks):
         device, per_input = tables.device_R[run], tables.enters_E[entry] / tables.batch_R[run]
         action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
@@ -262,7 +262,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         entry = entry_of(tables, rank)
         if kind == 0:
             fill += wait_inputs(tables, run, entry)
-            mean_fill += tables.unanswered_Q[rank] * wait_inputs(tables, run, entry) / 2
+            mean_fill += tables.mean_wait_Q[rank] * wait_inputs(tables, run, entry)
     return Walk(work_C, hop_work_C, latency_s, fill, mean_s, mean_fill, ramps_s), on_N
 
 

@@ -237,7 +237,7 @@ class LatencySearch:
         label_S, run_S = np.nonzero(may_begin_LR & (tables.enters_E[entry_L] > 0)[:, None])
         labels = labels.take(label_S)._replace(run_L=run_S, entry_L=entry_L[label_S])
         inputs_S = tables.batch_R[run_S] / tables.enters_E[labels.entry_L]
-        waits_S2 = np.stack([tables.unanswered_Q[labels.rank_L] * inputs_S / 2, inputs_S], axis=1)
+        waits_S2 = np.stack([tables.mean_wait_Q[labels.rank_L] * inputs_S, inputs_S], axis=1)
         if action == CUT and not crosses_after(tables, block):  # each replica fills a batch of its own
             labels.sums_LF[:, MEAN_INPUTS:] += waits_S2
         else:
@@ -338,7 +338,7 @@ def _first_layer(tables: RunTables) -> Layer:
     """Returns one label for every first split."""
     wait_s_R = tables.batch_R / tables.rate_per_s
     sums_RF = np.zeros((len(wait_s_R), NUM_SUMS))
-    sums_RF[:, MEAN], sums_RF[:, LATENCY] = wait_s_R / 2, wait_s_R
+    sums_RF[:, MEAN], sums_RF[:, LATENCY] = tables.mean_wait_Q[0] * wait_s_R, wait_s_R
     none_R, used_RC = np.zeros_like(tables.device_R), np.zeros((len(wait_s_R), len(tables.count_C)), dtype=np.int64)
     return Layer(np.arange(len(wait_s_R)), none_R, none_R, used_RC, sums_RF, 0.0 * wait_s_R, none_R, none_R, none_R)
 
