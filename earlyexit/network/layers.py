@@ -197,6 +197,8 @@ def torch_segments(model: EarlyExitModel, _: object = None) -> SegmentRunner:
         if model.backbone.kept_bytes or model.backbone.own_runtime:
             return model
         return CapturedSegments(model, recorder_of(model.device))
+    # Reordered linear layers have no parameters, and the model derives its dtype from its first parameter.
+    model.backbone.dtype_of_weights = nn.Parameter(torch.empty(0, dtype=model.dtype), requires_grad=False)
     reorder_convolutions(model)
     reorder_linears(model)
     return model

@@ -22,7 +22,7 @@ from earlyexit.families.base import Backbone, FinalHead, Pretrained
 from earlyexit.families.own import PaddedBackbone, TensorBackbone, check_own
 from earlyexit.network.boundary import Encoded, Segment, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, load_pretrained
-from earlyexit.network.layers import ReorderedLinear, reorder_linears
+from earlyexit.network.layers import ReorderedLinear, reorder_linears, torch_segments
 from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -90,6 +90,19 @@ def test_an_own_model_is_saved_loaded_cut_and_reordered_only_where_it_may_be(tmp
     assert any(isinstance(each, ReorderedLinear) for each in loaded.head.modules())
     policy, encoded = ConfidencePolicy(1.1), [of_tokens([1, 2]), of_tokens([3, 4, 5])]  # no input leaves
     assert_same(answers_in_cuts(loaded, policy, encoded, (0, 1, 2)), answers_alone(model, policy, encoded))
+
+
+@torch.inference_mode()
+def test_a_network_of_linear_layers_alone_keeps_its_dtype_when_all_of_them_are_reordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorBackbone, "reorders_linears", True)
+    inputs = (TensorSpec(name="x", shape=(WIDTH,)),)
+    backbone = TensorBackbone(embed=nn.Identity(), blocks=map(nn.Linear, (4, 4), (4, 4)), inputs=inputs, config={})
+    assert len(backbone.boundary(1)) == 1, "known before layers are replaced"
+    model = ramped(Pretrained(backbone=backbone, head=None, label_names=None), HERE, LabelTask(("a", "b"))).bfloat16()
+    torch_segments(model)
+    assert model.dtype == torch.bfloat16
 
 
 NAME = "tests.earlyexit.families.convolutions:build"
