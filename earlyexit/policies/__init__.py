@@ -34,6 +34,8 @@ def _kind(make: str, *takes: str, leaves: str, mixes: bool = False, decays: bool
     return PolicyKind(make=make, takes=frozenset(takes), leaves=leaves, mixes=mixes, decays=decays)
 
 
+Score = Literal["entropy", "confidence", "share", "foreseen", "similar"]
+"""Policies that compare a score with thresholds that `offramp calibrate` finds. Units: `profiles/scores.py`."""
 # To add a policy, write its class in this folder and add one entry here.
 POLICIES = {
     "entropy": _kind(
@@ -89,16 +91,12 @@ POLICIES = {
         mixes=True,
     ),
 }
-if TYPE_CHECKING:
-    PolicyName = str
-else:  # at run time, so that pydantic checks names in files against the table
-    PolicyName = Literal[tuple(POLICIES)]
 
 
 def kind_of(name: str) -> PolicyKind:
     """Returns the kind with a name; raises PlanError with the known names."""
     if name not in POLICIES:
-        raise PlanError(f"unknown exit policy {name!r}; known: {', '.join(POLICIES)}")
+        raise PlanError(f"unknown exit policy {name!r}; known: {', '.join(POLICIES)}", at=("name",))
     return POLICIES[name]
 
 

@@ -177,17 +177,12 @@ def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool
 
 
 def choose_score(task: Task, requested: Score | None) -> Score:
-    """Returns the requested score, or the task's default; raises DataError for a score that the task does not have."""
+    """Returns the requested score, or the task's default; raises DataError or PlanError for another task's."""
     is_label = isinstance(task, LabelTask)
     if requested in ("foreseen", "similar"):
-        raise DataError(
-            f"{requested} is only for models that generate tokens, not for the task {task.name}; "
-            "confidence is for all tasks"
-        )
-    if requested == "entropy" and not is_label:
-        raise DataError(f"entropy is only for labels, not for the task {task.name}; confidence is for all tasks")
-    if requested == "share" and not task.num_principal_values:
-        raise DataError(f"share is not for the task {task.name}, which has no maps; confidence is for all tasks")
+        raise DataError(f"{requested} is only for models that generate; for the task {task.name} use confidence")
+    if requested is not None:
+        make_policy(requested, **policy_of_score(requested, 0.0, {}).settings).check_task(task)
     usual: Score = "share" if task.large and task.num_principal_values else "confidence"
     return requested or ("entropy" if is_label else usual)
 

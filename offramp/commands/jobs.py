@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -17,6 +17,7 @@ from earlyexit.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families import GENERATES
 from earlyexit.named import NAME_PATTERN
+from earlyexit.policies import Score
 from earlyexit.ramps.pooling import Pooling
 from offramp.commands.options import Integers, Job, JsonOption, LabelledRowOptions, OutFile, RowOptions, Seed, Sizes
 from offramp.commands.output import percent
@@ -364,9 +365,11 @@ BUDGETS = (0.02, 0.05, 0.1, 0.2)
 class CalibrateJob(Job):
     """How thresholds are found. Raises DataError for a guarantee that cannot be given."""
 
-    policy: Literal["entropy", "confidence", "share", "foreseen", "similar"] | None = None
-    """Exit policy: entropy, confidence, share, foreseen or similar. None: that of the records, or by the task: entropy
-    for labels, share for maps, foreseen for tokens, else confidence."""
+    policy: Score | None = Field(
+        default=None,
+        description=f"Exit policy: {', '.join(get_args(Score))}. None: that of the records, or by the task: entropy "
+        "for labels, share for maps, foreseen for tokens, else confidence.",
+    )
     metric: Literal["agreement", "harm"] = "agreement"
     """What the budget limits: disagreement with the full model (agreement), or answers that are wrong where the full
     model is right (harm)."""

@@ -24,6 +24,7 @@ from earlyexit.errors import DataError, InputError, within
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
+from earlyexit.policies import Score
 from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.commands.plan import Solve, best_answer, plan_of
@@ -85,7 +86,7 @@ class AccuracyDocument(StrictDocument):
 
     budget: float | None = Field(default=None, ge=0, lt=1)
     """Share of answers that may differ from the full model's. None: the calibration's."""
-    policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
+    policy: Score | Literal["recorded"] | None = None
     """Exit policy. None: the calibration's, or recorded if emulated accelerators decide from exit records."""
     thresholds: FileThresholds | None = None
     """One threshold for all ramps, or one per ramp, which then are the only ramps. None: the calibration's."""

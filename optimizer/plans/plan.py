@@ -20,7 +20,7 @@ from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError, within
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_ends, check_networks, check_weights
-from earlyexit.policies import PolicyName, kind_of
+from earlyexit.policies import kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
 
@@ -33,7 +33,7 @@ ByRamp = Mapping[RampKey, float]
 class PolicySpec(FromFile):
     """An exit policy and its settings. Settings of other policies are refused."""
 
-    name: PolicyName = "entropy"
+    name: str = "entropy"
     thresholds: float | ByRamp | None = None
     """For `recorded` and for policies that compare a score: one threshold for all ramps, or one per ramp."""
     confidences: float | ByRamp | None = None
@@ -90,7 +90,7 @@ class PolicySpec(FromFile):
 
 
 def policy_of_score(
-    score: PolicyName,
+    score: str,
     thresholds: float | Mapping[int, float],
     confidences: Mapping[int, float] | None,
     weights: Mapping[int, float] | None = None,

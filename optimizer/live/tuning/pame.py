@@ -41,11 +41,8 @@ TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
 """The paper has ten of them (section 6.1), among them 0.55 and 0.6 (section 7.6)."""
 LONG_CONFIDENCES = (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999)
 """The five values beyond the paper's are for overconfident networks."""
-GRIDS: Mapping[Score, tuple[float, ...]] = {
-    "confidence": LONG_CONFIDENCES,
+GRIDS: Mapping[Score, tuple[float, ...]] = dict.fromkeys(SCORES, LONG_CONFIDENCES) | {
     "share": tuple(round(0.1 * step, 1) for step in range(1, 11)),  # of the principal values
-    "foreseen": LONG_CONFIDENCES,
-    "similar": LONG_CONFIDENCES,
     "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
 }
 """Thresholds to try for each score, from the one at which most inputs leave to the strictest."""

@@ -347,7 +347,7 @@ def test_without_thresholds_no_input_leaves_and_confidence_can_be_chosen(mapper:
     card, _ = calibrate(mapper, seen, job)
     assert (card.policy, card.confidences) == ("confidence", None)
     assert "confidences" not in json.loads((mapper / "calibration.json").read_text()), "as the files of other tasks"
-    with pytest.raises(DataError, match="entropy is only for labels, not for the task segmentation"):
+    with pytest.raises(PlanError, match="'entropy' is for labels; for task 'segmentation' use 'confidence'"):
         calibrate(mapper, seen, CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="entropy"))
 
 
