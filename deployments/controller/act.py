@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,9 @@ from profiles.stream import Observations, empty
 
 START_S = 120.0
 """The time after which replicas that have not loaded their model and warmed up are reported as an error."""
+REPEAT_S = 60.0
+"""The interval at which a number of replicas is requested again if another number runs. Serve keeps the number and
+replaces lost replicas by itself, but a redeployed application starts again with the numbers of its settings."""
 DRAIN_S = 60.0
 """The timeout for inputs of the previous plan. Surplus replicas then stop, and no input is lost."""
 LOOK_S = 0.25
@@ -127,7 +131,8 @@ class ControlLoop:
         """The last reports of all ingresses by name. Those of the first look may have counted for hours."""
         self._reported_s = now_s
         self._requested: dict[str, int] = {}
-        """The number of replicas that was requested last, by accelerator type; none if a look finds another number."""
+        """The number of replicas that was requested last, by accelerator type; none if it is to be requested again."""
+        self._requested_s = -math.inf
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
         self._missing = MissingAccelerators()
@@ -262,8 +267,8 @@ class ControlLoop:
             baseline=self._view.baseline or {report.replica: report for report in replicas},
             planned_counts=self._view.planned_counts or counts,
         )
-        # Redeploying the application resets the numbers of replicas.
-        self._requested = {device: num for device, num in self._requested.items() if running.get(device, 0) == num}
+        if now_s >= self._requested_s + REPEAT_S:
+            self._requested = {device: num for device, num in self._requested.items() if running.get(device, 0) == num}
         highest = max((report.epoch for report in ingresses), default=0)
         if highest > state.placed.epoch:
             self._log_event("error", f"an ingress follows plan {highest}, which is unknown")
@@ -431,7 +436,7 @@ class ControlLoop:
         numbers = due_requests(needed, self._view.running, self._requested, at_once=at_once, may_shrink=may_shrink)
         for device, number in numbers.items():
             await self._fleet.scale(device, number)
-            self._requested[device] = number
+            self._requested[device], self._requested_s = number, self._clock.now_s()
 
     def _is_drained(self) -> bool:
         """Whether no ingress has inputs of earlier plans. An ingress that does not report may still have some."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,12 @@ class VersionRoutes:
 
         Raises InputError, UnknownModelError, and ModelFolderError for a folder without a model.
         """
-        model, parameters = await self._parsed(request)
-        cluster = self._versions.cluster
-        async with self._lock:
+        async with self._change(request) as (model, parameters, serve, running):
             settings = await asyncio.to_thread(self._settings, model, parameters)
-            serve = await cluster.applications()
             new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
-            for each in await cluster.announced():
-                if each.app in serve["applications"]:
-                    _check_apart(each, new)
+            for each in running:
+                _check_apart(each, new)
+            cluster = self._versions.cluster
             check_devices(max_accelerators(settings), await cluster.inventory(), claimed(serve, new.app))
             config = application_config(json.loads(settings.model_dump_json()), name=new.app, environment=THROUGHPUT)
             config = with_application(serve, {"applications": [config]})
@@ -74,17 +72,13 @@ class VersionRoutes:
 
         Raises UnknownModelError, and InputError for a version that answers requests without a version.
         """
-        model, parameters = await self._parsed(request)
-        cluster = self._versions.cluster
-        async with self._lock:
-            serve = await cluster.applications()
-            announced = [each for each in await cluster.announced() if each.app in serve["applications"]]
-            loaded = {each.version: each.app for each in announced if each.model == model}
+        async with self._change(request) as (model, parameters, serve, running):
+            loaded = {each.version: each.app for each in running if each.model == model}
             version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
             if version not in loaded:
                 raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(loaded)}")
             await self._versions.check_free(model, version)
-            await cluster.put(without_application(serve, loaded[version]))
+            await self._versions.cluster.put(without_application(serve, loaded[version]))
         return {}
 
     async def canary(self, request: HttpRequest) -> Mapping[str, Any]:
@@ -103,11 +97,20 @@ class VersionRoutes:
         await self._versions.set_default(body.version)
         return await self.canary(request)
 
-    async def _parsed(self, request: HttpRequest) -> tuple[str, LoadParameters]:
-        """Returns the model and the parameters; raises ControlRefusedError unless the settings allow changes."""
+    @asynccontextmanager
+    async def _change(
+        self, request: HttpRequest
+    ) -> AsyncIterator[tuple[str, LoadParameters, dict[str, Any], list[AnnouncedApp]]]:
+        """Surrounds a change, with the model, the parameters, Serve's details and the running applications of Offramp.
+
+        Raises ControlRefusedError unless the settings allow changes.
+        """
         body = await request.parsed(LoadBody, empty=b"{}")
         self._versions.check_control()
-        return request.path_params["model"], body.parameters
+        async with self._lock:
+            serve = await self._versions.cluster.applications()
+            running = [each for each in await self._versions.cluster.announced() if each.app in serve["applications"]]
+            yield request.path_params["model"], body.parameters, serve, running
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         settings = parse_body(ServeSettings, self._config(model, parameters))

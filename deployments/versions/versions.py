@@ -201,7 +201,7 @@ class Versions(TrafficSplitter):
         app = AnnouncedApp(app=self.settings.app, model=self.own.card.name, version=self.own.version)
         while not await self._try(self.cluster.announce(app)):
             await sleep(REFRESH_S)
-        while VERSIONS_PATH not in self.settings.route_prefix:
+        while self._is_root:
             await self._try(self._refresh())
             await sleep(REFRESH_S)
 
@@ -232,7 +232,7 @@ class Versions(TrafficSplitter):
         for each in await self._link(self.settings.app).facts():
             if each.tally.since == traffic.since:
                 tally.add(each.tally)
-        default = traffic.default or self.own.version
+        default = await self._default_of(traffic)
         names = [default] if traffic.canary is None else [default, traffic.canary.version]
         return {
             "model": self.own.card.name,
@@ -267,8 +267,9 @@ class Versions(TrafficSplitter):
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
         traffic = await self.cluster.traffic(model)
-        is_ours = (model, version) == (self.own.card.name, self.own.version)
-        if is_ours or version == traffic.default:
+        is_ours = model == self.own.card.name
+        ours = (self.own.version, await self._default_of(traffic)) if is_ours else ()
+        if version in (traffic.default, *ours):
             raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
         if version == traffic.canary_version:
             raise InputError(f"version {version!r} is the canary; end that first")
@@ -285,13 +286,27 @@ class Versions(TrafficSplitter):
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
                 before = await self.cluster.traffic(model)
-                if fields.get("canary") is not None and version == (before.default or self.own.version):
+                if fields.get("canary") is not None and version == await self._default_of(before):
                     raise InputError(f"version {version!r} is the default version, and cannot be the canary")
                 traffic = before.changed(**fields)
                 await self._connect(version)
                 is_stored = await self.cluster.put_traffic(model, traffic)
-            if VERSIONS_PATH not in self.settings.route_prefix:
+            if self._is_root:
                 await self._apply(traffic)
+
+    @property
+    def _is_root(self) -> bool:
+        """Whether requests that name no version arrive at this ingress."""
+        return VERSIONS_PATH not in self.settings.route_prefix
+
+    async def _default_of(self, traffic: Traffic) -> str:
+        """Returns the version that answers requests without a version: if none is stored, that of the root."""
+        if traffic.default is not None or self._is_root:
+            return traffic.default or self.own.version
+        announced, serve = await self.cluster.announced(), await self.cluster.applications()
+        routes = {app: details.get("route_prefix") or "" for app, details in serve["applications"].items()}
+        ours = (each for each in announced if each.model == self.own.card.name and routes.get(each.app))
+        return next((each.version for each in ours if VERSIONS_PATH not in routes[each.app]), self.own.version)
 
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one

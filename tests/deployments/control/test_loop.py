@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.controller.act import describe_plan
@@ -329,6 +330,22 @@ async def test_replicas_that_do_not_come_are_said_and_waited_for_again(tmp_path:
     scene.fleet.replicas["cpu"] = 5
     await scene.ticks(1, EASY)
     assert scene.fleet.followed.plan.stages == halves(3, 2)
+
+
+async def test_a_number_of_replicas_that_does_not_come_is_requested_once_a_minute(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, **GROWING)
+    scene.fleet.is_stuck = True
+    requested_s = []
+
+    def meanwhile() -> None:
+        if len(scene.fleet.log) > len(requested_s):
+            requested_s.append(scene.clock.now_s())
+
+    scene.meanwhile = meanwhile
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: cpu runs 4 of 5"]
+    assert scene.fleet.log == ["scale cpu to 5"] * 3
+    assert np.diff(requested_s) == pytest.approx(60.0, abs=0.5)
 
 
 async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(tmp_path: Path) -> None:

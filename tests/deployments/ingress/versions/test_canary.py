@@ -90,6 +90,21 @@ async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
     assert world.cluster.of_models == {}
 
 
+async def test_at_the_address_of_a_version_the_default_is_the_version_of_the_root(tmp_path: Path) -> None:
+    world = World(tmp_path, route_prefix="/v2/models/intents/versions/1")
+    assert (await world.figures())["default"] == "1", "there is no root"
+    world.run_on_cluster("two", "2", "/")
+    world.run_on_cluster("three", "3", "/v2/models/intents/versions/3")
+    assert refused(await world.set_canary("2")) == (400, "version '2' is the default version, and cannot be the canary")
+    said = (await world.set_canary("1")).json()
+    assert (said["default"], said["canary"]["version"]) == ("2", "1")
+    unloaded = await world.http.post("/v2/repository/models/intents/unload", json={"parameters": {"version": "2"}})
+    assert refused(unloaded) == (400, "version '2' answers requests that name none; it cannot be unloaded")
+    assert (await world.set_default("1")).json()["canary"] is None
+    assert refused(await world.set_canary("1"))[0] == 400
+    assert (await world.set_canary("2")).json()["canary"]["version"] == "2"
+
+
 async def test_another_models_canary_is_a_404_and_a_wrong_method_a_405(world: World) -> None:
     for method, path in (("GET", "canary"), ("PUT", "canary"), ("DELETE", "canary"), ("PUT", "default")):
         response = await world.http.request(method, f"/v2/models/other/{path}")
