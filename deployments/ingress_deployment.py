@@ -23,7 +23,6 @@ from deployments.api.operations import OPERATION_BY_RPC, InferRequest, Signature
 from deployments.api.server import HttpServer, below_prefix, start_in_serve, with_access_log
 from deployments.api.service import InferService
 from deployments.api.state import LivePage, StateRoutes
-from deployments.controller.intake import latency_s
 from deployments.ingress.build import build_core
 from deployments.ingress.core.calls import IngressCounts, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
@@ -39,7 +38,7 @@ from deployments.versions.traffic import Tally
 from deployments.versions.versions import IngressLink, RayCluster, VersionFacts, Versions
 from deployments.wire.controller_link import ControllerLink, DeploymentHandles
 from deployments.wire.directory import directory_of
-from deployments.wire.messages import IngressReport
+from deployments.wire.messages import IngressReport, latency_s
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec

@@ -18,7 +18,6 @@ from typing import Any
 
 from deployments.controller import decide
 from deployments.controller.decide import NewPlan, Outcome, Solve, View
-from deployments.controller.intake import counts_between
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -30,7 +29,7 @@ from deployments.controller.observe import (
 )
 from deployments.controller.remember import History, State, parse_state
 from deployments.settings import ControlSettings
-from deployments.wire.messages import IngressReport
+from deployments.wire.messages import IngressReport, counts_between
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.live.changeover import due_requests

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.controller.intake import ran_since
 from deployments.controller.observe import LEAST_PROBES, Forecast, ObservedStream, Tuning, effective_probes
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
-from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
+from deployments.wire.messages import IngressReport, Interval, ReplicaReport, ran_since, total
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds

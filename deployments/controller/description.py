@@ -7,11 +7,10 @@ from typing import Any
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.decide import View
-from deployments.controller.intake import latency_s
 from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
-from deployments.wire.messages import total
+from deployments.wire.messages import latency_s, total
 from optimizer.live.stragglers import avoided_replicas
 from optimizer.plans.plan_file import placed_document
 

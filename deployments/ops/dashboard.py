@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deployments.controller.intake import counts_between, latency_s, ran_since
 from deployments.settings import ServeSettings
-from deployments.wire.messages import IngressReport, Interval, ReplicaReport
+from deployments.wire.messages import IngressReport, Interval, ReplicaReport, counts_between, latency_s, ran_since
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split

@@ -54,7 +54,8 @@ class VersionRoutes:
 
         Raises InputError, UnknownModelError, and ModelFolderError for a folder without a model.
         """
-        async with self._change(request) as (model, parameters, serve, running):
+        model, parameters = await self._parsed(request)
+        async with self._applications() as (serve, running):
             settings = await asyncio.to_thread(self._settings, model, parameters)
             new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
             for each in running:
@@ -72,7 +73,8 @@ class VersionRoutes:
 
         Raises UnknownModelError, and InputError for a version that answers requests without a version.
         """
-        async with self._change(request) as (model, parameters, serve, running):
+        model, parameters = await self._parsed(request)
+        async with self._applications() as (serve, running):
             loaded = {each.version: each.app for each in running if each.model == model}
             version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
             if version not in loaded:
@@ -85,32 +87,33 @@ class VersionRoutes:
         return await self._versions.canary_report()
 
     async def set_canary(self, request: HttpRequest) -> Mapping[str, Any]:
-        await self._versions.set_canary(await request.parsed(Canary))
-        return await self.canary(request)
+        """Lets a version answer its share of the requests. A canary whose shares are 0 ends the trial."""
+        canary = await request.parsed(Canary)
+        return await self._versions.change(canary.version, canary=canary)
 
     async def end_canary(self, request: HttpRequest) -> Mapping[str, Any]:
-        await self._versions.end_canary()
-        return await self.canary(request)
+        return await self._versions.change(self._versions.own.version, canary=None)
 
     async def set_default(self, request: HttpRequest) -> Mapping[str, Any]:
+        """Lets a version answer requests that name none. If it was the canary, its trial ends."""
         body = await request.parsed(DefaultVersion)
-        await self._versions.set_default(body.version)
-        return await self.canary(request)
+        return await self._versions.change(body.version, default=body.version)
 
-    @asynccontextmanager
-    async def _change(
-        self, request: HttpRequest
-    ) -> AsyncIterator[tuple[str, LoadParameters, dict[str, Any], list[AnnouncedApp]]]:
-        """Surrounds a change, with the model, the parameters, Serve's details and the running applications of Offramp.
-
-        Raises ControlRefusedError unless the settings allow changes.
-        """
+    async def _parsed(self, request: HttpRequest) -> tuple[str, LoadParameters]:
+        """Returns the model and the parameters; raises ControlRefusedError unless the settings allow changes."""
         body = await request.parsed(LoadBody, empty=b"{}")
         self._versions.check_control()
+        return request.path_params["model"], body.parameters
+
+    @asynccontextmanager
+    async def _applications(self) -> AsyncIterator[tuple[dict[str, Any], list[AnnouncedApp]]]:
+        """Surrounds a change of the applications, with Serve's details and the running versions of all models."""
         async with self._lock:
             serve = await self._versions.cluster.applications()
-            running = [each for each in await self._versions.cluster.announced() if each.app in serve["applications"]]
-            yield request.path_params["model"], body.parameters, serve, running
+            yield (
+                serve,
+                [each for each in await self._versions.cluster.announced() if each.app in serve["applications"]],
+            )
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         settings = parse_body(ServeSettings, self._config(model, parameters))

@@ -17,8 +17,8 @@ from pydantic import ConfigDict
 
 from deployments.api.endpoint import ModelVersion
 from deployments.api.operations import Body, Canary, InferRequest, Version
-from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import bucket_of
+from deployments.wire.messages import latency_s
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, stack_values

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
-from deployments.api.operations import Canary, InferRequest
+from deployments.api.operations import InferRequest
 from deployments.local_ray.applications import message_of
 from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
 from deployments.settings import ServeSettings
@@ -244,26 +244,6 @@ class Versions(TrafficSplitter):
             "compared": tally.compared,
         }
 
-    async def set_canary(self, canary: Canary) -> None:
-        """Lets a version answer its share of the requests. A canary whose shares are 0 ends the trial.
-
-        Raises ControlRefusedError, UnknownModelError, InputError, VersionUnavailableError.
-        """
-        if self.own.card.generates:
-            raise InputError("models that generate have no canary: name the version in `model`, as 'name:version'")
-        await self._change(canary.version, canary=canary)
-
-    async def end_canary(self) -> None:
-        """Lets the default version answer all requests; raises ControlRefusedError."""
-        await self._change(self.own.version, canary=None)
-
-    async def set_default(self, version: str) -> None:
-        """Lets a version answer requests that name none. If it was the canary, its trial ends.
-
-        Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
-        """
-        await self._change(version, default=version)
-
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
         traffic = await self.cluster.traffic(model)
@@ -279,20 +259,28 @@ class Versions(TrafficSplitter):
         if self.settings.repository.control != "explicit":
             raise ControlRefusedError("changing versions over HTTP needs the setting repository.control: explicit")
 
-    async def _change(self, version: str, **fields: Any) -> None:
-        """Stores a change of fields of the last division, and follows it; `version` must be reachable."""
+    async def change(self, version: str, **fields: Any) -> dict[str, Any]:
+        """Stores a change of fields of the last division, follows it, and returns the report.
+
+        Raises ControlRefusedError, UnknownModelError and VersionUnavailableError unless the version can be reached, and
+        InputError for a canary that is the default version, takes other inputs or generates.
+        """
+        is_canary = fields.get("canary") is not None
+        if is_canary and self.own.card.generates:
+            raise InputError("models that generate have no canary: name the version in `model`, as 'name:version'")
         self.check_control()
         model, is_stored = self.own.card.name, False
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
                 before = await self.cluster.traffic(model)
-                if fields.get("canary") is not None and version == await self._default_of(before):
+                if is_canary and version == await self._default_of(before):
                     raise InputError(f"version {version!r} is the default version, and cannot be the canary")
                 traffic = before.changed(**fields)
                 await self._connect(version)
                 is_stored = await self.cluster.put_traffic(model, traffic)
             if self._is_root:
                 await self._apply(traffic)
+        return await self.canary_report()
 
     @property
     def _is_root(self) -> bool:

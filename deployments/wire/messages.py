@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast, get_origin
 
 import msgspec
@@ -302,6 +303,59 @@ class ReplicaReport:
     """The counts of each current split."""
     memory: MemoryUse | None = None
     """Memory that sequences use; None if the network keeps no state of sequences."""
+
+
+# Differences between successive reports, whose counts only grow
+
+
+def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
+    """Returns a quantile of the latency, as the upper end of its bucket; None without answers."""
+    reached, needed = 0, share * sum(latencies.values())
+    for bucket in sorted(latencies):
+        reached += latencies[bucket]
+        if reached >= needed:
+            return float(BUCKET ** (bucket + 1))
+    return None
+
+
+def counts_between(
+    before: Mapping[str, IngressReport], now: Sequence[IngressReport], since_s: float, at_s: float
+) -> Interval | None:
+    """Returns the counts of all ingresses since their earlier reports, by name; None without new reports or time.
+
+    An ingress without an earlier report started at zero. Exits restart at zero under every epoch.
+    """
+    if not now or at_s <= since_s:
+        return None
+    grown = [Interval(since_s=since_s, at_s=at_s)]
+    for report in now:
+        start = before.get(report.name, Counts())
+        counted: dict[str, Any] = {name: _less(getattr(report, name), getattr(start, name)) for name in COUNT_FIELDS}
+        if isinstance(start, IngressReport) and start.epoch != report.epoch:
+            counted["exits"] = dict(report.exits)
+        grown.append(Interval(since_s=since_s, at_s=at_s, **counted))
+    return total(grown)
+
+
+def _less(now: Any, before: Any) -> Any:
+    """Returns the difference of two numbers, or of two counts by key."""
+    return now - before if isinstance(now, int) else dict(Counter(now) - Counter(before))
+
+
+_key_of = attrgetter("first", "end", "ramps", "after_answer", "size", "shared")
+"""Returns what identifies a `TimesRun` of a replica."""
+
+
+def ran_since(before: ReplicaReport | None, now: ReplicaReport) -> tuple[TimesRun, ...]:
+    """Returns the batches of a replica between two reports. A replica without an earlier report started at zero."""
+    known = {} if before is None else {_key_of(each): each for each in before.times}
+    ran = []
+    for each in now.times:
+        last = known.get(_key_of(each), replace(each, batches=0, tokens=0, seconds=0.0))
+        batches, tokens = each.batches - last.batches, each.tokens - last.tokens
+        if batches > 0:
+            ran.append(replace(each, batches=batches, tokens=tokens, seconds=each.seconds - last.seconds))
+    return tuple(ran)
 
 
 # Frames

@@ -335,7 +335,7 @@ async def test_replicas_that_do_not_come_are_said_and_waited_for_again(tmp_path:
 async def test_a_number_of_replicas_that_does_not_come_is_requested_once_a_minute(tmp_path: Path) -> None:
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
-    requested_s = []
+    requested_s: list[float] = []
 
     def meanwhile() -> None:
         if len(scene.fleet.log) > len(requested_s):

@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 
 from deployments.controller.decide import problems_to_solve, propose
-from deployments.controller.intake import counts_between, latency_s, ran_since
 from deployments.controller.observe import BELIEVED_S, ObservedStream, effective_probes, window_rates
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
-from deployments.wire.messages import BUCKET, IngressReport, Interval, ReplicaReport, total
+from deployments.wire.messages import (
+    BUCKET,
+    IngressReport,
+    Interval,
+    ReplicaReport,
+    counts_between,
+    latency_s,
+    ran_since,
+    total,
+)
 from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split

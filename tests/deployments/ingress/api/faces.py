@@ -20,7 +20,7 @@ from deployments.api.exchange import HttpRequest, RequestBodies
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH, build_api
-from deployments.api.operations import Canary, InferRequest
+from deployments.api.operations import InferRequest
 from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
@@ -65,9 +65,9 @@ class FakeDesk(Versions):
     async def canary_report(self) -> dict[str, Any]:
         return {"model": "intents", "default": "1", "canary": None}
 
-    async def set_canary(self, canary: Canary) -> None: ...
-    async def end_canary(self) -> None: ...
-    async def set_default(self, version: str) -> None: ...
+    async def change(self, version: str, **fields: Any) -> dict[str, Any]:
+        return await self.canary_report()
+
     def check_control(self) -> None: ...
 
 

@@ -86,7 +86,7 @@ async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
     assert (status, "does not answer: RuntimeError" in message) == (503, True)
     world.own.card = tales()
     with pytest.raises(InputError, match=r"models that generate have no canary: .* 'name:version'"):
-        await world.versions.set_canary(Canary(version="2", share=1.0))
+        await world.versions.change("2", canary=Canary(version="2", share=1.0))
     assert world.cluster.of_models == {}
 
 
