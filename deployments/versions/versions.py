@@ -56,6 +56,10 @@ class AnnouncedApp(BaseModel):
     model: str
     version: str
 
+    @classmethod
+    def of(cls, settings: ServeSettings, card: ModelCard) -> AnnouncedApp:
+        return cls(app=settings.app, model=card.name, version=settings.version)
+
 
 def index_row(app: AnnouncedApp, details: Mapping[str, Any]) -> dict[str, str]:
     """Returns the row of an application in the index of Triton's repository extension, from Serve's details of it."""
@@ -93,6 +97,11 @@ class RayCluster:
 
     async def announce(self, app: AnnouncedApp) -> None:
         await asyncio.to_thread(kv_put, ANNOUNCED + app.app, app.model_dump_json())
+
+    async def running(self) -> dict[AnnouncedApp, Mapping[str, Any]]:
+        """Returns the announced applications that are not gone, with Serve's details."""
+        announced, serve = await self.announced(), await self.applications()
+        return {each: serve["applications"][each.app] for each in announced if each.app in serve["applications"]}
 
     applications = staticmethod(find_applications)
     put = staticmethod(put_applications)
@@ -198,8 +207,7 @@ class Versions(TrafficSplitter):
 
     async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
-        app = AnnouncedApp(app=self.settings.app, model=self.own.card.name, version=self.own.version)
-        while not await self._try(self.cluster.announce(app)):
+        while not await self._try(self.cluster.announce(AnnouncedApp.of(self.settings, self.own.card))):
             await sleep(REFRESH_S)
         while self._is_root:
             await self._try(self._refresh())
@@ -207,9 +215,7 @@ class Versions(TrafficSplitter):
 
     async def index(self, *, ready_only: bool = False) -> list[dict[str, str]]:
         """Returns the versions of all models that Serve knows, sorted by name."""
-        announced, serve = await self.cluster.announced(), await self.cluster.applications()
-        running = serve["applications"]
-        rows = [index_row(each, running[each.app]) for each in announced if each.app in running]
+        rows = [index_row(app, details) for app, details in (await self.cluster.running()).items()]
         rows.sort(key=lambda row: (row["name"], row["version"]))
         return [row for row in rows if row["state"] == "READY" or not ready_only]
 
@@ -223,16 +229,15 @@ class Versions(TrafficSplitter):
         return sorted({self.own.version, *(row["version"] for row in rows if row["name"] == self.own.card.name)})
 
     async def canary_report(self) -> dict[str, Any]:
-        """Returns the default version and the canary, with the counts of all ingresses of this application.
+        """Returns the default version and the canary, with the counts of all ingresses of the root's application.
 
         The counts of an ingress that has not read the last change yet belong to other versions, and are left out.
         """
-        traffic = await self.cluster.traffic(self.own.card.name)
-        tally = Tally()
-        for each in await self._link(self.settings.app).facts():
+        traffic, root, tally = await self.cluster.traffic(self.own.card.name), await self._root(), Tally()
+        for each in await self._link(root.app).facts():
             if each.tally.since == traffic.since:
                 tally.add(each.tally)
-        default = await self._default_of(traffic)
+        default = traffic.default or root.version
         names = [default] if traffic.canary is None else [default, traffic.canary.version]
         return {
             "model": self.own.card.name,
@@ -247,8 +252,7 @@ class Versions(TrafficSplitter):
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
         traffic = await self.cluster.traffic(model)
-        is_ours = model == self.own.card.name
-        ours = (self.own.version, await self._default_of(traffic)) if is_ours else ()
+        ours = (self.own.version, (await self._root()).version) if model == self.own.card.name else ()
         if version in (traffic.default, *ours):
             raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
         if version == traffic.canary_version:
@@ -273,7 +277,7 @@ class Versions(TrafficSplitter):
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
                 before = await self.cluster.traffic(model)
-                if is_canary and version == await self._default_of(before):
+                if is_canary and version == (before.default or (await self._root()).version):
                     raise InputError(f"version {version!r} is the default version, and cannot be the canary")
                 traffic = before.changed(**fields)
                 await self._connect(version)
@@ -287,14 +291,14 @@ class Versions(TrafficSplitter):
         """Whether requests that name no version arrive at this ingress."""
         return VERSIONS_PATH not in self.settings.route_prefix
 
-    async def _default_of(self, traffic: Traffic) -> str:
-        """Returns the version that answers requests without a version: if none is stored, that of the root."""
-        if traffic.default is not None or self._is_root:
-            return traffic.default or self.own.version
-        announced, serve = await self.cluster.announced(), await self.cluster.applications()
-        routes = {app: details.get("route_prefix") or "" for app, details in serve["applications"].items()}
-        ours = (each for each in announced if each.model == self.own.card.name and routes.get(each.app))
-        return next((each.version for each in ours if VERSIONS_PATH not in routes[each.app]), self.own.version)
+    async def _root(self) -> AnnouncedApp:
+        """Returns the application at which requests that name no version arrive; this one if there is none."""
+        own = AnnouncedApp.of(self.settings, self.own.card)
+        if self._is_root:
+            return own
+        routes = {app: details.get("route_prefix") for app, details in (await self.cluster.running()).items()}
+        ours = {app: route for app, route in routes.items() if app.model == own.model and route is not None}
+        return next((app for app, route in ours.items() if VERSIONS_PATH not in route), own)
 
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one
@@ -374,14 +378,16 @@ class Versions(TrafficSplitter):
 
     async def _find(self, version: str) -> str:
         """Returns the application of a version, preferably a running one; raises UnknownModelError."""
-        model = self.own.card.name
-        announced, serve = await self.cluster.announced(), await self.cluster.applications()
-        matching = [each.app for each in announced if (each.model, each.version) == (model, version)]
-        apps = [app for app in matching if app in serve["applications"]]
-        if not apps:
+        model, running = self.own.card.name, await self.cluster.running()
+        states = {
+            app.app: details["status"]
+            for app, details in running.items()
+            if app.model == model and app.version == version
+        }
+        if not states:
             known = ", ".join(repr(each) for each in await self.names())
             raise UnknownModelError(f"unknown version {version!r} of {model!r}; there are {known}")
-        return min(apps, key=lambda app: (serve["applications"][app]["status"] != "RUNNING", app))
+        return min(states, key=lambda app: (states[app] != "RUNNING", app))
 
     def _link(self, app: str) -> IngressLink:
         if app not in self._links:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.api.operations import Canary
-from deployments.versions.traffic import MAX_COMPARISONS, Traffic, hashed_draws, losses_between
+from deployments.versions.traffic import MAX_COMPARISONS, Tally, Traffic, hashed_draws, losses_between
 from deployments.versions.versions import REFRESH_S, OtherVersion
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, Value, values_of
@@ -96,8 +96,11 @@ async def test_at_the_address_of_a_version_the_default_is_the_version_of_the_roo
     world.run_on_cluster("two", "2", "/")
     world.run_on_cluster("three", "3", "/v2/models/intents/versions/3")
     assert refused(await world.set_canary("2")) == (400, "version '2' is the default version, and cannot be the canary")
+    counted = Tally(since=1)
+    counted.versions["1"].requests["answered"] = 7
+    world.links["two"].counted = lambda: counted
     said = (await world.set_canary("1")).json()
-    assert (said["default"], said["canary"]["version"]) == ("2", "1")
+    assert (said["default"], said["canary"]["version"], said["versions"]["1"]["requests"]) == ("2", "1", 7)
     unloaded = await world.http.post("/v2/repository/models/intents/unload", json={"parameters": {"version": "2"}})
     assert refused(unloaded) == (400, "version '2' answers requests that name none; it cannot be unloaded")
     assert (await world.set_default("1")).json()["canary"] is None
