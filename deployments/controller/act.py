@@ -164,7 +164,6 @@ class ControlLoop:
                 await self._check()
                 await self._finish_change()
                 self._history.forget(self._clock.now_s())
-                self._history.commit()
             except Exception as error:  # the death of another process must not end the loop
                 logger.warning("a tick of the control loop failed", exc_info=error)
                 self._update_view(failed=self._view.failed + 1)
@@ -203,13 +202,11 @@ class ControlLoop:
             yield
             self._update_tuner()
             await self._finish_change()
-            self._history.commit()
 
     def update_state(self, **changes: Any) -> None:
         """Changes fields of the state, also on disk."""
         self._update_view(state=replace(self.state, **changes))
         self._history.put("standing", self.state.document())
-        self._history.commit()
 
     def _update_view(self, **changes: Any) -> None:
         """Changes fields of the view."""
@@ -293,7 +290,6 @@ class ControlLoop:
             self.tuning.observe(seen)
         except OfframpError as error:
             self._log_event("error", f"the observations cannot be used to tune thresholds: {error}")
-        self._history.commit()  # ingresses report probes only once
         self.stream.forget(now_s)
         return reports
 
@@ -496,7 +492,6 @@ class ControlLoop:
         try:
             self._log_event("error", f"{type(failure).__name__}: {failure}")
             self._history.forget(self._clock.now_s())
-            self._history.commit()
         except sqlite3.Error as error:
             logger.warning("the history cannot be written", exc_info=error)
 
@@ -521,14 +516,13 @@ class ControlLoop:
                 "in force", NewPlan(placed=self.state.placed, reason="start", words="the plan to begin with")
             )
         else:
-            self._update_view(state=state, is_restored=True)
+            self._update_view(state=state)
             self._log_event("restart", f"takes up plan {state.placed.epoch} again: {describe_plan(state.placed)}")
         self._requested = {} if self._view.is_changing else dict(self.state.placed.occupied)
         self._history.put("settings", settings)
         self.update_state()
         self._update_tuner()
         self._restore_stream()
-        self._history.commit()
 
     def _stored_state(self, settings: Mapping[str, Any]) -> State | None:
         """Returns the stored state; None if there is none or, with an event, if it does not fit the application."""

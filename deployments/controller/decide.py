@@ -124,8 +124,6 @@ class View:
     """The problem of the last planning; before the first, that of the settings."""
     planned_counts: Mapping[str, int] = field(default_factory=dict)
     """The usable accelerators by type at the last planning; before the first, at the first tick."""
-    is_restored: bool = False
-    """Whether an earlier process made the plan, so that its forecast is unknown."""
     failed: int = 0
     """How often a tick has failed since the last change of plan began or ended."""
 
@@ -369,7 +367,7 @@ def plan_out_of_date(view: View) -> Outcome | None:
     state, forecast = view.state, view.forecast
     if state.hold:
         return None
-    if forecast is None and view.is_restored:  # deviations can only be detected with a forecast
+    if forecast is None and state.planned_s < view.began_s:  # the forecast was lost with an earlier process
         return Outcome(replan="restart")
     if forecast is not None and forecast.at_s <= state.changed_s <= view.looked_s:
         return _after_change(view, state.changed_s)

@@ -116,9 +116,9 @@ CREATE TABLE IF NOT EXISTS standing (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 class History:
-    """The history of one application's controller. Committed data survive a killed process.
+    """The history of one application's controller. What was written survives a killed process.
 
-    A power failure may lose the last commits, because the write-ahead log is not synced at every commit.
+    A power failure may lose the last data, because the write-ahead log is not synced at every commit.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -131,14 +131,13 @@ class History:
             raise DataError(f"{path} cannot be used for the controller's history: there is no folder {path.parent}")
         try:
             # Serve may create and run a replica in different threads, but never uses two at a time.
-            connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+            connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
             _check_owner(connection, path, app)  # before anything is written to the file
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(TABLES)
             for key, value in (("schema_version", str(SCHEMA)), ("app", app)):
                 connection.execute("INSERT OR IGNORE INTO file VALUES (?, ?)", (key, value))
-            connection.commit()
         except sqlite3.Error as error:
             raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
@@ -149,12 +148,7 @@ class History:
         if path.exists() or not path.parent.is_dir():
             cls.open(path, app).close()
 
-    def commit(self) -> None:
-        """Writes everything since the last commit to disk."""
-        self._connection.commit()
-
     def close(self) -> None:
-        """Closes the file without committing."""
         self._connection.close()
 
     def add_probes(self, at_s: float, probes: Observations) -> None:

@@ -413,7 +413,6 @@ class World(Fleet):
         for task in self.controlling:
             task.cancel()
         self.controller = None
-        self.history._connection.rollback()  # uncommitted changes are lost with the process
         if random.Random(f"{self.watch.seed} disk {self.events.time_s}").random() < 0.5:
             self.watch.say("its disk is lost")
             self.history = History.open(Path(":memory:"), "simulation")

@@ -404,7 +404,6 @@ async def test_a_memory_that_cannot_be_written_does_not_end_the_loop(tmp_path: P
         other.execute("ALTER TABLE events RENAME TO gone")
         await scene.ticks(1, EASY)
         assert scene.fleet.followed.epoch == 0
-        scene.history.commit()  # so that this connection may write
         other.execute("CREATE TABLE counts (at_s REAL NOT NULL, interval TEXT NOT NULL)")
         other.execute("ALTER TABLE gone RENAME TO events")
     await scene.ticks(1, EASY)
