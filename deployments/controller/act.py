@@ -196,17 +196,20 @@ class ControlLoop:
         """Surrounds a change that an operator requests. Observes the service first, so that it is the newest view."""
         async with self._lock:
             await self._look()
-            self._update_tuner()
             if self.tuning.alarm is not None:  # otherwise it would be dropped with the controller's thresholds
                 await self._apply_thresholds(self.tuning.alarm)
             yield
-            self._update_tuner()
             await self._finish_change()
 
     def update_state(self, **changes: Any) -> None:
-        """Changes fields of the state, also on disk."""
+        """Changes fields of the state, also on disk, and tells the tuner."""
         self._update_view(state=replace(self.state, **changes))
         self._history.put("standing", self.state.document())
+        state, is_current = self.state, self._view.uses_current_thresholds
+        if state.suspended is not None or not is_current(state.placed):
+            self.tuning.pause()
+        elif state.followed is not None and is_current(state.followed):
+            self.tuning.follow(self._view.thresholds, state.followed_s, state.followed.plan.stages[0])
 
     def _update_view(self, **changes: Any) -> None:
         """Changes fields of the view."""
@@ -216,7 +219,6 @@ class ControlLoop:
 
     async def _check(self) -> None:
         """Asks one question after the other, until the plan may have changed."""
-        self._update_tuner()
         await self._reforecast()
         for check in decide.CHECKS:
             outcome = check(self.view)
@@ -224,7 +226,6 @@ class ControlLoop:
                 await self._carry_out(outcome)
                 if outcome.ends_tick or self._view.is_changing:
                     break
-        self._update_tuner()
 
     async def _finish_change(self) -> None:
         """Looks and checks until all ingresses follow the current plan, or the service is suspended.
@@ -311,14 +312,6 @@ class ControlLoop:
     async def _forecast(self) -> Forecast:
         state = self.state
         return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.looked_s)
-
-    def _update_tuner(self) -> None:
-        """Passes the current thresholds to the tuner once all ingresses follow them."""
-        state, is_current = self.state, self._view.uses_current_thresholds
-        if state.suspended is not None or not is_current(state.placed):
-            self.tuning.pause()
-        elif state.followed is not None and is_current(state.followed):
-            self.tuning.follow(self._view.thresholds, state.followed_s, state.followed.plan.stages[0])
 
     # What follows from a check
 
@@ -463,7 +456,6 @@ class ControlLoop:
             await self._update_followed(reason, words)
         else:
             await self._apply_plan(new)
-        self._update_tuner()
 
     async def _update_followed(self, reason: str = "thresholds", words: str = "new thresholds during a change") -> None:
         """Applies new thresholds to the plan that is still followed during a change, because an alarm must not wait."""
@@ -521,7 +513,6 @@ class ControlLoop:
         self._requested = {} if self._view.is_changing else dict(self.state.placed.occupied)
         self._history.put("settings", settings)
         self.update_state()
-        self._update_tuner()
         self._restore_stream()
 
     def _stored_state(self, settings: Mapping[str, Any]) -> State | None:

@@ -235,7 +235,7 @@ def thresholds_found(view: View) -> Outcome | None:
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     """Whether no input leaves under these thresholds although more inputs arrive than the plan can then serve."""
     recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
-    if not view.tuning.is_safe(thresholds) or recent is None or recent.seconds <= 0:
+    if not view.tuning.is_safe(thresholds) or recent is None:
         return False
     reach = view.stream.reach(replace(view.state, thresholds=thresholds), view.now_s)
     capacity_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
@@ -334,8 +334,10 @@ def trial_over(view: View) -> Outcome | None:
 
 def slow_replicas(view: View) -> Outcome | None:
     """Checks whether replicas are slower than their peers. Such stragglers get no work for a while."""
-    slow = {} if view.state.hold else _stragglers(view)
-    if not slow:
+    share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
+    times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
+    slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
+    if view.state.hold or not slow:
         return None
     until, names = view.period + REST_PERIODS, {each.replica for each in slow}
     new = [RestingReplica(replica=each.replica, device=each.device, until=until) for each in slow]
@@ -403,21 +405,26 @@ Deviation = tuple[float, str]
 
 def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
     """Returns the deviations of the stream from the forecast, by the field of the state that records their start."""
-    state, settings = view.state, view.settings
+    state, found = view.state, dict[str, Deviation]()
     intervals = view.stream.counts(max(state.followed_s, forecast.at_s))
-    ticks = max(1.0, settings.period_s / settings.watch_s)  # they share the probability of a false alarm
-    found = {
-        "changed_s": _survival_deviation(forecast, state.placed.plan, intervals, ticks * len(RECENT_INPUTS)),
-        "rate_changed_s": _rate_deviation(forecast, intervals, state.sized_for_rps, ticks),
-    }
-    return {name: deviation for name, deviation in found.items() if deviation is not None}
+    ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
+    survival = _survival_deviation(forecast, state.placed.plan, intervals, ticks * len(RECENT_INPUTS))
+    if survival is not None:
+        found["changed_s"] = survival
+    recent = total(intervals[-RATE_LOOKS:])
+    if recent is not None and forecast.rate is not None:
+        sized_for_rps, arrived = state.sized_for_rps, recent.arrived
+        words = rate_deviation(forecast.rate, arrived, recent.seconds, sized_for_rps=sized_for_rps, num_tests=ticks)
+        if words is not None:
+            found["rate_changed_s"] = recent.since_s, words
+    return found
 
 
 def _survival_deviation(
     forecast: Forecast, plan: Plan, intervals: Sequence[Interval], num_tests: float
 ) -> Deviation | None:
     """Returns the deviation of the exits of recent answers from the forecast; None if there is none."""
-    if not plan.ramps or not forecast.num_probes:  # a forecast without probes cannot be judged
+    if not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
     expected, reach = forecast.of(plan.used), forecast.reach
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
@@ -430,17 +437,6 @@ def _survival_deviation(
     return None
 
 
-def _rate_deviation(
-    forecast: Forecast, intervals: Sequence[Interval], sized_for_rps: float | None, num_tests: float
-) -> Deviation | None:
-    """Returns the deviation of the recent arrival rate from the forecast; None if there is none."""
-    recent, rate = total(intervals[-RATE_LOOKS:]), forecast.rate
-    if recent is None or rate is None:
-        return None
-    words = rate_deviation(rate, recent.arrived, recent.seconds, sized_for_rps=sized_for_rps, num_tests=num_tests)
-    return None if words is None else (recent.since_s, words)
-
-
 def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
     """Returns the last intervals with at least this many answers as one interval; None if there are fewer answers."""
     for index in range(len(intervals) - 1, -1, -1):
@@ -448,13 +444,6 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
         if answers <= 0:
             return total(intervals[index:])
     return None
-
-
-def _stragglers(view: View) -> dict[ReplicaTimes, str]:
-    """Returns the replicas that are slower than their peers, each with the reason."""
-    share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
-    times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
-    return find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
 
 
 def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> ReplicaTimes:
