@@ -54,20 +54,17 @@ def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
     """
     counts: Counter[str] = Counter()
     for config in _kept(each for name, each in serve["applications"].items() if name != but):
-        if config.get("import_path") == BUILDER:
-            counts.update(max_accelerators(_settings(config)))
+        if config.get("import_path") != BUILDER:
+            continue
+        try:
+            counts.update(max_accelerators(ServeSettings.model_validate(config.get("args", {}))))
+        except (ValidationError, PlanError) as error:
+            name = config["name"]
+            raise InputError(
+                f"application {name!r} is of another release, so the accelerators that it uses are unknown; first: "
+                f"offramp delete {shlex.quote(name)}"
+            ) from error
     return dict(counts)
-
-
-def _settings(config: Mapping[str, Any]) -> ServeSettings:
-    try:
-        return ServeSettings.model_validate(config.get("args", {}))
-    except (ValidationError, PlanError) as error:
-        name = config["name"]
-        raise InputError(
-            f"application {name!r} is of another release, so the accelerators that it uses are unknown; first: "
-            f"offramp delete {shlex.quote(name)}"
-        ) from error
 
 
 def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapping[str, int]) -> None:

@@ -62,10 +62,6 @@ def within(snapshots: Sequence[Snapshot], seconds: float) -> Sequence[Snapshot]:
     return [each for each in snapshots if each.at_s >= snapshots[-1].at_s - seconds]
 
 
-def _under_present_plan(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    return [each for each in snapshots if each.placed.epoch == snapshots[-1].placed.epoch]
-
-
 def _between(before: Snapshot, now: Snapshot) -> Interval:
     """Returns the counts of all ingresses between two snapshots; none in 0 s without reports, or if no time passed."""
     earlier = {report.name: report for report in before.ingresses}
@@ -196,7 +192,8 @@ RATES = {"arrived_per_s": "arrived", "answered_per_s": "answered", "goodput_per_
 def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Returns the page's state as plain data. `snapshots` are in order, at least one."""
     now, chain = snapshots[-1], facts.card.chain
-    recent, of_plan = _between(within(snapshots, RATES_S)[0], now), _under_present_plan(within(snapshots, SHARES_S))
+    recent = _between(within(snapshots, RATES_S)[0], now)
+    of_plan = [each for each in within(snapshots, SHARES_S) if each.placed.epoch == now.placed.epoch]
     seen, used = _between(of_plan[0], now), now.placed.plan.used
     plan, answers = plan_state(facts, of_plan), sum(seen.exits.values())
     survival = [_reached(seen, block) / answers for block in range(chain.num_blocks)] if answers else None
