@@ -44,10 +44,12 @@ from earlyexit.tasks.base import Task
 if TYPE_CHECKING:
     from deployments.ops.tracing import RequestRecord, Tracer
 
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
-"""The supported extensions of the Open Inference Protocol, by Triton's names."""
-SERVER_METADATA: Mapping[str, Any] = {"name": "offramp", "version": version("offramp"), "extensions": EXTENSIONS}
-"""The server's metadata, with the protocol's names."""
+SERVER_METADATA: Mapping[str, Any] = {
+    "name": "offramp",
+    "version": version("offramp"),
+    "extensions": ("binary_tensor_data", "parameters", "model_repository"),
+}
+"""The server's metadata, with the names of the Open Inference Protocol, and its extensions by Triton's names."""
 GENERATION_TASK = "token"
 """The name of the task of models that generate."""
 GENERATION_HINT = "send the request to {}, {} or {}".format(

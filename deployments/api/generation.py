@@ -115,9 +115,7 @@ class _RunningSequence:
 
     state: GenerationState[TokenSequence]
     stream: Stream
-    timeout_s: float
-    """Timeout of the whole sequence; infinite if the request has none."""
-    request_id: str
+    request: GenerateRequest
     step_input: PendingInput | None = None
     timer: Alarm | None = None
 
@@ -167,12 +165,7 @@ class GenerateService:
         self.dispatcher.core.check(1, math.inf, now_s)
         self.loop.admit(sequence.num_prompt, now_s)
         state = self.loop.begin(sequence, now_s)
-        running = _RunningSequence(
-            state=state,
-            stream=Stream(sequence.num_prompt),
-            timeout_s=math.inf if timeout_s is None else timeout_s,
-            request_id=request.request_id,
-        )
+        running = _RunningSequence(state=state, stream=Stream(sequence.num_prompt), request=request)
         try:
             self._step(running)
         except OfframpError as refusal:
@@ -193,7 +186,8 @@ class GenerateService:
         token_s = settings.token_timeout_s if state.num_tokens else settings.default_timeout_s
         token_s = min(token_s, settings.slo_s or math.inf)
         name = "the next token" if state.num_tokens else "the first token"
-        whole_limit = state.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"
+        whole_s = running.request.timeout_s or math.inf
+        whole_limit = state.arrived_s + whole_s, whole_s, "the whole answer"
         return min((state.waiting_since_s + token_s, token_s, name), whole_limit)
 
     def _step(self, running: _RunningSequence) -> None:
@@ -205,7 +199,7 @@ class GenerateService:
             self._limit(running)[0],
             partial(self._on_outcome, running),
             arrived_s=self.clock.now_s(),
-            request_id=running.request_id,
+            request_id=running.request.request_id,
             placement=state.placement,
         )
 
@@ -220,7 +214,7 @@ class GenerateService:
             assert isinstance(outcome.value, PackedArray), "tokens and their log-probabilities"
             result = running.state.sequence.answered(outcome.value.numpy(), outcome.exit)
         except Exception as error:  # only this sequence fails; the others of the same reply continue
-            logger.exception("an answer to %s is not a valid token", running.request_id)
+            logger.exception("an answer to %s is not a valid token", running.request.request_id)
             message = f"the model's answer is not a valid token: {type(error).__name__}: {error}"
             self._fail(running, ExecutionError(message))
             return
@@ -258,7 +252,7 @@ class GenerateService:
         except OfframpError as final_error:
             self._fail(running, final_error)
             return
-        logger.info("%s starts again after %d tokens: %s", running.request_id, running.state.num_tokens, error)
+        logger.info("%s starts again after %d tokens: %s", running.request.request_id, running.state.num_tokens, error)
         if pause_s:
             call_later(pause_s, partial(self._resume, running))
         else:

@@ -13,7 +13,6 @@ from pydantic.json_schema import models_json_schema
 from deployments.api.endpoint import GENERATION_TASK
 from deployments.api.operations import (
     BYTES,
-    EVENTS,
     EXIT,
     JSON,
     OBJECT,
@@ -152,8 +151,8 @@ def _operation(row: Operation, signature: Signature) -> dict[str, Any]:
         content = {JSON: {"schema": _schema(row.body)}} | {content_type: {} for content_type in other_types}
         operation["requestBody"] = {"required": True, "content": content}
     answer = {"anyOf": [_schema(PREDICT_ONE), _schema(PREDICT_MANY)]} if is_predict else _schema(row.answer)
-    contents: dict[str, Any] = {BYTES: {}, EVENTS: {"schema": TEXT}}
-    content = {each: contents.get(each, {"schema": answer}) for each in row.response_types}
+    contents: dict[str, Any] = {JSON: {"schema": answer}, BYTES: {}}
+    content = {each: contents.get(each, {"schema": TEXT}) for each in row.response_types}
     content |= {content_type: {} for content_type in signature.task.content_types if is_predict}
     responses: dict[str, Any] = {"200": {"description": "Answers" if has_body else row.summary, "content": content}}
     statuses = ERRORS if has_body else (*(ALWAYS if row.is_open else EVERYWHERE), *row.errors)

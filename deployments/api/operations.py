@@ -204,9 +204,9 @@ class Operation:
     request_types: tuple[str, ...] = ()
     """Content types of request bodies, besides JSON."""
     answer: type[BaseModel] | Mapping[str, Any] | None = None
-    """The type of a 200's body, or its JSON schema; None for any object."""
+    """The type of a 200's JSON body, or its JSON schema; None for any object."""
     response_types: tuple[str, ...] = (JSON,)
-    """Content types of answers."""
+    """Content types of answers. All except JSON and bytes are texts."""
     errors: tuple[str, ...] = ()
     """Statuses of errors of an operation without a body, besides the errors of all operations."""
     other_responses: Mapping[str, tuple[str, type[BaseModel] | None]] | None = None
@@ -278,11 +278,10 @@ _PARTS: _Fields = {"response_types": (EVENTS,), **_OF_MODEL, **_GENERATES}
 _READY: _Fields = {"answer": Ready, "other_responses": {"503": ("The model is not ready.", Ready)}, **_OF_MODEL}
 _STREAMS: _Fields = {"response_types": (JSON, EVENTS), **_GENERATES}
 _HISTORY: _Fields = {"answer": {"type": "array", "items": OBJECT}, "parameters": (LIMIT,)}
-_METRICS: _Fields = {"answer": TEXT, "response_types": ("text/plain",)}
-_PAGE: _Fields = {"answer": TEXT, "response_types": (PAGE,)}
-_LIVE: _Fields = {"answer": TEXT, "response_types": (EVENTS,)}
+_METRICS: _Fields = {"response_types": ("text/plain",)}
+_PAGE: _Fields = {"response_types": (PAGE,)}
+_LIVE: _Fields = {"response_types": (EVENTS,)}
 _ASSET: _Fields = {
-    "answer": TEXT,
     "response_types": ("text/css", "text/javascript", PAGE, "image/svg+xml"),
     "other_responses": {"304": ("The file is unchanged.", None)},
 }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cache, partial
 from hashlib import sha256
@@ -187,7 +186,7 @@ class StateRoutes:
     controller: ControllerLink | None
     wall: Clock
     """Seconds since 1970."""
-    _snapshots: deque[Snapshot] = field(default_factory=deque, init=False)
+    _snapshots: Sequence[Snapshot] = field(default=(), init=False)
     _polled_s: float = field(default=-CONTROLLER_S, init=False)
     _told: dict[str, Any] = field(default_factory=partial(dict, controller="none", described=None), init=False)
     """The last report of the controller, as fields of a snapshot."""
@@ -231,11 +230,9 @@ class StateRoutes:
         snapshot = await self._poll()
         if snapshot is None:
             return None
-        self._snapshots.append(snapshot)
-        while len(self._snapshots) > len(within(list(self._snapshots), SHARES_S)):
-            self._snapshots.popleft()
+        self._snapshots = within([*self._snapshots, snapshot], SHARES_S)
         self._serial += 1
-        state = page_state(self.facts, list(self._snapshots)) | {"serial": self._serial}
+        state = page_state(self.facts, self._snapshots) | {"serial": self._serial}
         return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
 
     async def _poll(self) -> Snapshot | None:

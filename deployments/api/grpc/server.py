@@ -110,18 +110,9 @@ def _pool() -> descriptor_pool.DescriptorPool:
 PARAMETER_CHOICE = "parameter_choice"
 """The protocol's `oneof` of a parameter's value."""
 CONTENT_FIELDS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    **{each: f"{each.lower()}_contents" for each in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")},
 }
 """The field with the values of a tensor without raw bytes, by datatype; FP16 has no field."""
 
