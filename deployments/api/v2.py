@@ -7,14 +7,14 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.api.operations import EXIT, InferRequest, Signature, V2Body, parse_body
+from deployments.api.operations import EXIT, InferRequest, Signature, V2Body, V2Input, parse_body
 from earlyexit.codecs.base import Columns
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import DATATYPES, Answer, Column, parse_numbers
@@ -78,14 +78,6 @@ Content: TypeAlias = list[Any] | bytes | memoryview
 """The content of an input tensor: values, either flat or nested like its shape, or bytes in Triton's format."""
 
 
-class InputTensor(Protocol):
-    """The head of an input tensor, in JSON or in a gRPC message."""
-
-    name: str
-    datatype: str
-    shape: Any
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V2Reply:
     """The requested format of a v2 answer."""
@@ -102,9 +94,7 @@ def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tupl
         raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
     parsed = parse_body(V2Body, body if json_length is None else body[:json_length])
     tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
-    outputs = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
-    contents = _json_contents(parsed, tail)
-    return build_v2_request(parsed.inputs, contents, outputs, parsed.parameters, parsed.id, signature)
+    return build_v2_request(parsed, _json_contents(parsed, tail), signature)
 
 
 def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
@@ -126,37 +116,31 @@ def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
     return contents
 
 
-def build_v2_request(
-    inputs: Sequence[InputTensor],
-    contents: Sequence[Content],
-    outputs: Sequence[tuple[str, Mapping[str, Any]]] | None,
-    parameters: Mapping[str, Any],
-    echoed_id: str | None,
-    signature: Signature,
-) -> tuple[InferRequest, V2Reply]:
-    """Returns a v2 request, and the requested format of its answer, for REST and gRPC.
+def build_v2_request(body: V2Body, contents: Sequence[Content], signature: Signature) -> tuple[InferRequest, V2Reply]:
+    """Returns a v2 request, and the requested format of its answer, for REST and gRPC; raises InputError.
 
-    `outputs` are the requested outputs with their parameters; None for all. Raises InputError.
+    `contents` are the contents of the body's inputs, whose `data` is not used.
     """
-    rows = signature.codec.from_columns(_columns(inputs, contents, signature.inputs))
+    rows = signature.codec.from_columns(_columns(body.inputs, contents, signature.inputs))
     request = InferRequest(
         rows=tuple(rows),
-        ids=_ids(parameters, len(rows)),
-        truncate=_parameter(parameters, "truncate", bool, default=False),
-        timeout_s=_timeout_s(parameters),
+        ids=_ids(body.parameters, len(rows)),
+        truncate=_parameter(body.parameters, "truncate", bool, default=False),
+        timeout_s=_timeout_s(body.parameters),
     )
-    if outputs is None:
-        outputs = [(name, {}) for name in signature.output_names]
+    outputs: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in signature.output_names]
+    if body.outputs is not None:
+        outputs = [(each.name, each.parameters) for each in body.outputs]
     names = tuple(name for name, _ in outputs)
     unknown = [name for name in names if name not in signature.output_names]
     if unknown or not names:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
-    all_binary = _parameter(parameters, "binary_data_output", bool, default=False)
+    all_binary = _parameter(body.parameters, "binary_data_output", bool, default=False)
     binary = frozenset(name for name, each in outputs if _parameter(each, "binary_data", bool, default=all_binary))
-    return request, V2Reply(id=echoed_id, outputs=names, binary=binary)
+    return request, V2Reply(id=body.id, outputs=names, binary=binary)
 
 
-def _columns(inputs: Sequence[InputTensor], contents: Sequence[Content], known: Sequence[Column]) -> Columns:
+def _columns(inputs: Sequence[V2Input], contents: Sequence[Content], known: Sequence[Column]) -> Columns:
     """Returns the columns by name, which have equally many rows, at least one; raises InputError."""
     columns: dict[str, Elements] = {}
     for k, (tensor, content) in enumerate(zip(inputs, contents, strict=True)):
@@ -174,7 +158,7 @@ def _columns(inputs: Sequence[InputTensor], contents: Sequence[Content], known: 
     return columns
 
 
-def _column(tensor: InputTensor, known: Sequence[Column], where: str) -> Column:
+def _column(tensor: V2Input, known: Sequence[Column], where: str) -> Column:
     """Returns the form of an input that has the tensor's datatype."""
     forms = [column for column in known if column.name == tensor.name]
     if not forms:
@@ -190,7 +174,7 @@ def _names(known: Sequence[Column]) -> str:
     return ", ".join(dict.fromkeys(repr(column.name) for column in known))
 
 
-def _rows(tensor: InputTensor, content: Content, column: Column, where: str) -> Elements:
+def _rows(tensor: V2Input, content: Content, column: Column, where: str) -> Elements:
     """Returns the elements of a tensor in the shape of its column; a list for a column of single elements."""
     shape = list(tensor.shape)
     elements = _elements(content, tensor.datatype, shape, where)

@@ -30,7 +30,7 @@ from deployments.api.endpoint import (
     trace_failure,
 )
 from deployments.api.exchange import id_or_new, retry_after_header
-from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE, InferRequest, Signature
+from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE, InferRequest, Signature, V2Body, V2Output
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
 from earlyexit.errors import DeadlineError, InputError, UnknownModelError
 from earlyexit.network.boundary import Answer
@@ -127,9 +127,15 @@ def read_message(name: str, data: bytes) -> Any:
 
 def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Reply]:
     """Returns the request of a ModelInferRequest, and the requested format of its answer; raises InputError."""
-    outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
-    parameters, contents = _values(message.parameters), _contents(message)
-    return build_v2_request(message.inputs, contents, outputs or None, parameters, message.id or None, signature)
+    values = ((each.name, _values(each.parameters)) for each in message.outputs)
+    outputs = [V2Output.model_construct(name=name, parameters=parameters) for name, parameters in values]
+    body = V2Body.model_construct(
+        id=message.id or None,
+        inputs=message.inputs,
+        outputs=outputs or None,
+        parameters=_values(message.parameters),
+    )
+    return build_v2_request(body, _contents(message), signature)
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
