@@ -109,7 +109,7 @@ class Backend(ModelVersion, Protocol):
 
 
 async def infer_version(
-    backend: Backend, request: InferRequest, *, names_version: bool
+    backend: Backend, request: InferRequest, *, names_version: bool = False
 ) -> tuple[ModelVersion, list[Answer]]:
     """Returns the answers and the version that gave them; raises InputError for a model that generates."""
     if backend.signature.task.name == GENERATION_TASK:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -23,7 +22,6 @@ from deployments.api.endpoint import (
     SERVER_METADATA,
     Backend,
     Endpoint,
-    ModelVersion,
     infer_version,
     model_metadata,
 )
@@ -55,7 +53,7 @@ class Routes:
         """Answers one input or a list of inputs in JSON, or one input that is the whole body, such as an image."""
         infer_request, many = self._parse_predict(request, await request.body())
         content_type = self._answer_type(request, many=many)
-        served, answers = await self._answer(request, infer_request)
+        served, answers = await infer_version(self._backend, infer_request)
         if content_type == JSON:
             write = partial(predict_response, answers, served.task, request.id, many=many)
         else:
@@ -81,29 +79,25 @@ class Routes:
         content_type = (request.find(b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             row = codec.from_content(content_type, body)
-            return InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None), False
+            row_request = InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None, request_id=request.id)
+            return row_request, False
         is_file = codec.content_types and content_type != JSON and body[:1] not in b" \n\r\t[{"
         if is_file or content_type.startswith(MEDIA):
             accepted = ", ".join((JSON, *codec.content_types))
             raise InputError(f"content-type {content_type[:80]!r}; this model takes {accepted}")
-        return parse_predict(body, codec)
+        return parse_predict(body, codec, request.id)
 
     async def infer(self, request: HttpRequest) -> Response:
         """Answers the Open Inference Protocol v2, with tensors in JSON or in the binary extension."""
         body = await request.body()
-        infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
-        served, answers = await self._answer(request, infer_request)
+        infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature, request.id)
+        names_version = "version" in request.path_params
+        served, answers = await infer_version(self._backend, infer_request, names_version=names_version)
         write = partial(v2_response, answers, served.task, reply, served.card.name, served.version)
         content, json_length = await run_writer(write, answers)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
-
-    def _answer(
-        self, request: HttpRequest, infer_request: InferRequest
-    ) -> Awaitable[tuple[ModelVersion, list[Answer]]]:
-        infer_request = replace(infer_request, request_id=request.id)
-        return infer_version(self._backend, infer_request, names_version="version" in request.path_params)
 
     async def model_metadata(self, request: HttpRequest) -> Mapping[str, Any]:
         return await model_metadata(self._backend)

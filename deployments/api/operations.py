@@ -400,11 +400,14 @@ def _messages(error: ValidationError) -> list[str]:
     return [f"{field}: {' or '.join(messages)}" for field, messages in list(by_field.items())[:3]]
 
 
-def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
+def parse_predict(body: bytes, codec: Codec[Any], request_id: str = "") -> tuple[InferRequest, bool]:
     """Returns the request, and whether its inputs are a list; raises InputError."""
     parsed = parse_body(PredictBody, body)
     rows, many = codec.from_json(parsed.inputs)
     if parsed.ids is not None and len(parsed.ids) != len(rows):
         raise InputError(f"ids: one id per input is needed (got {len(parsed.ids)} for {len(rows)} inputs)")
     ids = tuple(parsed.ids) if parsed.ids is not None else ("",) * len(rows)
-    return InferRequest(rows=tuple(rows), ids=ids, truncate=parsed.truncate, timeout_s=parsed.timeout_s), many
+    request = InferRequest(
+        rows=tuple(rows), ids=ids, truncate=parsed.truncate, timeout_s=parsed.timeout_s, request_id=request_id
+    )
+    return request, many

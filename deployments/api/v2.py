@@ -88,13 +88,15 @@ class V2Reply:
     """Outputs to send as bytes after the JSON (Triton's binary tensor extension)."""
 
 
-def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tuple[InferRequest, V2Reply]:
+def parse_v2(
+    body: bytes, json_length: int | None, signature: Signature, request_id: str = ""
+) -> tuple[InferRequest, V2Reply]:
     """Parses a v2 request. Binary tensors follow the first `json_length` bytes, if that is set. Raises InputError."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
     parsed = parse_body(V2Body, body if json_length is None else body[:json_length])
     tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
-    return build_v2_request(parsed, _json_contents(parsed, tail), signature)
+    return build_v2_request(parsed, _json_contents(parsed, tail), signature, request_id)
 
 
 def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
@@ -116,7 +118,9 @@ def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
     return contents
 
 
-def build_v2_request(body: V2Body, contents: Sequence[Content], signature: Signature) -> tuple[InferRequest, V2Reply]:
+def build_v2_request(
+    body: V2Body, contents: Sequence[Content], signature: Signature, request_id: str
+) -> tuple[InferRequest, V2Reply]:
     """Returns a v2 request, and the requested format of its answer, for REST and gRPC; raises InputError.
 
     `contents` are the contents of the body's inputs, whose `data` is not used.
@@ -127,6 +131,7 @@ def build_v2_request(body: V2Body, contents: Sequence[Content], signature: Signa
         ids=_ids(body.parameters, len(rows)),
         truncate=_parameter(body.parameters, "truncate", bool, default=False),
         timeout_s=_timeout_s(body.parameters),
+        request_id=request_id,
     )
     outputs: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in signature.output_names]
     if body.outputs is not None:

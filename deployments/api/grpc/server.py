@@ -125,7 +125,7 @@ def read_message(name: str, data: bytes) -> Any:
         raise InputError(f"the message is not a {name}") from error
 
 
-def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Reply]:
+def parse_infer(message: Any, signature: Signature, request_id: str = "") -> tuple[InferRequest, V2Reply]:
     """Returns the request of a ModelInferRequest, and the requested format of its answer; raises InputError."""
     values = ((each.name, _values(each.parameters)) for each in message.outputs)
     outputs = [V2Output.model_construct(name=name, parameters=parameters) for name, parameters in values]
@@ -135,7 +135,7 @@ def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Rep
         outputs=outputs or None,
         parameters=_values(message.parameters),
     )
-    return build_v2_request(body, _contents(message), signature)
+    return build_v2_request(body, _contents(message), signature, request_id)
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,9 +256,9 @@ class Rpcs:
 
     async def _infer(self, message: Any, request_id: str, remaining_s: float | None) -> Mapping[str, Any]:
         check_model(self._backend, message.model_name, message.model_version)
-        request, reply = parse_infer(message, self._backend.signature)
+        request, reply = parse_infer(message, self._backend.signature, request_id)
         timeout_s = call_timeout(request.timeout_s, remaining_s, self._backend.max_timeout_s)
-        request = replace(request, request_id=request_id, timeout_s=timeout_s)
+        request = replace(request, timeout_s=timeout_s)
         served, answers = await infer_version(self._backend, request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
