@@ -22,6 +22,7 @@ from deployments.api.operations import (
     Operation,
     PredictBody,
     Signature,
+    error_type_of,
 )
 from earlyexit.network.boundary import Column
 
@@ -157,7 +158,7 @@ def _operation(row: Operation, signature: Signature) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "Answers" if has_body else row.summary, "content": content}}
     statuses = ERRORS if has_body else (*(ALWAYS if row.is_open else EVERYWHERE), *row.errors)
     for status in sorted(statuses):
-        responses[status] = _response(ERRORS[status], row.error) | HEADERS.get(status, {})
+        responses[status] = _response(ERRORS[status], error_type_of(row.path)) | HEADERS.get(status, {})
     for status, (description, body) in (row.other_responses or {}).items():
         responses[status] = {"description": description} if body is None else _response(description, body)
     return operation | {"responses": responses}

@@ -229,15 +229,12 @@ class Operation:
         return body
 
     @property
-    def error(self) -> type[BaseModel]:
-        """The type of its error bodies."""
-        return error_type_of(self.path)
-
-    @property
     def bodies(self) -> tuple[type[BaseModel], ...]:
         """The types of request, answer and error bodies."""
         further = (body for _, body in (self.other_responses or {}).values())
-        return tuple(each for each in (self.body, self.answer, self.error, *further) if isinstance(each, type))
+        return tuple(
+            each for each in (self.body, self.answer, error_type_of(self.path), *further) if isinstance(each, type)
+        )
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import (
+    AdmissionError,
     DeadlineError,
     ExecutionError,
     InputError,
+    MethodNotAllowedError,
     OfframpError,
     OverloadedError,
     PlanError,
@@ -194,6 +196,7 @@ def test_other_errors_are_not_retried(reply: httpx.Response | Exception, error: 
     [
         (400, "input", InputError),
         (404, "unknown_model", UnknownModelError),
+        (405, "method_not_allowed", MethodNotAllowedError),
         (418, "teapot", InputError),
         (422, "plan", PlanError),
         (422, "", UnprocessableInputError),
@@ -202,6 +205,7 @@ def test_other_errors_are_not_retried(reply: httpx.Response | Exception, error: 
         (502, "", OfframpError),
         (503, "stage_unavailable", StageUnavailableError),
         (503, "overloaded", OverloadedError),
+        (503, "admission", AdmissionError),
         (503, "", OverloadedError),
         (504, "deadline", DeadlineError),
         (504, "", DeadlineError),
