@@ -128,10 +128,8 @@ def _shrunk(split: Mapping[str, Any], survival: Sequence[float] | None, block: i
 
 def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:
     replicas = sorted((each for each in now.replicas if each.slot == slot), key=lambda each: each.replica)
-    times, emulated = (
-        [each for report in replicas for each in ran[report.replica]],
-        facts.settings.emulated.get(stage.device),
-    )
+    times = [each for report in replicas for each in ran[report.replica]]
+    emulated = facts.settings.emulated.get(stage.device)
     return {
         "slot": slot,
         "device": stage.device,

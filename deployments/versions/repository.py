@@ -109,29 +109,27 @@ class VersionRoutes:
     async def _applications(self) -> AsyncIterator[tuple[dict[str, Any], list[AnnouncedApp]]]:
         """Surrounds a change of the applications, with Serve's details and the running versions of all models."""
         async with self._lock:
-            serve = await self._versions.cluster.applications()
-            yield (
-                serve,
-                [each for each in await self._versions.cluster.announced() if each.app in serve["applications"]],
-            )
+            cluster = self._versions.cluster
+            serve, announced = await cluster.applications(), await cluster.announced()
+            yield serve, [each for each in announced if each.app in serve["applications"]]
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
-        settings = parse_body(ServeSettings, self._config(model, parameters))
+        """Returns the settings of the request or, if it has none, those in the repository's folder."""
+        if parameters.config is not None:
+            config = parameters.config.encode()
+        else:
+            files = settings_files(self._folder).get(model, {})
+            name = parameters.version or _only(files, f"the repository has {model!r} as versions")
+            if name not in files:
+                raise UnknownModelError(f"the repository has no version {name!r} of {model!r}; it has {_names(files)}")
+            config = files[name].read_bytes()
+        settings = parse_body(ServeSettings, config)
         card = read_card(Path(settings.model))
         if card.name != model:
             raise InputError(f"the settings are of model {card.name!r}, not of {model!r}")
         if parameters.version not in (None, settings.version):
             raise InputError(f"the settings are of version {settings.version!r}, not of {parameters.version!r}")
         return settings
-
-    def _config(self, model: str, parameters: LoadParameters) -> bytes:
-        if parameters.config is not None:
-            return parameters.config.encode()
-        files = settings_files(self._folder).get(model, {})
-        version = parameters.version or _only(files, f"the repository has {model!r} as versions")
-        if version not in files:
-            raise UnknownModelError(f"the repository has no version {version!r} of {model!r}; it has {_names(files)}")
-        return files[version].read_bytes()
 
 
 def _check_apart(running: AnnouncedApp, new: AnnouncedApp) -> None:
