@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, compress
 from typing import Any, NamedTuple, NoReturn
 
-from deployments.ingress.core.inputs import CALL_GRACE_S, Chains, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.inputs import Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import (
     ChainRoute,
@@ -341,7 +341,7 @@ class Unanswered:
         self.counts = IngressCounts(options.slo_s)
         # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
         most = int(min(MOST_OPEN, options.max_queued))
-        self.observations = ExitObservations(options.shape, options.loss, grace_s=CALL_GRACE_S, most_open=most)
+        self.observations = ExitObservations(options.shape, options.loss, most_open=most)
         self._make_call = make_call
         self._rate = AnswerRate()
         self._num_open: Counter[int] = Counter()
@@ -402,16 +402,6 @@ class Unanswered:
             call.has_reply = True
             if call.is_first:
                 self.chains.count_calls(call.stage.slot, -1)
-
-    def accept(self, inputs: Inputs, now_s: float) -> None:
-        """Draws the chains of a request's inputs. Raises AdmissionError if inputs of their lengths would be late."""
-        drawn = self.chains.draw(len(inputs))
-        left_s = inputs[0].deadline_s - now_s if inputs else math.inf
-        late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
-        if late_s > 0:
-            self.refuse_late(len(inputs), left_s, late_s)
-        self.chains.take(drawn, inputs)
-        self.counts.arrived += len(inputs)
 
     def refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
         """Raises AdmissionError for inputs that would miss a deadline in `left_s` by `late_s`."""

@@ -149,7 +149,13 @@ class IngressCore(Unanswered):
             raise lost(OTHER_SLOTS)
         if layout is None and not (placement is not None and placement.is_retry):
             self.check_room(len(inputs), now_s)
-        self.accept(inputs, now_s)
+        drawn = self.chains.draw(len(inputs))
+        left_s = inputs[0].deadline_s - now_s if inputs else math.inf
+        late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
+        if late_s > 0:
+            self.refuse_late(len(inputs), left_s, late_s)
+        self.chains.take(drawn, inputs)
+        self.counts.arrived += len(inputs)
         if layout is not None:
             inputs[0].holder = ASIDE
             self._steps += inputs
@@ -188,18 +194,12 @@ class IngressCore(Unanswered):
                 inputs = chain.queue.pop_batch(route.first.budgets[0], self.placed.plan.order, now_s)
                 if inputs[0].placement is None:
                     watch = self.observations.draw(inputs, route.plan, self.options.probe_share, self._rng, now_s)
-                    actions.append(self._enter(route, inputs, now_s, watch, is_first=True))
+                    call = self.begin(route, route.first, inputs, now_s, route.epoch, watch, is_first=True)
+                    actions.append(SendCall(call, *route.entrance(probe=call.probe)))
                 else:
                     self._begin_sequences(route, inputs)
                     actions += self._send_steps(inputs, now_s)
         return actions
-
-    def _enter(
-        self, route: ChainRoute, inputs: Inputs, now_s: float, watch: Watch | None, *, is_first: bool
-    ) -> SendCall:
-        """Returns the action that sends inputs to the first block of a chain."""
-        call = self.begin(route, route.first, inputs, now_s, route.epoch, watch, is_first=is_first)
-        return SendCall(call, *route.entrance(probe=call.probe))
 
     # Sequences
 
@@ -225,23 +225,22 @@ class IngressCore(Unanswered):
         groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[ChainRoute, StageRoute, list[int]]] = {}
         displaced = []
         for row, each in enumerate(inputs):
-            if each.holder is not holder:
+            placement = each.placement
+            if each.holder is not holder or placement is None:
                 continue
-            each.holder, placement = None, each.placement
-            if each.settled or placement is None:
+            each.holder = None
+            if each.settled:
                 continue
             chain = self.chains.with_layout(placement.layout)
             if chain is None:
                 displaced.append(each)
                 continue
-            stage = chain.route.first if before is None else chain.route.at(block)
+            stage = chain.route.at(block)
             is_probe = bool(placement.is_probe) and can_observe
             key = is_probe, stage.slot, placement.keepers.get(stage.slot, placement.excluded)
             groups.setdefault(key, (chain.route, stage, []))[2].append(row)
-        actions: Actions = []
-        if displaced:
-            self.observations.forget(displaced)
-            actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
+        self.observations.forget(displaced)
+        actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
         for (is_probe, *_), (route, stage, rows) in groups.items():
             chosen = [inputs[row] for row in rows]
             if before is None:
@@ -261,7 +260,10 @@ class IngressCore(Unanswered):
         if is_probe:
             observed = [each for each, placement in zip(inputs, placements, strict=True) if placement.yields_token]
             self.observations.begin(observed, route.plan, "probe", now_s)
-        return self._enter(route, inputs, now_s, "probe" if is_probe else None, is_first=not placements[0].keepers)
+        watch: Watch | None = "probe" if is_probe else None
+        is_first = not placements[0].keepers
+        call = self.begin(route, route.first, inputs, now_s, route.epoch, watch, is_first=is_first)
+        return SendCall(call, *route.entrance(probe=is_probe))
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
     # not have raises ExecutionError, and nothing changes.

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from deployments.ingress.core.inputs import Inputs, PendingInput
+from deployments.ingress.core.inputs import CALL_GRACE_S, Inputs, PendingInput
 from earlyexit.network.boundary import Answer, PackedArray, stack_values
 from optimizer.plans.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
@@ -126,19 +126,14 @@ class ExitObservations:
         shape: StreamShape | None,
         loss: Loss,
         *,
-        grace_s: float,
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`shape`: what is observed; None: nothing. `loss`: the task's loss.
-
-        `grace_s`: how long after its deadline an input may still be observed.
-        """
+        """`shape`: what is observed; None: nothing. `loss`: the task's loss."""
         self._shape = shape
         self._loss = loss
         self._ramps = frozenset(() if shape is None else shape.ramps)
         self._last = 0 if shape is None else shape.num_blocks - 1
-        self._grace_s = grace_s
         self._most_complete = most_complete
         self._most_open = most_open
         self._open: dict[PendingInput, Observation] = {}
@@ -179,7 +174,7 @@ class ExitObservations:
         """
         if now_s >= self._swept_s + SWEEP_S:
             self._swept_s = now_s
-            self.forget([each for each in self._open if now_s > each.deadline_s + self._grace_s])
+            self.forget([each for each in self._open if now_s > each.deadline_s + CALL_GRACE_S])
         if len(self._open) + len(inputs) > self._most_open:
             return False
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)

@@ -44,7 +44,7 @@ def begun(
     watch: Watch = "probe",
     most_complete: int = 10,
 ) -> ExitObservations:
-    book = ExitObservations(SHAPE, label_loss, grace_s=1.0, most_complete=most_complete)
+    book = ExitObservations(SHAPE, label_loss, most_complete=most_complete)
     assert book.begin(flights, plan(active, stay=stay), watch, 2.0)
     return book
 
@@ -59,7 +59,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
         return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
 
     probe = flight(1)
-    book = ExitObservations(replace(SHAPE, zero_one=False), wrong_pixels, grace_s=1.0)
+    book = ExitObservations(replace(SHAPE, zero_one=False), wrong_pixels)
     book.begin([probe], plan(), "probe", 2.0)
     book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
@@ -105,14 +105,14 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
 
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
-    book = ExitObservations(SHAPE, label_loss, grace_s=1.0, most_open=2)
+    book = ExitObservations(SHAPE, label_loss, most_open=2)
     assert book.begin([flight(1)], plan(), "probe", 2.0)
     assert not book.begin([flight(2), flight(3)], plan(), "probe", 2.0)
     assert book.begin([flight(4)], plan(), "probe", 2.0)
 
 
 def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
-    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), label_loss, grace_s=1.0) for score in SCORES)
+    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), label_loss) for score in SCORES)
     policies = [
         PolicySpec(name="entropy", thresholds=0.5),
         PolicySpec(name="recorded", thresholds=0.5, records="records.npz"),
@@ -142,7 +142,7 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
 
 
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
-    book = ExitObservations(SHAPE, label_loss, grace_s=1.0)
+    book = ExitObservations(SHAPE, label_loss)
     rng = random.Random(1)
 
     def drawn(served: Plan, share: float, count: int = 200) -> list[Watch | None]:
@@ -178,7 +178,7 @@ def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogC
         raise ValueError("a task's own loss fails")
 
     probe = flight(1)
-    book = ExitObservations(SHAPE, fail, grace_s=1.0)
+    book = ExitObservations(SHAPE, fail)
     assert book.begin([probe], plan(), "probe", 2.0)
     finish(book, probe)
     assert (book.take_completed(), book.agreement) == (None, None)
