@@ -219,16 +219,13 @@ class StageHost:
         Raises PlanError if the current plan cannot run. If the planned one cannot run, the replica still serves the
         current one, and the controller gets the error when it prepares the change.
         """
-        assignments = assignments_on(self._device_name, plans)
-        if not assignments:
-            return
         try:
-            await self.prepare(assignments)
+            await self.prepare(assignments_on(self._device_name, plans))
         except PlanError as error:
             if len(plans) == 1:
                 raise
             logger.warning("plan %d cannot be prepared: %s", plans[0].epoch, error)
-            await self.prepare_first(plans[1:])
+            await self.prepare(assignments_on(self._device_name, plans[1:]))
 
     async def prepare(self, assignments: Sequence[Assignment]) -> None:
         """Compiles, loads and warms up all stages of one or two plans on this accelerator type, while it serves.
@@ -236,11 +233,13 @@ class StageHost:
         The replica may have to host any of them. The warm-up uses the first plan's policy, which need not know the
         ramps of the other plan.
         """
-        splits = [each.stage.splits for each in assignments]
+        if not assignments:
+            return
         policy = await asyncio.to_thread(self._make_ready, assignments)
         self._policy = assignments[0].policy, policy
         if self.epoch == NOTHING:
             self.device.follow((), assignments[0].dispatch, policy, assignments[0].order)
+            splits = [each.stage.splits for each in assignments]
             times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
             if self.epoch == NOTHING:  # otherwise a call came earlier, and the engine has measured its batches
                 self.device.engine.times = times

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.calls import LONGEST_RETRY_S, RETRY_PAUSE_S, bucket_of
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.core.routes import KVPlacement, sequence_numbers
@@ -102,8 +103,9 @@ class GenerationLoop:
         self._waiting_prompt_tokens = 0
         """The prompt tokens of sequences without a first token."""
         # Plans do not predict the time of prompts, so this limit is unknown until the first late sequence.
-        self._ttft = options.admission(replace(plan, predicted={}), options.ttft_slo_s)
-        self._tpot = options.admission(plan, options.tpot_slo_s)
+        of_prompts, number = replace(plan, predicted={}), options.num_ingresses
+        self._ttft = Admission(of_prompts, slo_s=options.ttft_slo_s, num_ingresses=number)
+        self._tpot = Admission(plan, slo_s=options.tpot_slo_s, num_ingresses=number)
 
     def follow(self, plan: Plan) -> None:
         """Switches to another plan."""

@@ -21,7 +21,7 @@ from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import label_loss
-from optimizer.plans.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan
 from profiles.records import Loss
 from profiles.stream import StreamShape
 
@@ -54,10 +54,6 @@ class IngressOptions:
     """The task's loss between early answers and the full model's answers."""
     probe_share: float = 0.0
     """The share of probes among the calls with new inputs or, for a decoder, among the sequences."""
-
-    def admission(self, plan: Plan, slo_s: float) -> Admission:
-        """Returns the admission control of a chain, or of sequences."""
-        return Admission(plan, slo_s=slo_s, num_ingresses=self.num_ingresses)
 
 
 UNPRUNED: Final = -1
@@ -261,7 +257,8 @@ class Chains:
                 chain.admission.follow(chain_route.plan, self._tokens_per_input)
         self.active = before[: len(routes)]
         for chain_route, share in zip(routes[len(before) :], shares[len(before) :], strict=True):
-            admission = options.admission(chain_route.plan, options.slo_s if options.admits else math.inf)
+            slo_s = options.slo_s if options.admits else math.inf
+            admission = Admission(chain_route.plan, slo_s=slo_s, num_ingresses=options.num_ingresses)
             self.active.append(Chain(chain_route, share, admission))
         for chain in before[len(routes) :]:
             chain.merge_into(self.active[-1])

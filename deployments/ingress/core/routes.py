@@ -253,6 +253,9 @@ class StageRoute:
     """For each block, the budget of the batches that run it."""
     expected_s: float
     """The expected seconds until a call's inputs are answered or go on; 0 while unknown."""
+    block_s: list[float]
+    """These seconds by block of the model, which all stages of the chain share. A new plan's stages start with them,
+    which is exact for unchanged stages and close enough for others."""
 
     @property
     def epoch(self) -> int:
@@ -273,13 +276,15 @@ class StageRoute:
     def record_time(self, took_s: float) -> None:
         """Updates the expected time with the seconds until a part of a call's reply came."""
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
+        number = self.num_blocks
+        self.block_s[self.first : self.first + number] = [self.expected_s / number] * number
 
 
 class ChainRoute:
     """The stages of one chain of a plan, in their order."""
 
-    def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
-        """`plan`: the plan of this chain. `block_s`: the expected seconds of every block, from the previous plan."""
+    def __init__(self, plan: Plan, stages: tuple[StageRoute, ...]) -> None:
+        """`plan`: the plan of this chain."""
         self.plan = plan
         self.epoch = plan.epoch
         self.stages = stages
@@ -292,7 +297,6 @@ class ChainRoute:
         self.starts = (0, *plan.networks[:-1])
         """The first block of each network."""
         self._crossings = crossings_of(plan)
-        self._block_s = tuple(block_s)
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
         # In a network that the plan skips, inputs go on at the first block of the next network.
@@ -315,18 +319,6 @@ class ChainRoute:
     def entrance(self, *, probe: bool) -> tuple[int, None, int]:
         """Returns block, payload and network of a `SendCall` with new inputs. Probes enter the first network."""
         return (0, None, 0) if probe else (self.entry, None, self.network)
-
-    @property
-    def seconds_per_block(self) -> list[float]:
-        """The expected time of every stage, spread evenly over its blocks. Other blocks keep their earlier values.
-
-        A new plan's stages start with these values. They are exact for unchanged stages and close enough for others.
-        """
-        block_s = list(self._block_s)
-        for stage in self.stages:
-            for block in range(stage.first, stage.first + stage.num_blocks):
-                block_s[block] = stage.expected_s / stage.num_blocks
-        return block_s
 
     def reserve_s(self, stage: StageRoute) -> float:
         """Returns the expected seconds of the stages after this one.
@@ -358,7 +350,7 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
     for number, plan in enumerate(placed.plan.chains):
         block_s = [0.0] * plan.num_blocks
         if before:
-            block_s = before[min(number, len(before) - 1)].seconds_per_block
+            block_s = list(before[min(number, len(before) - 1)].first.block_s)
         stages: list[StageRoute] = []
         for planned in plan.stages:
             assignment = next(assignments)
@@ -371,9 +363,10 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
                     assignment=assignment,
                     budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
                     expected_s=sum(block_s[first:end]),
+                    block_s=block_s,
                 )
                 stages.append(route)
-        chains.append(ChainRoute(plan, tuple(stages), block_s))
+        chains.append(ChainRoute(plan, tuple(stages)))
     return chains
 
 
