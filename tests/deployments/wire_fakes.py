@@ -47,7 +47,7 @@ ASSIGNMENT = Assignment(
     policy=None,
     dispatch="work-conserving",
 )
-ROUTE = StageRoute(index=0, first=0, assignment=ASSIGNMENT, budgets=(Budget(inputs=4),), expected_s=0.0, block_s=[0.0])
+ROUTE = StageRoute(index=0, first=0, assignment=ASSIGNMENT, budgets=(Budget(inputs=4),), expected_s=0.0)
 
 
 async def soon(awaited: Awaitable[T]) -> T:

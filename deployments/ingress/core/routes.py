@@ -253,9 +253,6 @@ class StageRoute:
     """For each block, the budget of the batches that run it."""
     expected_s: float
     """The expected seconds until a call's inputs are answered or go on; 0 while unknown."""
-    block_s: list[float]
-    """These seconds by block of the model, which all stages of the chain share. A new plan's stages start with them,
-    which is exact for unchanged stages and close enough for others."""
 
     @property
     def epoch(self) -> int:
@@ -269,6 +266,11 @@ class StageRoute:
     def num_blocks(self) -> int:
         return len(self.budgets)
 
+    @property
+    def end(self) -> int:
+        """One past the last block."""
+        return self.first + self.num_blocks
+
     def budget(self, block: int) -> Budget:
         """Returns the budget of the batches that start at a block."""
         return self.budgets[block - self.first if block > self.first else 0]
@@ -276,15 +278,14 @@ class StageRoute:
     def record_time(self, took_s: float) -> None:
         """Updates the expected time with the seconds until a part of a call's reply came."""
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
-        number = self.num_blocks
-        self.block_s[self.first : self.first + number] = [self.expected_s / number] * number
 
 
 class ChainRoute:
     """The stages of one chain of a plan, in their order."""
 
-    def __init__(self, plan: Plan, stages: tuple[StageRoute, ...]) -> None:
-        """`plan`: the plan of this chain."""
+    def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
+        """`plan`: the plan of this chain. `block_s`: the expected seconds of every block, from the previous plan."""
+        self.block_s = block_s
         self.plan = plan
         self.epoch = plan.epoch
         self.stages = stages
@@ -297,8 +298,8 @@ class ChainRoute:
         self.starts = (0, *plan.networks[:-1])
         """The first block of each network."""
         self._crossings = crossings_of(plan)
-        self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
-        hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
+        self.layout: Layout = tuple((stage.slot, stage.first, stage.end) for stage in stages)
+        hosting = {block: stage for stage in stages for block in range(stage.first, stage.end)}
         # In a network that the plan skips, inputs go on at the first block of the next network.
         going_on = [self.starts[self._crossings[k]] if k in self._crossings else k for k in range(plan.num_blocks)]
         self._stage_of = tuple(hosting[block] for block in going_on)
@@ -350,7 +351,11 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
     for number, plan in enumerate(placed.plan.chains):
         block_s = [0.0] * plan.num_blocks
         if before:
-            block_s = list(before[min(number, len(before) - 1)].first.block_s)
+            # Exact for unchanged stages and close enough for others. Blocks without a stage keep their earlier values.
+            chain = before[min(number, len(before) - 1)]
+            block_s = list(chain.block_s)
+            for stage in chain.stages:
+                block_s[stage.first : stage.end] = [stage.expected_s / stage.num_blocks] * stage.num_blocks
         stages: list[StageRoute] = []
         for planned in plan.stages:
             assignment = next(assignments)
@@ -363,10 +368,9 @@ def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[
                     assignment=assignment,
                     budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
                     expected_s=sum(block_s[first:end]),
-                    block_s=block_s,
                 )
                 stages.append(route)
-        chains.append(ChainRoute(plan, tuple(stages)))
+        chains.append(ChainRoute(plan, tuple(stages), block_s))
     return chains
 
 
