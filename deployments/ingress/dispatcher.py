@@ -547,8 +547,8 @@ class Dispatcher(Driver):
             self.do(core.go_on(call, survivors, piece.next_block, piece, now_s))
         # Scheduled even if nothing is due yet: sequences submit their next steps before `_pump` runs.
         self._schedule_pump()
-        if chunk.timings:
-            inside_s = max(timing.queue_s + timing.compute_s for timing in chunk.timings)
+        if timings := chunk.survivor_timings or [timing for _, timing in chunk.answers]:
+            inside_s = max([timing.queue_s + timing.compute_s for timing in timings])
             self.hops.append((call.stage.slot, max(0.0, now_s - call.started_s - inside_s)))
 
 

@@ -164,11 +164,6 @@ class Chunk:
     lost: tuple[tuple[str, OfframpError], ...] = ()
 
     @property
-    def timings(self) -> tuple[Timing, ...]:
-        """The timings of the inputs that this part settles, except lost inputs."""
-        return self.survivor_timings or tuple(timing for _, timing in self.answers)
-
-    @property
     def settled(self) -> tuple[str, ...]:
         """Sample ids of the inputs that this part settles."""
         survivors = () if self.going_on is None else self.going_on.sample_ids

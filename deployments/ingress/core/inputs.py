@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
-from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, build_routes, min_to_send
@@ -199,10 +198,13 @@ class Chain:
         self.num_unanswered = 0
         self.unanswered_tokens = 0
         """The tokens of the unanswered inputs."""
-        self.current = self
-        """The chain that now has the inputs of this chain: another chain after `merge_into`."""
-        self._merged: WeakSet[Chain] = WeakSet()
-        """Removed chains whose inputs this chain has, as long as any of these inputs exist."""
+        self._successor: Chain | None = None
+        """The chain that got the inputs of this chain, after `merge_into`."""
+
+    @property
+    def current(self) -> Chain:
+        """The chain that now has the inputs of this chain."""
+        return self if self._successor is None else self._successor.current
 
     @property
     def is_due(self) -> bool:
@@ -223,9 +225,7 @@ class Chain:
 
     def merge_into(self, successor: Chain) -> None:
         """Passes all inputs to another chain, because the new plan does not have this chain."""
-        for chain in (self, *self._merged):
-            chain.current = successor
-            successor._merged.add(chain)
+        self._successor = successor
         successor.num_unanswered += self.num_unanswered
         successor.unanswered_tokens += self.unanswered_tokens
         successor.queue.requeue(self.queue.clear())
