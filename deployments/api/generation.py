@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from deployments.api.service import ABANDONED
 from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.dispatcher import Alarm, Dispatcher, call_later
+from deployments.ingress.dispatcher import Dispatcher, call_later
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
@@ -117,7 +117,6 @@ class _RunningSequence:
     stream: Stream
     request: GenerateRequest
     step_input: PendingInput | None = None
-    timer: Alarm | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +173,6 @@ class GenerateService:
         if self.trace is not None and running.step_input is not None:
             self.trace([running.step_input])
         running.stream.on_abort = partial(self._abort, running)
-        self._set_timer(running, -math.inf)
         return running.stream
 
     def _limit(self, running: _RunningSequence) -> tuple[float, float, str]:
@@ -222,11 +220,8 @@ class GenerateService:
             self.loop.on_token(running.state, result.exit, self.clock.now_s())
             running.stream.put(result)
             if result.ended is not None:
-                self._end(running, result.ended)
+                self.loop.end(running.state, result.ended)
                 return
-            if running.state.num_tokens == 1 and running.timer is not None:  # the limit of later tokens may be shorter
-                running.timer.cancel()
-                self._set_timer(running, -math.inf)
         self._send_soon(running)
 
     def _send_soon(self, running: _RunningSequence) -> None:
@@ -254,32 +249,20 @@ class GenerateService:
             return
         logger.info("%s starts again after %d tokens: %s", running.request.request_id, running.state.num_tokens, error)
         if pause_s:
-            call_later(pause_s, partial(self._resume, running))
+            left_s = max(0.0, self._limit(running)[0] - self.clock.now_s())
+            call_later(min(pause_s, left_s), partial(self._resume, running))
         else:
             self._send_soon(running)
 
     def _fail(self, running: _RunningSequence, error: OfframpError) -> None:
         running.stream.fail(error)
-        self._end(running, error.kind)
+        self.loop.end(running.state, error.kind)
 
     def _abort(self, running: _RunningSequence) -> None:
         """Ends a sequence whose reader has aborted it."""
         if running.step_input is not None:
             self.dispatcher.give_up((running.step_input,), ABANDONED)
-        self._end(running, ABANDONED)
-
-    def _set_timer(self, running: _RunningSequence, reached_s: float) -> None:
-        """Sets the timer to the next deadline, or ends the sequence if `reached_s` is still its next deadline."""
-        limit_s = self._limit(running)[0]
-        if limit_s > reached_s:
-            left_s = max(0.0, limit_s - self.clock.now_s())
-            running.timer = call_later(left_s, partial(self._set_timer, running, limit_s))
-            return
-        step_input, running.step_input = running.step_input, None
-        if step_input is not None:
-            self.dispatcher.expire(step_input)
-        if not running.state.has_ended:
-            self._end_by_limit(running)
+        self.loop.end(running.state, ABANDONED)
 
     def _end_by_limit(self, running: _RunningSequence) -> None:
         """Ends a sequence that has exceeded a time limit."""
@@ -291,10 +274,3 @@ class GenerateService:
             self._fail(running, CutShortError(message, text=running.state.sequence.cut()))
         else:
             self._fail(running, DeadlineError(f"no token came within {limit}"))
-
-    def _end(self, running: _RunningSequence, reason: str) -> None:
-        """Ends a sequence. If its step is still in a call, the timer stays, and ends that step."""
-        self.loop.end(running.state, reason)
-        step_input = running.step_input
-        if running.timer is not None and (step_input is None or step_input.holder is None):
-            running.timer.cancel()

@@ -387,8 +387,8 @@ class Dispatcher(Driver):
     ) -> list[PendingInput]:
         """Submits a request's inputs, each with its id. `settle` is called once for each unless it is given up.
 
-        `arrived_s`: when the request arrived; None: now. `placement`: that of a sequence, whose caller must call
-        `expire` at the deadline. Raises what `IngressCore.submit` raises.
+        `arrived_s`: when the request arrived; None: now. `placement`: that of a sequence. Raises what
+        `IngressCore.submit` raises.
         """
         now_s = self.clock.now_s()
         since_s = now_s if arrived_s is None else arrived_s
@@ -401,10 +401,6 @@ class Dispatcher(Driver):
         self._serial += len(inputs)
         self.do(())
         return pending
-
-    def expire(self, pending: PendingInput) -> None:
-        """See `IngressCore.expire`."""
-        self.do(self.core.expire((pending,), self.clock.now_s()))
 
     def give_up(self, inputs: Inputs, reason: str) -> None:
         """Drops inputs whose caller no longer waits. Those without an outcome are counted under `reason`."""

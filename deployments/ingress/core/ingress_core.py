@@ -135,7 +135,7 @@ class IngressCore(Unanswered):
         """Accepts all inputs of a request, or none. They have the same deadline.
 
         An input of a sequence comes alone. Its first one is queued like others; the later ones go to the replicas of
-        the sequence, without waiting for a batch. Their caller watches the deadline and calls `expire`.
+        the sequence, without waiting for a batch.
 
         Raises OverloadedError if too many inputs are unanswered, StageUnavailableError if there is no plan, InputError
         for a request that could never fit, and AdmissionError if the plan counts tokens and the inputs would be late.
@@ -156,16 +156,16 @@ class IngressCore(Unanswered):
             self.refuse_late(len(inputs), left_s, late_s)
         self.chains.take(drawn, inputs)
         self.counts.arrived += len(inputs)
+        if inputs:
+            self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
         if layout is not None:
             inputs[0].holder = ASIDE
             self._steps += inputs
             return
         for chain, its_inputs in self.chains.by_chain(inputs):
             chain.queue.push(its_inputs)
-        if placement is None and inputs:
-            self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
 
-    def expire(self, inputs: Inputs, now_s: float) -> Actions:
+    def _expire(self, inputs: Inputs, now_s: float) -> Actions:
         """Drops inputs at their common deadline. A call that still holds some of them is aborted a little later."""
         deadline_s = inputs[0].deadline_s
         for each in inputs:
@@ -392,14 +392,14 @@ class IngressCore(Unanswered):
         """Handles the next expired timer, if there is one: a deadline, the timeout of a call, or the end of a pause."""
         expired = self._timers.pop(now_s)
         self.wake_s = self._timers.next_s()
-        actions = [] if expired is None else self._expire(*expired, now_s)
+        actions = [] if expired is None else self._on_timer(*expired, now_s)
         if self.suspended is not None:
             actions += self.drop(self.chains.clear(), self._no_plan(), now_s)
         return actions
 
-    def _expire(self, kind: int, inputs: Inputs, slot: str, now_s: float) -> Actions:
+    def _on_timer(self, kind: int, inputs: Inputs, slot: str, now_s: float) -> Actions:
         if kind == DEADLINE:
-            return self.expire(inputs, now_s)
+            return self._expire(inputs, now_s)
         if kind == CALL_TIMEOUT:
             return self._abort_call(inputs[0], now_s)
         retried = [each for each in inputs if not each.settled]
