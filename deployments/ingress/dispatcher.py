@@ -409,7 +409,7 @@ class Dispatcher(Driver):
     # Drive
 
     def pump(self) -> bool:
-        if self.core.is_due:
+        if not self._is_pump_scheduled and self.core.is_due:
             self._schedule_pump()
         return False
 

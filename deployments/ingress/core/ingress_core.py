@@ -239,8 +239,10 @@ class IngressCore(Unanswered):
             is_probe = bool(placement.is_probe) and can_observe
             key = is_probe, stage.slot, placement.keepers.get(stage.slot, placement.excluded)
             groups.setdefault(key, (chain.route, stage, []))[2].append(row)
-        self.observations.forget(displaced)
-        actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
+        actions: Actions = []
+        if displaced:
+            self.observations.forget(displaced)
+            actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
         for (is_probe, *_), (route, stage, rows) in groups.items():
             chosen = [inputs[row] for row in rows]
             if before is None:
