@@ -123,9 +123,3 @@ def _never_run(share: float, num_steps: float) -> float:
     left: float = 1 - share
     skipped: float = left * (1 - left**num_steps) / share
     return skipped
-
-
-def check_number(name: str, value: float, *, above_zero: bool = False) -> None:
-    """Raises PlanError if a value is infinite, NaN or negative or, with `above_zero`, 0."""
-    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
-        raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")

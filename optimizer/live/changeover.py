@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from earlyexit.errors import DataError, PlanError
 from optimizer.live.hysteresis import Verdict
 from optimizer.plans.plan import PlacedPlan
 
@@ -64,10 +63,6 @@ class Delivered:
     dropped: int
     """Inputs that were rejected or abandoned."""
 
-    def __post_init__(self) -> None:
-        if min(self.seconds, self.arrived, self.in_slo, self.dropped) < 0 or self.in_slo > self.answered:
-            raise DataError(f"counts must be at least 0, and in_slo at most answered: {self}")
-
     @property
     def offered_rps(self) -> float:
         return self.arrived / self.seconds if self.seconds > 0 else 0.0
@@ -93,14 +88,10 @@ class Trial:
 
     epoch: int
     predicted_rps: float
-    """The new plan's rate by its forecast."""
+    """The new plan's rate by its forecast, above 0."""
     before: Delivered | None
     """What the plan before delivered recently. None if there was none, or if nothing was measured."""
     before_predicted_rps: float
-
-    def __post_init__(self) -> None:
-        if self.predicted_rps <= 0 or self.before_predicted_rps <= 0:
-            raise PlanError("predicted_rps and before_predicted_rps must be above 0")
 
 
 def judge(

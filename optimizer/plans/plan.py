@@ -60,9 +60,6 @@ class PolicySpec(FromFile):
         required, present = kind.takes, set(self.settings) - {"weights", "decay"}
         if present != required:
             raise PlanError(f"exit policy {self.name!r} takes {_and_list(required)}, not {_and_list(present)}")
-        for name, count in (("patience", self.patience), ("votes", self.votes)):
-            if count is not None and count < 1:
-                raise PlanError(f"{name} must be at least 1, not {count}")
         if not all(map(math.isfinite, _numbers(self.thresholds))):
             raise PlanError("thresholds must be finite numbers")
         if not all(0 <= value <= 1 for value in _numbers(self.confidences)):
@@ -138,13 +135,8 @@ class Stage(FromFile):
     splits: Annotated[tuple[Split, ...], Field(strict=False)]
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise PlanError(f"a stage needs at least 1 replica, not {self.replicas}")
         if not self.splits:
             raise PlanError("a stage needs at least one split")
-        for index, (before, after) in enumerate(pairwise(self.splits), start=1):
-            if after.first < before.end:
-                raise PlanError(f"overlap: two splits run block {after.first}", at=("splits", index))
 
     @property
     def first(self) -> int:
@@ -192,8 +184,8 @@ def used_networks(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...
 class Plan:
     """Parallel chains of stages. The stages of a chain run the whole model, from block 0 to its end.
 
-    In a cascade, a chain may leave out networks. Gaps, overlaps and splits across two networks are refused, and so are
-    different values of `after_answer` or `overlap_below`.
+    In a cascade, a chain may leave out networks. Gaps, overlaps and splits across two networks are refused. All splits
+    have the same `after_answer` and `overlap_below`.
     """
 
     stages: tuple[Stage, ...]
@@ -231,14 +223,6 @@ class Plan:
             check_shares(self.shares, len(chains_of(self.stages, self.num_blocks)))
         with within("prune"):
             self._check_prune()
-        for before, after in pairwise(self.splits):
-            for name in ("after_answer", "overlap_below"):
-                one, other = getattr(before, name), getattr(after, name)
-                if one != other:
-                    raise PlanError(
-                        f"{name} must be the same in all splits: it is {one!r} before block {after.first}, and "
-                        f"{other!r} from there on"
-                    )
         with within("policy"):
             self._check_policy()
 
@@ -420,12 +404,9 @@ def _or_list(blocks: tuple[int, ...]) -> str:
 
 
 def check_shares(shares: Sequence[float], num_chains: int) -> None:
-    """Raises PlanError unless there is one positive share per chain and the shares sum to 1."""
+    """Raises PlanError unless there is one share per chain and the shares sum to 1."""
     if len(shares) != num_chains:
         raise PlanError(f"the plan has {num_chains} chains and {len(shares)} shares; every chain needs one share")
-    for share in shares:
-        if not 0 < share <= 1:
-            raise PlanError(f"the share of a chain must be above 0 and at most 1, not {share:g}")
     if not math.isclose(sum(shares), 1, abs_tol=SHARE_TOLERANCE):
         raise PlanError(f"the shares of the chains must sum to 1, not to {sum(shares):.6g}")
 

@@ -152,20 +152,13 @@ def _read_at(batches: Sequence[int], seconds_RB: FloatArray, share_R: FloatArray
 
 
 def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
-    """Returns the subproblem of a plan; raises PlanError unless its splits run whole networks, in order."""
+    """Returns the subproblem of a plan; raises PlanError unless its splits run whole networks and the last one."""
     splits = [split for stage in stages for split in stage.splits]
-    ends = problem.networks or (problem.num_blocks,)
     part = Subproblem(whole=problem, used=used_networks(problem.networks, {split.first for split in splits}))
-    over = [end for end in ends[:-1] for split in splits if split.first < end < split.end]
-    if over:
-        raise PlanError(f"a split runs over block {over[0]}, where a network begins; it must end there")
-    if [block for split in splits for block in range(split.first, split.end)] != list(part.blocks):
-        blocks = f"blocks 0 to {problem.num_blocks - 1}"
-        if problem.networks:
-            blocks += f", except for whole networks before the last (networks end at blocks {list(ends)}),"
-        raise PlanError(f"the splits must run {blocks} without gap or overlap")
-    if part.used[-1] != len(ends) - 1:
-        raise PlanError(f"the splits leave out the last network, blocks {ends[-2]} to {ends[-1] - 1}")
+    blocks = [block for split in splits for block in range(split.first, split.end)]
+    if blocks != list(part.blocks) or blocks[-1] != problem.num_blocks - 1:
+        others = ", except for whole networks before the last," if problem.networks else ""
+        raise PlanError(f"the splits must run blocks 0 to {problem.num_blocks - 1}{others} without gap or overlap")
     return part
 
 

@@ -15,7 +15,7 @@ from cluster.inventory import MAX_COUNT as MAX_COUNT
 from earlyexit.data.strict import FromFile
 from earlyexit.errors import PlanError, within
 from earlyexit.network.chain import check_networks
-from optimizer.generation.demand import Generation, check_number
+from optimizer.generation.demand import Generation
 from profiles.lengths import Lengths
 from profiles.records import RecordedBatches
 from profiles.table import MOST_SECONDS, LatencyTable, Seconds
@@ -70,11 +70,6 @@ class Slo(FromFile):
     latency_s: Latency
     slack: Slack = 0.2
 
-    def __post_init__(self) -> None:
-        check_number("slo latency_s", self.latency_s, above_zero=True)
-        if not 0 <= self.slack < 1:
-            raise PlanError(f"slack must be at least 0 and below 1, not {self.slack}")
-
     @property
     def limit_s(self) -> float:
         """The largest worst-case latency that a plan may have."""
@@ -97,11 +92,6 @@ class MinimizeCost(FromFile):
     in_time: Annotated[float, Field(ge=0, lt=1, json_schema_extra={"default": IN_TIME})] = 0.0
     """Share of inputs that must be in time if arrivals are random. 0: no queues, as in E3."""
 
-    def __post_init__(self) -> None:
-        check_number("rate_per_s", self.rate_per_s, above_zero=True)
-        if not 0 <= self.in_time < 1:
-            raise PlanError(f"in_time must be at least 0 and below 1, not {self.in_time}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimizeLatency(FromFile):
@@ -113,13 +103,12 @@ class MinimizeLatency(FromFile):
     """Largest time of active ramps, as a share of the blocks' time (Apparate, section 5.1: 2 %). None: no limit."""
 
     def __post_init__(self) -> None:
-        check_number("rate_per_s", self.rate_per_s, above_zero=True)
         if self.ramp_budget == 0:
             raise PlanError(
                 "a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %"
             )
         if self.ramp_budget is not None:
-            check_number("ramp_budget", self.ramp_budget, above_zero=True)
+            check_above_zero("ramp_budget", self.ramp_budget)
 
 
 Objective = MaximizeRate | MinimizeCost | MinimizeLatency
@@ -198,20 +187,10 @@ class PlanProblem:
     """Set if each input is a step of a sequence: rates then count steps, and the SLO applies to one step."""
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise PlanError(f"a model needs at least 1 block, not {self.num_blocks}", at=("blocks",))
         self._check_ramps()
         with within("survival"):
             check_survival("survival", self.survival_N, self.num_blocks, range(self.num_blocks))
         self._check_devices()
-        with within("bytes_per_sample"):
-            if len(self.bytes_per_sample_N) != self.num_blocks:
-                raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
-            for num_bytes in self.bytes_per_sample_N:
-                check_number("bytes_per_sample", num_bytes)
-        if self.budget_usd_per_hour is not None:
-            check_number("budget usd_per_hour", self.budget_usd_per_hour)
-        self._check_batches()
         if self.lengths is not None:
             with within("lengths"):
                 self._check_lengths()
@@ -239,14 +218,6 @@ class PlanProblem:
                 table.check_rows(self.num_blocks, len(self.ramps))
                 check_seconds(device, table)
 
-    def _check_batches(self) -> None:
-        batches = self.batches
-        if batches is not None and (batches.num_blocks, batches.ramps) != (self.num_blocks, self.ramps):
-            raise PlanError(
-                f"batches are of {batches.num_blocks} blocks and ramps {list(batches.ramps)}; "
-                f"the problem has {self.num_blocks} blocks and ramps {list(self.ramps)}"
-            )
-
     def _check_lengths(self) -> None:
         unknown = [device for device in self.devices if self.latency[device].length is None]
         if unknown:
@@ -271,13 +242,12 @@ class PlanProblem:
                 if self.networks[-1] != self.num_blocks:
                     end = f"the last network ends at block {self.networks[-1]}"
                     raise PlanError(f"{end}, there are {self.num_blocks} blocks")
-        check_number("crossing_s", self.crossing_s)
         for name in ("network_tokens", "crossing_tokens"):
             shares = getattr(self, name)
             if shares and len(shares) != max(1, len(self.networks)):
                 raise PlanError(f"{name} needs a number for each network", at=(name,))
             for share in shares:
-                check_number(name, share, above_zero=True)
+                check_above_zero(name, share)
         if max(self.crossing_tokens, default=0) > 1:
             message = f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}"
             raise PlanError(message, at=("crossing_tokens",))
@@ -336,6 +306,12 @@ class PlanProblem:
     def share_after(self, ramp: int | None) -> float:
         """Returns the share of inputs that remain when `ramp` is the last active ramp so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
+
+
+def check_above_zero(name: str, value: float) -> None:
+    """Raises PlanError unless a value is a finite number above 0."""
+    if not 0 < value < math.inf:
+        raise PlanError(f"{name} must be a finite number above 0, not {value}")
 
 
 def check_survival(name: str, survival_N: Sequence[float], num_blocks: int, blocks: Sequence[int]) -> None:

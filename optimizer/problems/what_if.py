@@ -22,10 +22,6 @@ class Axis:
     """For `count`: the device type."""
 
     def __post_init__(self) -> None:
-        if not self.values:
-            raise PlanError("a what-if needs at least one value")
-        if (self.name == "count") != (self.device is not None):
-            raise PlanError("a what-if over counts needs a device, and no other what-if has one")
         limit = {"batch_limit": MAX_BATCH, "count": MAX_COUNT}.get(self.name)
         if limit is not None and max(self.values) > limit:
             raise PlanError(f"a {self.name.replace('_', ' ')} is at most {limit}, not {max(self.values)}")

@@ -18,15 +18,12 @@ from optimizer.calibration.sequences import learn_then_test_sequences, sequences
 from optimizer.calibration.thresholds import lay_path, learn_then_test
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.rescore import joint_reach
-from optimizer.live.changeover import Delivered
 from optimizer.live.reaction import survival_deviation
-from optimizer.live.tuning.apparate import WindowReplay
 from optimizer.live.tuning.base import check_tunable
-from optimizer.live.tuning.guarantee import Alarm
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.plans.plan_file import ModelShape, parse_plan, parse_policy, plan_document, read_plan, write_plan
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Slo, Supply
+from optimizer.problems.problem import MaximizeRate, MinimizeLatency, Supply
 from optimizer.problems.problem_file import parse_problem, read_problem
 from optimizer.problems.what_if import Axis, variants, with_batch_limit
 from optimizer.search.pame import find_exits, fixed
@@ -37,9 +34,7 @@ from tests.exit_records import share_card
 from tests.latency_profile import latency_profile
 from tests.optimizer.generation import test_file as generation
 from tests.optimizer.generation.sequences import asking, two_blocks
-from tests.optimizer.live.test_hysteresis import trial
 from tests.optimizer.live.test_reaction import FORECAST
-from tests.optimizer.live.tuning import test_greedy as greedy
 from tests.optimizer.live.tuning.logs import NO_EXITS, mixed, question
 from tests.optimizer.pame import test_strategy as pame_strategy
 from tests.optimizer.pame import test_thresholds as pame_thresholds
@@ -108,15 +103,7 @@ CASES: dict[str, Case] = {
     **{name: partial(take, given) for group, take in TAKERS.items() for name, given in GOLDEN[group].items()},
     # Plans
     "plan: no stage": lambda: Plan(stages=()),
-    "plan: overlapping splits": lambda: stage(split(0, 2), split(1, 3)),
     "plan: no split": lambda: Stage(device="cpu", replicas=1, splits=()),
-    "plan: no replica": lambda: replace(PLAN.stages[0], replicas=0),
-    "plan: stops and stays": lambda: replace(
-        PLAN, stages=(PLAN.with_splits(after_answer="stay").stages[0], PLAN.stages[1])
-    ),
-    "plan: overlaps and does not": lambda: replace(
-        PLAN, stages=(PLAN.with_splits(overlap_below=4).stages[0], PLAN.stages[1])
-    ),
     "plan: plain data": lambda: parse_plan({"stages": [{"splits": [{"first": 0, "end": 2, "batch": 0}]}]}),
     "plan: plain data, a block too few": lambda: parse_plan({"stages": [CHAINED]}, ModelShape(num_blocks=10, ramps=())),
     "plan: plain data, a ramp too many": lambda: parse_plan(plan_document(PLAN), replace(SHAPE, ramps=(1,))),
@@ -141,19 +128,12 @@ CASES: dict[str, Case] = {
         after_answer="stay"
     ),
     # Problems
-    "problem: no blocks": problem(num_blocks=0),
     "problem: ramp -1": problem(ramps=(-1, 0)),
     "problem: a share above 1": problem(survival_N=(1.0, 1.5, 0.5)),
     "problem: no devices": problem(devices={}),
     "problem: seconds of two blocks": problem(latency={"V100": rows(2, 2)}),
     "problem: seconds of one ramp": problem(latency={"V100": rows(3, 1)}),
-    "problem: bytes of one block": problem(bytes_per_sample_N=(1.0,)),
-    "problem: negative bytes": problem(bytes_per_sample_N=(1.0, -1.0, 0.0)),
-    "problem: an endless budget": problem(budget_usd_per_hour=INF),
     "problem: -1 devices": lambda: Supply(count=-1),
-    "problem: an SLO of nothing": lambda: Slo(latency_s=0.0),
-    "problem: all of the SLO as slack": lambda: Slo(latency_s=0.1, slack=1.0),
-    "problem: a rate of nothing": lambda: MinimizeCost(rate_per_s=0.0),
     "problem: sequences of networks": lambda: two_blocks(networks=(1, 2)),
     "problem: the least latency of sequences": lambda: two_blocks(objective=MinimizeLatency(rate_per_s=1.0)),
     "problem: answers of one token": lambda: asking(two_blocks(), output=Lengths(mean=1)),
@@ -195,9 +175,6 @@ CASES: dict[str, Case] = {
     "what-if: a limit that leaves none there": lambda: with_batch_limit(with_t4(("V100", 0), ("T4", 9)), 4),
     "what-if: a large count": lambda: Axis(name="count", values=(1, 2**70), device="V100"),
     "what-if: a large batch limit": lambda: Axis(name="batch_limit", values=(1, 2**70)),
-    "what-if: no value": lambda: Axis(name="slo_s", values=()),
-    "what-if: a count of no device": lambda: Axis(name="count", values=(1,)),
-    "what-if: an SLO of a device": lambda: Axis(name="slo_s", values=(1,), device="V100"),
     # Strategy pame
     "pame: without batches": lambda: solve(replace(pame_strategy.problem(), batches=None), "pame"),
     "pame: the highest rate": lambda: solve(replace(pame_strategy.problem(), objective=MaximizeRate()), "pame"),
@@ -223,14 +200,8 @@ CASES: dict[str, Case] = {
     "ensemble: a gain of nothing": lambda: gain(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
     # The live planner
     "reaction: a ramp beyond the forecast": lambda: survival_deviation(FORECAST, (1, 3), {}),
-    "trial: contradicting counts": lambda: Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0),
-    "trial: no predicted rate": lambda: trial(None, predicted_rps=0.0),
-    "alarm: a negative loss": lambda: Alarm(0.01, 0.1).update(np.array([0, -0.1])),
-    "alarm: a loss that is no number": lambda: Alarm(0.01, 0.1).update(np.array([0, NAN])),
-    "alarm: a budget of nothing": lambda: Alarm(0.0, 0.1),
     "tuner: told nothing": lambda: make_tuner("guarantee", question()).observe(mixed(1, NO_EXITS)),
     "tuner: a policy without thresholds": lambda: check_tunable(PolicySpec(name="patience", patience=2)),
-    "tuner: a budget of nothing": lambda: WindowReplay(greedy.WINDOW, greedy.times(1), 0.0),
 }
 
 

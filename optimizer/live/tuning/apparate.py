@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from earlyexit.errors import DataError
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import (
     NewThresholds,
@@ -37,8 +36,6 @@ class WindowReplay:
 
     def __init__(self, records: ExitRecords, batching: Batching, budget: float) -> None:
         """`budget` is the largest mean loss on the window, between 0 and 1."""
-        if not 0 < budget < 1:
-            raise DataError(f"the budget must be between 0 and 1, not {budget}")
         self.records = records
         self._most_loss = budget + ROUNDING
         self._scores_NR = records.sureness_NR

@@ -42,7 +42,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from earlyexit.errors import DataError
 from optimizer.calibration.thresholds import Calibration, learn_then_test
 from optimizer.live.tuning.base import (
     NewThresholds,
@@ -72,8 +71,6 @@ class Alarm:
 
     def __init__(self, budget: float, false_alarms: float) -> None:
         """`false_alarms` is the probability of ever raising the alarm while the mean loss is within the budget."""
-        if not (0 < budget < 1 and 0 < false_alarms < 1):
-            raise DataError(f"budget and false alarms must be between 0 and 1, not {budget} and {false_alarms}")
         self.budget = budget
         self.false_alarms = false_alarms
         self._reserve = 1.0
@@ -109,12 +106,7 @@ class Alarm:
         self._stake(self._reserve / (1 + self._restarts))
 
     def update(self, losses_N: FloatArray) -> int | None:
-        """Processes the losses of inputs in order. Returns the row that raises the alarm; later rows are ignored.
-
-        Raises DataError for losses outside [0, 1].
-        """
-        if not ((losses_N >= 0) & (losses_N <= 1)).all():
-            raise DataError("losses must be numbers from 0 to 1")
+        """Processes the losses of inputs in order. Returns the row that raises the alarm; later rows are ignored."""
         for row, loss in enumerate(losses_N.tolist()):
             self._stake(self._reserve * (1 - reserve_share(self.seen + 1) / reserve_share(self.seen)))
             self._wealth = [
