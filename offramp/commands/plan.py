@@ -21,8 +21,7 @@ from offramp.commands.output import make_table, milliseconds, print_result, show
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions, step_figures
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
-from optimizer.generation.figures import sequence_figures
-from optimizer.generation.steps import generation_of
+from optimizer.generation.steps import generation_of, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
 from optimizer.plans.plan_file import batches_document, chains_document, stages_document, write_plan
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of

@@ -26,7 +26,7 @@ from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import check_policy, read_calibration_file
 from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violations
 from optimizer.cost.explain import no_plan_text
-from optimizer.generation.figures import sequence_figures
+from optimizer.generation.steps import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, policy_document, read_plan
 from optimizer.problems.entries import tokens_of

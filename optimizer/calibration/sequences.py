@@ -1,20 +1,12 @@
 """Thresholds with a guarantee for sequences: a bound on the mean share of tokens that differ from the full model's.
 
-The method is Learn-then-Test, as in CALM (Schuster et al. 2022, section 4). Design sequences determine a path of
-thresholds, which is tested on the other sequences. `optimizer/calibration/thresholds.py` does the same for independent
-inputs.
-
-Exit records are of the full model's generations, with all ramps evaluated. If skipped keys and values are computed by
-the full model (fill `compute`), an early-exit generation equals the full one up to the first token that leaves at a
-ramp with another answer. All later tokens may differ. The *bounded* loss counts them as different: it needs no new
-generation per threshold, never falls along the path, and is valid for every subset of the ramps. It is not
-valid for the fill `copy`.
+The path and the test are those for independent inputs, with the bounded loss of each sequence as the loss.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -24,12 +16,8 @@ from optimizer.calibration.thresholds import lay_path
 from profiles.records import ExitRecords, IntArray
 from profiles.scores import FloatArray
 
-Thresholds = Mapping[int, float]
-
-STEPS = 200
-"""Steps of the path, evenly spaced in the logarithm of the price."""
-LEAST_LOG_PRICE = -12.0
-"""Start of the path, where hardly any token leaves."""
+LOG_PRICES = np.linspace(-12.0, 0.0, 200)
+"""Logarithms of the prices at which thresholds for sequences are tested. At the first one, hardly any token leaves."""
 
 
 def sequences_of(records: ExitRecords) -> list[IntArray]:
@@ -48,14 +36,15 @@ def _starts(records: ExitRecords) -> IntArray:
     return np.asarray(starts_S, dtype=np.int64)
 
 
-def of_sequences(records: ExitRecords, chosen: Sequence[int] | IntArray) -> ExitRecords:
-    """Returns the records of some sequences, by index."""
-    rows = sequences_of(records)
-    return records.subset(np.concatenate([rows[k] for k in chosen]))
+def bounded_losses(records: ExitRecords, thresholds: Mapping[int, float]) -> FloatArray:
+    """Returns the bounded loss of each sequence, (S,): the share of tokens from the first different answer on.
 
-
-def bounded_losses(records: ExitRecords, thresholds: Thresholds) -> FloatArray:
-    """Returns the bounded loss of each sequence, (S,): the share of tokens from the first different answer on."""
+    Exit records are of the full model's generations, with all ramps evaluated. If skipped keys and values are computed
+    by the full model (fill `compute`), an early-exit generation equals the full one up to the first token that leaves
+    at a ramp with another answer. All later tokens may differ, and count as different. So the loss needs no new
+    generation per threshold, never falls along the path, and is valid for every subset of the ramps. It is not valid
+    for the fill `copy`.
+    """
     wrong_N = records.worst_losses_N(thresholds) > 0
     starts_S = _starts(records)
     ends_S = np.append(starts_S[1:], len(records))
@@ -64,16 +53,10 @@ def bounded_losses(records: ExitRecords, thresholds: Thresholds) -> FloatArray:
     return np.asarray((ends_S - first_S) / (ends_S - starts_S), dtype=np.float64)
 
 
-def path_of(design: ExitRecords, steps: int = STEPS) -> list[dict[int, float]]:
-    """Returns thresholds from "hardly ever leave" to "always leave", fitted on the tokens of design sequences."""
-    path = lay_path(design)
-    return [path.thresholds(log_price) for log_price in np.linspace(LEAST_LOG_PRICE, 0.0, steps)]
-
-
 def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> dict[int, float]:
     """Returns the last thresholds on the path whose mean bounded loss the test accepts; empty if it accepts none.
 
-    Raises DataError for too few sequences.
+    This is CALM's test (Schuster et al. 2022, section 4). Raises DataError for too few sequences.
     """
     num_sequences = len(_starts(tested))
     if num_sequences < guarantee.least_inputs:
@@ -81,12 +64,12 @@ def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarante
             f"{num_sequences} sequences cannot show a mean loss of {guarantee.budget:.1%} with confidence "
             f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
         )
+    path = lay_path(design)
 
-    def fails(thresholds: Thresholds) -> bool:
-        total = float(bounded_losses(tested, thresholds).sum())
+    def fails(log_price: float) -> bool:
+        total = float(bounded_losses(tested, path.thresholds(log_price)).sum())
         return not guarantee.holds(total, num_sequences, zero_one=False)
 
-    candidates = path_of(design)
     # Losses never fall along the path, so bisection finds the first failure of the tests in order.
-    passed = bisect_left(candidates, True, key=fails)
-    return candidates[passed - 1] if passed else {}
+    passed = bisect_left(LOG_PRICES, True, key=fails)
+    return path.thresholds(LOG_PRICES[passed - 1]) if passed else {}

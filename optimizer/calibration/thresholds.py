@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from optimizer.calibration.risk import Guarantee
@@ -133,49 +132,32 @@ def worst_totals(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RiskModel:
-    """Logistic risk model of one ramp: sigmoid(-(slope * x + offset)), where x is the sureness of the score."""
-
-    slope: float
-    offset: float
-    score: Score
-
-    def log_risk(self, scores: npt.NDArray[np.floating]) -> FloatArray:
-        """Returns the logarithm of the expected loss."""
-        sureness = SCORES[self.score].sureness(scores.astype(np.float64))
-        return np.asarray(-np.logaddexp(0, self.slope * sureness + self.offset))
-
-    def threshold(self, log_risk: float) -> float:
-        """Returns the score at which the risk equals this value; infinitely sure if no score suffices."""
-        if log_risk >= 0:
-            return SCORES[self.score].score_at(-np.inf)
-        odds = float(np.log(-np.expm1(log_risk)) - log_risk)
-        return SCORES[self.score].score_at((odds - self.offset) / self.slope)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Threshold vectors from "never leave" to "always leave", indexed by the logarithm of the price."""
+    """Threshold vectors from "never leave" to "always leave", indexed by the logarithm of the price.
 
-    models: Mapping[int, RiskModel]
-    """By ramp."""
-    saved: Mapping[int, float]
-    """By ramp, the computation that leaving saves, at least 1."""
+    The risk of a ramp is the logistic model sigmoid(-(slope * x + offset)), where x is the sureness of the score.
+    """
+
+    score: Score
+    ramps: tuple[int, ...]
+    slope_R: FloatArray
+    offset_R: FloatArray
+    saved_R: FloatArray
+    """The computation that leaving saves, at least 1."""
 
     def thresholds(self, log_price: float) -> dict[int, float]:
         """Returns the threshold vector at a price. At a logarithm of 0, every input leaves."""
-        return {ramp: model.threshold(log_price + self._log_saved(ramp)) for ramp, model in self.models.items()}
+        log_risk_R = np.minimum(log_price + np.log(self.saved_R), 0.0)
+        with np.errstate(divide="ignore"):  # a risk of 1 has odds of 0
+            log_odds_R = np.log(-np.expm1(log_risk_R)) - log_risk_R
+        sureness_R = (log_odds_R - self.offset_R) / self.slope_R
+        return dict(zip(self.ramps, map(SCORES[self.score].score_at, sureness_R.tolist()), strict=True))
 
     def log_prices_NR(self, records: ExitRecords) -> FloatArray:
         """Returns the least price at which each input may leave at each ramp, as logarithms."""
-        columns = [
-            model.log_risk(records.scores_NR[:, column]) - self._log_saved(ramp)
-            for column, (ramp, model) in enumerate(self.models.items())
-        ]
-        return np.stack(columns, axis=1) if columns else np.zeros((len(records), 0))
-
-    def _log_saved(self, ramp: int) -> float:
-        return float(np.log(self.saved[ramp]))
+        sureness_NR = SCORES[self.score].sureness(records.scores_NR.astype(np.float64))
+        log_risk_NR = -np.logaddexp(0, self.slope_R * sureness_NR + self.offset_R)
+        return np.asarray(log_risk_NR - np.log(self.saved_R))
 
 
 def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> Path:
@@ -184,24 +166,30 @@ def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) ->
     `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError for invalid
     costs.
     """
-    models = {ramp: _fit_risk(design, column) for column, ramp in enumerate(design.ramps)}
-    if block_costs is None:
-        return Path(models=models, saved={ramp: design.num_blocks - 1 - ramp for ramp in design.ramps})
-    return Path(models=models, saved=saved_by_ramp(block_costs, design))
+    fitted_R2 = np.array([_fit_risk(design, column) for column in range(len(design.ramps))]).reshape(-1, 2)
+    saved_R = design.num_blocks - 1.0 - np.array(design.ramps)
+    return Path(
+        score=design.score,
+        ramps=design.ramps,
+        slope_R=fitted_R2[:, 0],
+        offset_R=fitted_R2[:, 1],
+        saved_R=saved_R if block_costs is None else saved_by_ramp(block_costs, design),
+    )
 
 
-def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> dict[int, float]:
+def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> FloatArray:
     """Returns the cost of the blocks after each ramp, relative to the least such cost.
 
     Raises DataError unless there is one finite, positive cost per block.
     """
     if len(block_costs) != records.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
         raise DataError(f"{records.num_blocks} blocks need as many costs, all finite and above 0")
-    left = {ramp: float(sum(block_costs[ramp + 1 :])) for ramp in records.ramps}
-    return {ramp: cost / min(left.values()) for ramp, cost in left.items()}
+    left_R = np.array([float(sum(block_costs[ramp + 1 :])) for ramp in records.ramps])
+    return left_R / left_R.min(initial=np.inf)
 
 
-def _fit_risk(design: ExitRecords, column: int) -> RiskModel:
+def _fit_risk(design: ExitRecords, column: int) -> tuple[float, float]:
+    """Returns the slope and the offset of a ramp's risk model."""
     sureness_N = SCORES[design.score].sureness(design.scores_NR[:, column].astype(np.float64))
     kept_N = 1 - design.losses_NR[:, column]
 
@@ -215,7 +203,7 @@ def _fit_risk(design: ExitRecords, column: int) -> RiskModel:
     from scipy.optimize import minimize
 
     slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS").x
-    return RiskModel(slope=max(float(slope), FLATTEST), offset=float(offset), score=design.score)
+    return max(float(slope), FLATTEST), float(offset)
 
 
 LEAST_GAIN = 0.25

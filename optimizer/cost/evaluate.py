@@ -32,8 +32,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, total_s
 from optimizer.cost.queues import Load
-from optimizer.generation.figures import broken_promises
-from optimizer.generation.steps import seconds_of_steps
+from optimizer.generation.steps import broken_promises, seconds_of_steps
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import crossings, subproblem_of
 from optimizer.problems.problem import (
@@ -368,7 +367,7 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
 
 
 def step_figures(figures: Evaluation) -> dict[str, float]:
-    """Returns the figures that `optimizer.generation.figures` needs."""
+    """Returns the figures that `optimizer.generation.steps` needs."""
     hops_s = sum(each.hop_s for each in figures.stages)
     return {"rate_per_s": figures.served_per_s, "latency_s": figures.latency_s, "hops_s": hops_s}
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from optimizer.cost.evaluate import evaluate, merit, step_figures, violations
-from optimizer.generation.figures import broken_promises, running_sequences
-from optimizer.generation.steps import generation_of, step_table
+from optimizer.generation.steps import broken_promises, generation_of, running_sequences, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.problems.what_if import with_batch_limit

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.sequences import (
-    bounded_losses,
-    learn_then_test_sequences,
-    of_sequences,
-    path_of,
-    sequences_of,
-)
+from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, sequences_of
+from optimizer.calibration.thresholds import lay_path
 from profiles.records import ExitRecords
 from tests.exit_records import exit_records
 
@@ -45,7 +40,11 @@ def test_all_tokens_from_the_first_wrong_one_on_are_lost(thresholds: dict[int, f
 
 def test_sequences_are_selected_as_a_whole() -> None:
     assert [rows.tolist() for rows in sequences_of(THREE)] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert of_sequences(THREE, [2, 0]).sample_ids == ("6", "0", "1", "2")
+
+
+def of_sequences(records: ExitRecords, chosen: range) -> ExitRecords:
+    rows = sequences_of(records)
+    return records.subset(np.concatenate([rows[k] for k in chosen]))
 
 
 def generations(num_sequences: int, seed: int, length: int = 20) -> ExitRecords:
@@ -72,6 +71,7 @@ def test_the_share_that_differs_is_within_the_budget_and_grows_along_the_path() 
     assert kept >= 18
     assert tokens == 20
     design = generations(40, seed=7)
-    totals = [bounded_losses(design, thresholds).sum() for thresholds in path_of(design, steps=30)]
+    path = lay_path(design)
+    totals = [bounded_losses(design, path.thresholds(log_price)).sum() for log_price in np.linspace(-12, 0, 30)]
     assert totals == sorted(totals)
     assert totals[0] < totals[-1]

@@ -12,7 +12,7 @@ from numpy.random import Generator, default_rng
 
 from earlyexit.tasks.regression import RegressionTask
 from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.thresholds import RiskModel, design_rows, few_ramps, lay_path, learn_then_test, split_rows
+from optimizer.calibration.thresholds import Path, design_rows, few_ramps, lay_path, learn_then_test, split_rows
 from profiles.records import ExitRecords
 from profiles.scores import Score
 from tests.exit_records import exit_records
@@ -57,13 +57,14 @@ def test_a_bolder_price_lets_more_inputs_leave_earlier(score: Score) -> None:
 
 
 def test_a_threshold_has_the_risk_of_its_price() -> None:
-    model = RiskModel(slope=1.0, offset=0.0, score="confidence")
+    one = np.ones(1)
+    path = Path(score="confidence", ramps=(0,), slope_R=one, offset_R=0 * one, saved_R=one)
     # With slope 1 and offset 0 the risk of a confidence c is 1 - c.
-    assert model.threshold(np.log(0.1)) == pytest.approx(0.9)
-    assert model.threshold(np.log(0.3)) == pytest.approx(0.7)
-    model = RiskModel(slope=1.0, offset=0.0, score="entropy")
+    assert path.thresholds(np.log(0.1))[0] == pytest.approx(0.9)
+    assert path.thresholds(np.log(0.3))[0] == pytest.approx(0.7)
+    path = replace(path, score="entropy")
     # With slope 1 and offset 0 the odds of agreement are 1 / entropy: risk 1/10 at entropy 1/9.
-    assert model.threshold(np.log(0.1)) == pytest.approx(1 / 9)
+    assert path.thresholds(np.log(0.1))[0] == pytest.approx(1 / 9)
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
@@ -216,10 +217,10 @@ def test_with_block_costs_inputs_leave_where_most_seconds_are_saved() -> None:
     # The first ramp is a small network's end: what follows costs eight times as much a block.
     records = synthetic(1500, default_rng(12))
     by_blocks, by_seconds = lay_path(records), lay_path(records, (1.0, 8.0, 8.0, 8.0))
-    assert by_blocks.saved == {0: 3, 1: 2, 2: 1}
-    assert by_seconds.saved == by_blocks.saved  # what was run before a ramp is not saved by leaving there
+    assert by_blocks.saved_R.tolist() == [3, 2, 1]
+    assert by_seconds.saved_R.tolist() == [3, 2, 1]  # what was run before a ramp is not saved by leaving there
     uneven = lay_path(records, (1.0, 1.0, 6.0, 2.0))
-    assert uneven.saved == {0: 9 / 2, 1: 8 / 2, 2: 1}
+    assert uneven.saved_R.tolist() == [9 / 2, 8 / 2, 1]
     plain, found = (path.thresholds(np.log(0.01)) for path in (by_blocks, uneven))
     assert found[2] == plain[2]
     assert found[1] < plain[1]  # more is saved there, so less sure ones may leave

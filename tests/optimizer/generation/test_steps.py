@@ -12,9 +12,8 @@ from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate, merit, objective_value, step_figures, violations
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.demand import Generation, KvMemory
-from optimizer.generation.figures import running_sequences, sequence_figures
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
-from optimizer.generation.steps import chunk_of, step_table
+from optimizer.generation.steps import chunk_of, running_sequences, sequence_figures, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeLatency, PlanProblem
 from optimizer.problems.what_if import with_batch_limit
