@@ -17,7 +17,7 @@ from experiments.studies.study import Effort
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never
-from optimizer.live.tuning.tuners import make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, FloatArray
@@ -442,7 +442,7 @@ class MovedRamps(TunedThresholds):
 def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
     """Returns a new tuner for a stream."""
     score = case.stream.records.score
-    return make_tuner(name, TunerSettings(score=score, guarantee=budgets.guarantee, batching=case.batching))
+    return TUNERS[name](TunerSettings(score=score, guarantee=budgets.guarantee, batching=case.batching))
 
 
 def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Answered:

@@ -23,7 +23,7 @@ from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.cost.rescore import joint_reach
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
-from optimizer.live.tuning.tuners import make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from optimizer.plans.plan import PlacedPlan, Stage
 from optimizer.problems.networks import Used, network_sets, ramps_of, survival_with
 from optimizer.problems.problem import PlanProblem, Reach, device_names
@@ -422,7 +422,7 @@ def tuner_of(settings: ControlSettings) -> MakeTuner | None:
     device = device_names(problem)[0]
     batching = batching_of(problem, device, problem.latency[device].batches[-1])
     name = settings.tuning
-    return lambda shape: make_tuner(name, TunerSettings(score=shape.score, guarantee=guarantee, batching=batching))
+    return lambda shape: TUNERS[name](TunerSettings(score=shape.score, guarantee=guarantee, batching=batching))
 
 
 def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:

@@ -29,7 +29,7 @@ from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, TunerSettings, never
 from optimizer.live.tuning.pame import ExitPlacement, best_placement, relative_precision
-from optimizer.live.tuning.tuners import make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
 from profiles.table import LatencyTable
@@ -205,14 +205,14 @@ def once(case: Case) -> Served:
 
 def by_pame(case: Case) -> Served:
     """Serves with PAME's exit from the history, and PAME's tuning."""
-    controller = TunedThresholds(make_tuner("pame", case.question), case.chosen)
+    controller = TunedThresholds(TUNERS["pame"](case.question), case.chosen)
     return _served(case, controller, controller.changes)
 
 
 def tuned(name: str, case: Case) -> Served:
     """Serves with the same ramp and a tuner, which first observes the history without early exits."""
     shut = {case.place.ramp: SCORES[case.served.score].never}
-    controller = TunedThresholds(make_tuner(name, case.question), shut)
+    controller = TunedThresholds(TUNERS[name](case.question), shut)
     whole = tuned_replay(joined(case.history, case.served), controller, batch=BATCH)
     first = len(case.history)
     replayed = Replayed(

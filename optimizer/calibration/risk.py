@@ -37,8 +37,6 @@ class Guarantee:
             raise DataError(f"the budget must be between 0 and 1, not {self.budget}")
         if not 0 < self.confidence < 1:
             raise DataError(f"the confidence must be between 0 and 1, not {self.confidence}")
-        if self.among < 1:
-            raise DataError(f"among must be at least 1, not {self.among}")
 
     @property
     def may_fail(self) -> float:

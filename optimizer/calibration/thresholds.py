@@ -185,7 +185,7 @@ def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> FloatAr
     if len(block_costs) != records.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
         raise DataError(f"{records.num_blocks} blocks need as many costs, all finite and above 0")
     left_R = np.array([float(sum(block_costs[ramp + 1 :])) for ramp in records.ramps])
-    return left_R / left_R.min(initial=np.inf)
+    return np.asarray(left_R / left_R.min(initial=np.inf))
 
 
 def _fit_risk(design: ExitRecords, column: int) -> tuple[float, float]:

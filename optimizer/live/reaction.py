@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from earlyexit.errors import PlanError
 from optimizer.problems.problem import Reach
 
 if TYPE_CHECKING:  # avoids the import of scipy
@@ -40,13 +39,9 @@ def survival_deviation(
     With `reach`, for example from joint exit records, the next window's interval keeps its width and shifts to those
     shares. `unknown` counts inputs that entered the model but did not leave it yet, or were dropped inside. They may
     have left early or not, so they widen the interval. Rejected inputs do not count. Inputs are assumed independent.
-    The active ramps and `num_tests` tests share the forecast's error probability (Bonferroni). Raises PlanError for a
-    ramp that is not before the last block.
+    The active ramps and `num_tests` tests share the forecast's error probability (Bonferroni).
     """
-    num_blocks, num_inputs = forecast.survival_HK.shape[1], sum(exits.values())
-    outside = [ramp for ramp in ramps if not 0 <= ramp < num_blocks - 1]
-    if outside:
-        raise PlanError(f"ramps must be after blocks 0 to {num_blocks - 2}, not {outside}")
+    num_inputs = sum(exits.values())
     if num_inputs < LEAST_INPUTS or not ramps:
         return None
     width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * len(ramps) * num_tests))

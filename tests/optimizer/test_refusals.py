@@ -12,15 +12,12 @@ import numpy as np
 import yaml
 
 from earlyexit.network.boundary import Split
-from optimizer.calibration.ensemble import gain
 from optimizer.calibration.risk import Guarantee
 from optimizer.calibration.sequences import learn_then_test_sequences, sequences_of
 from optimizer.calibration.thresholds import lay_path, learn_then_test
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.rescore import joint_reach
-from optimizer.live.reaction import survival_deviation
 from optimizer.live.tuning.base import check_tunable
-from optimizer.live.tuning.tuners import make_tuner
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.plans.plan_file import ModelShape, parse_plan, parse_policy, plan_document, read_plan, write_plan
 from optimizer.problems.problem import MaximizeRate, MinimizeLatency, Supply
@@ -34,8 +31,6 @@ from tests.exit_records import share_card
 from tests.latency_profile import latency_profile
 from tests.optimizer.generation import test_file as generation
 from tests.optimizer.generation.sequences import asking, two_blocks
-from tests.optimizer.live.test_reaction import FORECAST
-from tests.optimizer.live.tuning.logs import NO_EXITS, mixed, question
 from tests.optimizer.pame import test_strategy as pame_strategy
 from tests.optimizer.pame import test_thresholds as pame_thresholds
 from tests.optimizer.test_chains import SMALL, one_block, two_networks
@@ -186,7 +181,6 @@ CASES: dict[str, Case] = {
         f"guarantee: budget {budget}, confidence {confidence}": partial(Guarantee, budget=budget, confidence=confidence)
         for budget, confidence in ((0.0, 0.9), (1.0, 0.9), (0.01, 0.0), (0.01, 1.0))
     },
-    "guarantee: no calibration": lambda: Guarantee(among=0),
     "thresholds: few inputs": lambda: learn_then_test(
         synthetic(100, np.random.default_rng(0)), synthetic(229, np.random.default_rng(0)), Guarantee()
     ),
@@ -197,10 +191,7 @@ CASES: dict[str, Case] = {
     "sequences: few": lambda: learn_then_test_sequences(GENERATIONS, GENERATIONS, Guarantee(budget=0.1)),
     "sequences: none recorded": lambda: sequences_of(replace(GENERATIONS, sequences_N=None)),
     "sequences: torn apart": lambda: sequences_of(replace(GENERATIONS, sequences_N=np.array([1, 1, 2, 2, 1, 1, 1]))),
-    "ensemble: a gain of nothing": lambda: gain(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
     # The live planner
-    "reaction: a ramp beyond the forecast": lambda: survival_deviation(FORECAST, (1, 3), {}),
-    "tuner: told nothing": lambda: make_tuner("guarantee", question()).observe(mixed(1, NO_EXITS)),
     "tuner: a policy without thresholds": lambda: check_tunable(PolicySpec(name="patience", patience=2)),
 }
 

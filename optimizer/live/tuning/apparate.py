@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,13 +37,11 @@ class WindowReplay:
 
     def __init__(self, records: ExitRecords, batching: Batching, budget: float) -> None:
         """`budget` is the largest mean loss on the window, between 0 and 1."""
-        self.records = records
+        self.records = replace(records, end_losses_N=None)  # thresholds do not change losses of the end
         self._most_loss = budget + ROUNDING
-        self._scores_NR = records.sureness_NR
         self._highest = max(float(records.scores_NR.max(initial=0.0)), 1e-6)  # used for entropies only
-        released_s = batching.released_s_N(records.ramps)
-        self._earlier_E = released_s[-1] - released_s[[*records.ramps, records.num_blocks - 1]]
-        self._losses_NE = np.column_stack([records.losses_NR, np.zeros(len(records))])
+        released_s_N = batching.released_s_N(records.ramps)
+        self._earlier_s_N = released_s_N[-1] - released_s_N
 
     def thresholds(self, errors: Sequence[float]) -> dict[int, float]:
         """Returns the thresholds by ramp, in the unit of the records' score. At an error of 0 no input leaves."""
@@ -57,14 +56,8 @@ class WindowReplay:
 
     def evaluate(self, errors: Sequence[float]) -> tuple[float, float]:
         """Returns the mean loss, and the mean seconds by which answers come earlier than at the end of this model."""
-        direction = SCORES[self.records.score].direction
-        limits_R = np.array([threshold * direction for threshold in self.thresholds(errors).values()], dtype=np.float32)
-        # The column after the ramps stands for the end, where all inputs leave.
-        leaves_NE = np.ones(self._losses_NE.shape, dtype=bool)
-        np.greater_equal(self._scores_NR, limits_R, out=leaves_NE[:, :-1])
-        column_N = leaves_NE.argmax(1)
-        losses_N = self._losses_NE[np.arange(len(column_N)), column_N]
-        return float(losses_N.sum()) / len(column_N), float(self._earlier_E[column_N].sum()) / len(column_N)
+        outcome = self.records.outcome(self.thresholds(errors))
+        return float(outcome.losses_N.mean()), float(self._earlier_s_N[outcome.exits_N].mean())
 
     def allows(self, loss: float) -> bool:
         """Returns whether a mean loss is within the budget."""

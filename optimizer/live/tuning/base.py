@@ -79,9 +79,8 @@ class Tuner(ABC):
 
     @property
     def _followed(self) -> Mapping[int, float]:
-        """The thresholds in force. Raises PlanError before the first call of `follow`."""
-        if self._thresholds is None:
-            raise PlanError("call follow with the thresholds in force before observe")
+        """The thresholds in force."""
+        assert self._thresholds is not None, "call follow with the thresholds in force before observe"
         return self._thresholds
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
@@ -127,12 +126,8 @@ def last_observed(
     """Returns the last inputs that saw these ramps and the full model, in order of arrival, wherever they left.
 
     They are probes and inputs that stay. Other inputs reach the end only if no ramp is confident, so they would be a
-    biased sample. `kept` holds earlier inputs, and `most` is the largest number of inputs; None: all of them. Raises
-    PlanError for ramps that the stream does not have.
+    biased sample. `kept` holds earlier inputs, and `most` is the largest number of inputs; None: all of them.
     """
-    unknown = sorted(set(ramps) - set(seen.shape.ramps))
-    if unknown:
-        raise PlanError(f"the stream has no ramps {unknown}; its ramps are {list(seen.shape.ramps)}")
     columns = [seen.shape.ramps.index(ramp) for ramp in ramps]
     rows = seen if kept is None else Observations.join(seen.shape, [kept, seen])
     rows = rows.take((rows.probe_N | rows.stayed_N) & ~np.isnan(rows.losses_NR[:, columns]).any(1))

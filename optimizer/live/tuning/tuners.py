@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from earlyexit.errors import PlanError
 from optimizer.live.tuning.apparate import ApparateTuner
-from optimizer.live.tuning.base import Tuner, TunerSettings
+from optimizer.live.tuning.base import Tuner
 from optimizer.live.tuning.guarantee import GuaranteeTuner
 from optimizer.live.tuning.pame import PameTuner
 
 TUNERS: Mapping[str, type[Tuner]] = {tuner.name: tuner for tuner in (GuaranteeTuner, ApparateTuner, PameTuner)}
 """`guarantee` (the default) has tested thresholds and an alarm. `apparate` and `pame` follow these papers."""
-
-
-def make_tuner(name: str, settings: TunerSettings) -> Tuner:
-    """Returns a new tuner. Raises PlanError for an unknown name."""
-    if name not in TUNERS:
-        raise PlanError(f"unknown tuner {name!r}; known: {', '.join(TUNERS)}")
-    return TUNERS[name](settings)

@@ -9,7 +9,7 @@ import pytest
 from deployments.controller.description import describe
 from deployments.controller.observe import Tuning
 from earlyexit.network.boundary import Split
-from optimizer.live.tuning.tuners import TUNERS, make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.plans.plan_file import plan_document
 from tests.deployments.control.control_fakes import (
@@ -219,7 +219,7 @@ async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: P
 @pytest.mark.parametrize("name", TUNERS)
 async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_on(tmp_path: Path, name: str) -> None:
     scene = await begun(tmp_path, first=halves(3, 1), best=halves(3, 1))
-    scene.make_tuner = lambda shape: make_tuner(name, QUESTION)
+    scene.make_tuner = lambda shape: TUNERS[name](QUESTION)
     scene.restart()
     await scene.ticks(3, (362, 241))
     assert scene.said("error") == []
@@ -253,7 +253,7 @@ async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers
         looks=6,
         first=halves(3, 1),
         best=halves(3, 1),
-        make_tuner=lambda _: make_tuner("guarantee", QUESTION),
+        make_tuner=lambda _: TUNERS["guarantee"](QUESTION),
     )
     await scene.loop.apply(own(dict.fromkeys(RAMPS, 0.1)), hold=True)
 
@@ -379,7 +379,7 @@ BOLD = {0: 0.8, 1: 0.8}
 
 
 def test_an_alarm_that_was_not_acted_on_stays_urgent_when_new_thresholds_pass_a_test() -> None:
-    tuning = Tuning(lambda _: make_tuner("guarantee", question()), problem())
+    tuning = Tuning(lambda _: TUNERS["guarantee"](question()), problem())
     tuning.follow(BOLD, 0.0, whole(1)[0])
     tuning.observe([mixed(100, BOLD)])
     tuning.observe([lying(10, BOLD, first_s=100.0)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, is_triggered
-from optimizer.live.tuning.tuners import make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from tests.optimizer.live.tuning.logs import NO_EXITS, changed, lying, mixed, question
 
 BOLD = {0: 0.8, 1: 0.8}
@@ -16,7 +16,7 @@ def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> 
     assert not is_triggered(right, 0.01)
     assert is_triggered(deque([*right, 1.0], maxlen=WINDOW), 0.01)
     assert not is_triggered(deque([1.0] * 15, maxlen=WINDOW), 0.01)  # no window yet
-    tuner = make_tuner("apparate", question(budget=0.01))
+    tuner = TUNERS["apparate"](question(budget=0.01))
     tuner.follow(NO_EXITS, 0.0)
     assert tuner.observe(mixed(TUNED_ON - 1, NO_EXITS)) is None
     found = changed(tuner, mixed(1, NO_EXITS, first_s=127.0))
@@ -27,11 +27,11 @@ def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> 
 
 
 def test_wrong_answers_trigger_unless_they_belong_to_older_thresholds() -> None:
-    tuner = make_tuner("apparate", question(budget=0.01))
+    tuner = TUNERS["apparate"](question(budget=0.01))
     tuner.follow(BOLD, 0.0)
     assert tuner.observe(mixed(40, BOLD)) is None
     found = changed(tuner, lying(1, BOLD, first_s=40.0))
     assert (found.why, found.at_s) == ("alarm", 40.0)
-    tuner = make_tuner("apparate", question(budget=0.01))
+    tuner = TUNERS["apparate"](question(budget=0.01))
     tuner.follow(BOLD, 100.0)
     assert tuner.observe(lying(20, BOLD, first_s=0.0)) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optimizer.live.tuning.base import Tuner, no_input_leaves
 from optimizer.live.tuning.guarantee import DESIGN_ROWS
-from optimizer.live.tuning.tuners import make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from tests.optimizer.live.tuning.logs import NO_EXITS, SURE, changed, lying, mixed, question, stream
 
 # At a budget of 10 % and a confidence of 90 % a test takes 22 inputs to allow for no loss, 38 for one.
@@ -14,7 +14,7 @@ BOLD = {0: 0.8, 1: 0.8}
 
 def following(thresholds: dict[int, float], **asked: float) -> Tuner:
     """A tuner that follows its initial thresholds."""
-    tuner = make_tuner("guarantee", question(**asked))
+    tuner = TUNERS["guarantee"](question(**asked))
     tuner.follow(thresholds, 0.0)
     return tuner
 

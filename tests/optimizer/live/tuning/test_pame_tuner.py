@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import Tuner
-from optimizer.live.tuning.tuners import make_tuner
+from optimizer.live.tuning.tuners import TUNERS
 from profiles.stream import Observations
 from profiles.table import LatencyTable
 from tests.optimizer.live.tuning.logs import NEVER, NO_EXITS, changed, lying, question, stream
@@ -23,7 +23,7 @@ EASY, HARD = (0.7, 0.9), (0.1, 0.9)
 
 
 def tuner(thresholds: dict[int, float] = FIRST) -> Tuner:
-    made = make_tuner("pame", replace(question(budget=0.1), batching=BATCHING))
+    made = TUNERS["pame"](replace(question(budget=0.1), batching=BATCHING))
     made.follow(thresholds, 0.0)
     return made
 
