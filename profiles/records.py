@@ -431,15 +431,13 @@ class RecordedBatches:
     """Loss of a ramp's answer against the full model's, in [0, 1]; 0 if the score does not pass the threshold."""
     size: int
     """Inputs per batch (the paper's n). Inputs after the last whole batch are in no batch."""
-    zero_one: bool = True
-    """Whether every loss is 0 or 1."""
 
     def __post_init__(self) -> None:
         check_ramps(self.ramps, self.num_blocks)
         check_shapes({"sure_NR": self.sure_NR, "losses_NR": self.losses_NR}, len(self), len(self.ramps))
         if not 1 <= self.size <= len(self.sure_NR):
             raise DataError(f"the batch size must be from 1 to {len(self)}, the recorded inputs, not {self.size}")
-        check_losses(self.losses_NR, zero_one=self.zero_one)
+        check_losses(self.losses_NR, zero_one=False)
         if self.losses_NR[~self.sure_NR].any():
             raise DataError("recorded batches have losses at ramps where the input does not leave")
 
@@ -462,7 +460,6 @@ class RecordedBatches:
             sure_NR=sure_NR,
             losses_NR=np.where(sure_NR, records.losses_NR[order_N][:, columns], 0.0),
             size=size,
-            zero_one=records.zero_one,
         )
 
     def __len__(self) -> int:

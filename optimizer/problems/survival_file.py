@@ -1,11 +1,11 @@
-"""Recorded inputs in a problem file: exit records with thresholds, or batches with a bit mask of ramps per input."""
+"""Recorded inputs in a problem file: exit records with thresholds, or batches with the losses of each input."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, Tag
@@ -26,7 +26,6 @@ from optimizer.problems.problem import PlanProblem
 from profiles.networks import alone_of
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.records_table import read_records
-from profiles.scores import BoolArray, FloatArray
 from profiles.table import MAX_BATCH
 
 FileThresholds = Annotated[
@@ -154,32 +153,25 @@ class BatchesDocument(StrictDocument):
 
     size: int = Field(ge=1, le=MAX_BATCH)
     """Inputs per batch."""
-    sure: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
-    """Bit mask per input: bit i is set if the problem's i-th ramp lets the input leave."""
-    lost: list[Annotated[int, Field(ge=0)]] | None = None
-    """Bit mask per input: bit i is set if the i-th ramp's answer is lost. For losses of 0 or 1."""
-    losses: list[list[float]] | None = None
-    """Instead of `lost`: per input, the losses at the ramps that let it leave, in the order of the ramps."""
+    losses: list[list[float | None]] = Field(min_length=1)
+    """Per input: the loss at each of the problem's ramps, null at ramps where it does not leave."""
 
     @classmethod
     def of(cls, batches: RecordedBatches) -> BatchesDocument:
         """Returns the document of recorded batches."""
-        rows = zip(batches.losses_NR, batches.sure_NR, strict=True)
-        losses: dict[str, Any] = {"losses": [losses_R[sure_R].tolist() for losses_R, sure_R in rows]}
-        if batches.zero_one:
-            losses = {"lost": _masks(batches.losses_NR > 0)}
-        return cls(size=batches.size, sure=_masks(batches.sure_NR), **losses)
+        losses_NR = batches.losses_NR.astype(object)
+        losses_NR[~batches.sure_NR] = None
+        return cls(size=batches.size, losses=losses_NR.tolist())
 
     def batches(self, num_blocks: int, ramps: tuple[int, ...], survival_N: Sequence[float]) -> RecordedBatches:
-        """Returns the batches; raises InputError if they do not fit the ramps, the survival or each other."""
-        sure_NR = _bits(self.sure, len(ramps), "sure")
+        """Returns the batches; raises InputError if they do not fit the ramps or the survival."""
+        for row, losses in enumerate(self.losses):
+            if len(losses) != len(ramps):
+                raise InputError(f"{len(losses)} losses; {len(ramps)} are needed, one per ramp", at=("losses", row))
+        losses_NR = np.array(self.losses, dtype=np.float64).reshape(len(self.losses), len(ramps))
+        sure_NR = ~np.isnan(losses_NR)
         batches = RecordedBatches(
-            num_blocks=num_blocks,
-            ramps=ramps,
-            sure_NR=sure_NR,
-            losses_NR=self._losses(sure_NR),
-            size=self.size,
-            zero_one=self.losses is None,
+            num_blocks=num_blocks, ramps=ramps, sure_NR=sure_NR, losses_NR=np.nan_to_num(losses_NR), size=self.size
         )
         exits_N = batches.exits_N(ramps)
         for block, share in enumerate(survival_N):
@@ -187,33 +179,3 @@ class BatchesDocument(StrictDocument):
             if abs(recorded - share) > ROUNDING:
                 raise InputError(f"{recorded:.3g} of their inputs reach block {block}; survival says {share:.3g}")
         return batches
-
-    def _losses(self, sure_NR: BoolArray) -> FloatArray:
-        if (self.lost is None) == (self.losses is None):
-            found = "neither" if self.lost is None else "both"
-            raise InputError(f"{found} of lost and losses are given; one of them is needed")
-        num_rows = len(self.lost if self.lost is not None else self.losses or ())
-        if num_rows != len(sure_NR):
-            raise InputError(f"{num_rows} inputs have losses, {len(sure_NR)} are recorded")
-        if self.lost is not None:
-            return _bits(self.lost, sure_NR.shape[1], "lost").astype(np.float64)
-        losses, losses_NR = self.losses or [], np.zeros(sure_NR.shape)
-        for row, (costs, number) in enumerate(zip(losses, sure_NR.sum(1), strict=True)):
-            if len(costs) != number:
-                raise InputError(f"input {row} has {len(costs)} losses; {number} ramps let it leave")
-        losses_NR[sure_NR] = [cost for costs in losses for cost in costs]
-        return losses_NR
-
-
-def _masks(bits_NR: BoolArray) -> list[int]:
-    """Returns one bit mask per row, whose bit i is column i. They are Python integers: there may be over 64 ramps."""
-    return [sum(1 << int(column) for column in np.flatnonzero(bits_R)) for bits_R in bits_NR]
-
-
-def _bits(masks: Sequence[int], num_ramps: int, name: str) -> BoolArray:
-    for row, mask in enumerate(masks):
-        if mask >> num_ramps:
-            most = (1 << num_ramps) - 1
-            raise InputError(f"{mask} is too large; with {num_ramps} ramps at most {most}", at=(name, row))
-    rows = [[bool(mask >> column & 1) for column in range(num_ramps)] for mask in masks]
-    return np.array(rows, dtype=bool).reshape(len(masks), num_ramps)

@@ -297,7 +297,7 @@ FOLDERS: dict[str, Reader] = {
     "records: one ramp": beside("r.npz", problem_records(ramps=(0,)).save, of_records("thresholds: 0.4")),
     "records: a threshold of one ramp": beside("r.npz", problem_records().save, of_records("thresholds: {1: 0.4}")),
     "records: batches too": beside(
-        "r.npz", problem_records().save, of_records("thresholds: 0.4") + "batches: {size: 1, sure: [0], lost: [0]}\n"
+        "r.npz", problem_records().save, of_records("thresholds: 0.4") + "batches: {size: 1, losses: [[null, null]]}\n"
     ),
     "records: other confidences": shares,
     "records: an ensemble without its networks": an_ensemble,

@@ -26,7 +26,7 @@ DOCUMENT: dict[str, Any] = {
     "bytes_per_sample": 0,
     "slo": {"latency_s": 1, "slack": 0},
     "objective": {"minimize": "latency", "rate_per_s": 100},
-    "batches": {"size": 4, "sure": [3, 3, 3, 0] * 3, "lost": [0] * 12},
+    "batches": {"size": 4, "losses": [[0, 0], [0, 0], [0, 0], [None, None]] * 3},
 }
 """Stock: 4 inputs in 36 ms on one V100, 111/s. Three of four leave after block 0, the fourth never: 32.1 ms, 125/s."""
 
@@ -53,7 +53,7 @@ def test_no_more_replicas_are_used_than_needed_and_given_thresholds_are_taken() 
     asked = problem(objective={"minimize": "latency", "rate_per_s": 123})
     stock = planned(asked, "stock")
     assert (stock.stages[0].replicas, planned(asked, "pame").stages[0].replicas) == (2, 1)
-    lossy = {"size": 4, "sure": [3, 3, 3, 0] * 3, "lost": [3, 0, 0, 0] * 3}  # a quarter of the answers
+    lossy = {"size": 4, "losses": [[1, 1], [0, 0], [0, 0], [None, None]] * 3}  # a quarter of the answers
     assert planned(problem(batches=lossy), "pame").stages[0].splits[0].ramps == (0,)
 
 
@@ -66,14 +66,14 @@ def test_it_is_a_baseline_for_early_answers_and_needs_a_stock_plan() -> None:
     assert (decision.strategy, decision.binding) == ("pame", "devices")
 
 
-ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
+ONE_IN_TWO = {"size": 4, "losses": [[0, 0]] * 4 + [[None, None]] * 4}
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"batches": {"size": 1, "sure": [3], "lost": [0]}, "survival": [1, 0, 0]}, "fewer inputs are recorded than"),
-        ({"batches": {"size": 4, "sure": [0] * 8, "lost": [0] * 8}, "survival": [1, 1, 1]}, "no input leaves"),
+        ({"batches": {"size": 1, "losses": [[0, 0]]}, "survival": [1, 0, 0]}, "fewer inputs are recorded than"),
+        ({"batches": {"size": 4, "losses": [[None, None]] * 8}, "survival": [1, 1, 1]}, "no input leaves"),
         ({"batches": ONE_IN_TWO, "survival": [1, 0.5, 0.5]}, "at least 50.0% of the batches of "),
         ({"objective": {**DOCUMENT["objective"], "ramp_budget": 0.001}}, "would break a promise"),
     ],
