@@ -56,7 +56,6 @@ class Limits:
 
 SWEEP_S = 1.0
 """Interval between checks of the timeouts."""
-Header = tuple[bytes, bytes]
 REQUEST_ID = b"x-request-id"
 SERVE_TIMEOUT_HEADER = b"x-request-timeout-seconds"
 """A header with a timeout, which Serve interprets."""
@@ -64,7 +63,7 @@ UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 _ids = random.Random()  # request ids are not secret, so a fast generator is enough
 
 
-def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
+def without_upgrade(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns request line and headers without Upgrade, which a server may ignore (RFC 9110, section 7.8)."""
     options = b",".join(value for name, value in headers if name == b"connection").lower()
     kept = [each for each in headers if each[0] not in UPGRADE_HEADERS]
@@ -351,11 +350,12 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until `should_exit` is set and the last answer is sent; stops at once if it is cancelled."""
-        sweeping = asyncio.create_task(self._keep_sweeping())
         try:
-            await super().serve(sockets)
+            async with asyncio.TaskGroup() as group:  # an error of the sweeps ends the server
+                sweeping = group.create_task(self._keep_sweeping())
+                await super().serve(sockets)
+                sweeping.cancel()
         finally:
-            sweeping.cancel()
             for server in self.servers:
                 server.close()
             for connection in list(self.server_state.connections):
