@@ -48,8 +48,6 @@ from offramp.client.protocol import (
 )
 
 DATA, DONE = "data: ", "[DONE]"
-STREAM_STATUS = 500
-"""Status of an error that the server reports within a stream."""
 
 Message: TypeAlias = Mapping[str, str]
 """A `role` and its `content`."""
@@ -204,7 +202,7 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
             try:
                 event, before = json.loads(data), self._answer
                 if "error" in event:
-                    raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
+                    raise self._noted(error_of(Reply(status=HTTPStatus.INTERNAL_SERVER_ERROR, payload=event)))
                 self._answer = before.plus(event)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
@@ -348,8 +346,9 @@ class AsyncClient:
         """Continues a text, or answers messages, with the options of `Options`."""
         payload, request_id = await self._send_generation(prompt, options, streams=False)
         try:
+            [_] = payload["choices"]
             return Generation(request_id=request_id).plus(payload)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> PieceStream:

@@ -132,6 +132,18 @@ def test_a_stream_that_ends_early_is_an_error() -> None:
                     list(client.stream("Once"))
 
 
+@pytest.mark.parametrize("payload", ["<html>", None, [1], {}, {"choices": []}, {"choices": [{"text": "a"}]}])
+def test_an_answer_that_is_not_a_generated_text_is_an_error(payload: object) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"models": ["tales"]} if request.url.path == "/v2" else payload)
+
+    with (
+        Client(transport=httpx.MockTransport(answer)) as client,
+        pytest.raises(OfframpError, match="not a generated text"),
+    ):
+        client.generate("Once")
+
+
 async def test_the_command_prints_answers_and_their_exits(teller: Teller, capsys: pytest.CaptureFixture[str]) -> None:
     def run(port: int) -> None:
         with pytest.raises(SystemExit) as ended:
