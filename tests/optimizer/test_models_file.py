@@ -121,8 +121,8 @@ THREE: dict[str, Any] = {**DOCUMENT, "blocks": 3, "ramps": [0, 1], "survival": [
 @pytest.mark.parametrize(
     "batches",
     [
-        {"size": 2, "sure": [3, 0, 2], "lost": [1, 0, 2]},
-        {"size": 3, "sure": [3, 0, 2], "losses": [[0.5, 0.0], [], [1.0]]},
+        {"size": 2, "losses": [[1, 0], [None, None], [None, 1]]},
+        {"size": 3, "losses": [[0.5, 0.0], [None, None], [None, 1.0]]},
     ],
     ids=["lost or not", "losses"],
 )
@@ -133,17 +133,17 @@ def test_what_is_written_is_read_back(batches: dict[str, Any]) -> None:
     assert problem_document(parse_problem(document).problem) == document
 
 
-BATCHES = {"size": 2, "sure": [3, 0, 2, 0], "lost": [0] * 4}
+BATCHES = {"size": 2, "losses": [[0, 0], [None, None], [None, 0], [None, None]]}
 """One of four leaves after block 0, another after block 1."""
 
 
-def test_an_input_is_a_bit_mask_of_ramps() -> None:
+def test_an_input_has_a_loss_at_each_ramp_that_lets_it_leave() -> None:
     assert parse_problem({**THREE, "survival": [1.0, 0.752, 0.499], "batches": BATCHES}).problem.batches is not None
     batches = parse_problem(
         {
             **THREE,
             "survival": [1, 0.75, 0.25],
-            "batches": {"size": 2, "sure": [3, 0, 2, 2], "lost": [1, 0, 2, 0]},
+            "batches": {"size": 2, "losses": [[1, 0], [None, None], [None, 1], [None, 0]]},
         }
     ).problem.batches
     assert batches is not None

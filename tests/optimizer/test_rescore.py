@@ -29,7 +29,7 @@ STEPS = {
 
 def problem(sure: list[int], **changed: Any) -> PlanProblem:
     document = {**DOCUMENT, "latency": STEPS, "objective": {"minimize": "latency", "rate_per_s": 100}, **changed}
-    batches = {"size": 4, "sure": sure, "lost": [0] * len(sure)}
+    batches = {"size": 4, "losses": [[0 if leaves else None] for leaves in sure]}
     return parse_problem({**document, "batches": batches}).problem
 
 
