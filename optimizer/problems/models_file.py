@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, ValidationInfo, model_validator
@@ -24,6 +24,9 @@ from profiles.table import LatencyTable, check_ramps
 
 OF_MODELS = ("blocks", "ramps", "latency", "bytes_per_sample", "networks", "network_tokens", "crossing_tokens")
 """Fields that a file with `models` must not have."""
+
+Tokens = Annotated[float, Field(gt=0, le=1e6)]
+Kept = Annotated[float, Field(gt=0, le=1)]
 
 
 class ModelDocument(StrictDocument):
@@ -43,9 +46,9 @@ class ModelDocument(StrictDocument):
     """Size of the hidden state: one number, or one per block but the last."""
     crossing_bytes: float = Field(default=0.0, ge=0, le=1e18)
     """Bytes that one survivor of the network's end carries to the next network."""
-    tokens: float = Field(default=1.0, gt=0, le=1e6)
+    tokens: Tokens = 1.0
     """Tokens of an input in this network, relative to `lengths`."""
-    kept: float = Field(default=1.0, gt=0, le=1)
+    kept: Kept = 1.0
     """Share of tokens that pruning leaves of an input that crosses into this network."""
 
     @model_validator(mode="after")

@@ -107,8 +107,8 @@ class MinimizeLatency(FromFile):
             raise PlanError(
                 "a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %"
             )
-        if self.ramp_budget is not None:
-            check_above_zero("ramp_budget", self.ramp_budget)
+        if self.ramp_budget is not None and self.ramp_budget < 0:
+            raise PlanError(f"ramp_budget must be a finite number above 0, not {self.ramp_budget}")
 
 
 Objective = MaximizeRate | MinimizeCost | MinimizeLatency
@@ -243,14 +243,8 @@ class PlanProblem:
                     end = f"the last network ends at block {self.networks[-1]}"
                     raise PlanError(f"{end}, there are {self.num_blocks} blocks")
         for name in ("network_tokens", "crossing_tokens"):
-            shares = getattr(self, name)
-            if shares and len(shares) != max(1, len(self.networks)):
+            if getattr(self, name) and len(getattr(self, name)) != max(1, len(self.networks)):
                 raise PlanError(f"{name} needs a number for each network", at=(name,))
-            for share in shares:
-                check_above_zero(name, share)
-        if max(self.crossing_tokens, default=0) > 1:
-            message = f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}"
-            raise PlanError(message, at=("crossing_tokens",))
         last = len(self.networks) - 1
         for used, survival_N in (self.survival_of or {}).items():
             with within("survival_of"):
@@ -306,12 +300,6 @@ class PlanProblem:
     def share_after(self, ramp: int | None) -> float:
         """Returns the share of inputs that remain when `ramp` is the last active ramp so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
-
-
-def check_above_zero(name: str, value: float) -> None:
-    """Raises PlanError unless a value is a finite number above 0."""
-    if not 0 < value < math.inf:
-        raise PlanError(f"{name} must be a finite number above 0, not {value}")
 
 
 def check_survival(name: str, survival_N: Sequence[float], num_blocks: int, blocks: Sequence[int]) -> None:

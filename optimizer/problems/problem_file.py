@@ -24,7 +24,7 @@ from optimizer.problems.entries import (
     lengths_document,
     with_rows,
 )
-from optimizer.problems.models_file import as_chain, chain_of, with_pruning
+from optimizer.problems.models_file import Kept, Tokens, as_chain, chain_of, with_pruning
 from optimizer.problems.problem import (
     MAX_BLOCKS,
     FileObjective,
@@ -254,8 +254,8 @@ class ProblemDocument(StrictDocument):
     """For a chain: one past the last block of each network."""
     survival_of: list[SurvivalOfDocument] = Field(default_factory=list)
     crossing_s: Seconds = 0.0
-    network_tokens: tuple[float, ...] = Field((), strict=False)
-    crossing_tokens: tuple[float, ...] = Field((), strict=False)
+    network_tokens: tuple[Tokens, ...] = Field((), strict=False)
+    crossing_tokens: tuple[Kept, ...] = Field((), strict=False)
 
     def problem(self, survival: list[float] | RecordsDocument, folder: Path) -> ProblemFile:
         """Returns the problem with this survival; raises InputError with the path of the wrong value."""
