@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import load_model, read_card
 from earlyexit.tasks.pose import PoseTask
@@ -75,6 +75,15 @@ def test_ramps_learn_from_bfloat16_and_weights_stay(checkpoint: Path, data: Path
 def test_the_heads_origin_is_printed(checkpoint: Path, tmp_path: Path, joint: bool, label: str, words: str) -> None:
     data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", label) * 4)
     assert describe_head(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
+
+
+def test_a_head_style_is_for_new_heads(checkpoint: Path, data: Path, tmp_path: Path) -> None:
+    job = job_of(checkpoint).model_copy(update={"head_style": "mlp"})
+    with pytest.raises(InputError, match=r"--head-style mlp: .* has its own head for these labels; leave it out"):
+        train(job, read_labelled(data), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    others = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", "rain") * 4)
+    assert train(job, others, tmp_path / "new").info.head_style == "mlp"
 
 
 FEW = ["--budget", "0.5", "--confidence", "0.5"]
