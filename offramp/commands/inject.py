@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.backends import open_segments
-from earlyexit.clock import MonotonicClock
 from earlyexit.data.rows import IMAGE, LabelledRows, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
-from earlyexit.families.base import Pretrained
 from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.dataflow import Site
 from earlyexit.foreign.model import Divisible, ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
-from earlyexit.named import NamedSpec, is_own
+from earlyexit.named import is_own
 from earlyexit.network.boundary import Boundary, Encoded
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.model import EarlyExitModel, check_inputs
@@ -29,8 +27,9 @@ from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.calibration_files import replacing_model
-from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions
+from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions, ProfileJob
 from offramp.commands.output import command, progress_bars, provenance, warn
+from offramp.commands.profile import profile_model
 from offramp.commands.train import (
     HELD_OUT,
     codec_for,
@@ -42,7 +41,7 @@ from offramp.commands.train import (
     warnings_on,
 )
 from optimizer.search.injection import balanced_cuts, worth_their_time
-from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
+from profiles.measure import latency_tables
 from profiles.table import FloatArray
 
 LENGTH = 16
@@ -50,16 +49,13 @@ LENGTH = 16
 REPEATS = 15
 NO_TABLE = 2
 """Value of `below` of an integer input whose lookup table is unknown."""
-Notify = Callable[[str], None]
-Cuts = tuple[tuple[str, ...], ...]
-"""Names of the tensors between each two blocks."""
 Times = Callable[[EarlyExitModel, Path], tuple[FloatArray, FloatArray]]
 
 
 def ramps_worth_their_time(
-    ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, requested: bool, notify: Notify
+    ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, requested: bool
 ) -> tuple[int, ...]:
-    """Returns the ramps without those that take longer than the blocks up to the next exit.
+    """Returns the ramps without those that take longer than the blocks up to the next exit, which it prints.
 
     Raises InputError if no ramp remains, or if the user has `requested` a ramp that takes longer.
     """
@@ -76,55 +72,42 @@ def ramps_worth_their_time(
     if requested or not kept:
         advice = "leave it out of --ramps" if kept else "lower --blocks"
         raise InputError(f"{why}; {advice}, or choose a lighter --ramp-style")
-    notify(f"no ramps after blocks {', '.join(map(str, slow))}: {why}")
+    print(f"no ramps after blocks {', '.join(map(str, slow))}: {why}")
     return kept
 
 
 def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
-    """Returns the time of each block and of each ramp in seconds, for one input on one thread."""
+    """Returns the time of each block and of each ramp in seconds, for one input on one thread.
+
+    The model is saved in the folder, and measured there.
+    """
+    save_model(model, folder)
     length = min(LENGTH, model.max_length)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        rng = np.random.default_rng(0)
-        runner = LiveSplits(model, rng, open_segments("torch", model, folder))
-        splits = profile_splits(model.num_blocks, model.ramp_indices, (1,), (length,))
-        points = time_splits(splits, runner.prepare, clock=MonotonicClock(), rng=rng, repeats=REPEATS)
-    finally:
-        torch.set_num_threads(threads)
+    _, points = profile_model(folder, ProfileJob(batches=(1,), lengths=(length,), repeats=REPEATS))
     # The fastest round of each, because other work on the machine slows down calls as short as a ramp.
     quickest = [replace(point, seconds=(min(point.seconds),)) for point in points]
     table = latency_tables(quickest, model.num_blocks, model.ramp_indices)[length]
     return table.block_s_NB[:, 0], table.ramp_s_EB[:, 0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InjectionResult:
+class InjectionResult(NamedTuple):
     """The result of an injection."""
 
     model: EarlyExitModel
-    rows: int
-    """Number of rows that ramps were trained on."""
     right: float | None
-    """Share of these rows for which the model's answer is the label; None without labels."""
+    """Share of the rows for which the model's answer is the label; None without labels."""
     held_out: Path | None
     warnings: Sequence[str]
     """Reasons against serving the model or its exits, with advice."""
 
 
 def inject(
-    job: InjectJob,
-    data: LabelledRows,
-    out: Path,
-    *,
-    progress: Progress = no_progress,
-    notify: Notify = lambda _: None,
-    times: Times = time_exits,
+    job: InjectJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress, times: Times = time_exits
 ) -> InjectionResult:
     """Cuts a model into blocks, trains ramps on the frozen model, and saves it in place of the folder's model.
 
-    `notify` gets messages about the model, and `times` measures blocks and ramps. Raises DataError, GraphError,
-    ModelFolderError or InputError before anything is trained, and then leaves the folder unchanged.
+    Prints messages about the model. `times` measures blocks and ramps. Raises DataError, GraphError, ModelFolderError
+    or InputError before anything is trained, and then leaves the folder unchanged.
     """
     learned, held = _divided(job, data)
     foreign = read_model(job, data)
@@ -132,18 +115,24 @@ def inject(
     with replacing_model(out) as folder:
         codec = load_codec(spec, job, folder)
         encoded = learned.encode(codec)
-        model, cuts, block_s = _with_ramps(job, foreign, spec, learned, encoded, folder, times=times, notify=notify)
+        cuts = _choose_cuts(job, opened := open_foreign(foreign, spec, folder))
+        pretrained = opened.build(cuts, encoded)
+        assert pretrained.head is not None
+        numbers = tuple(map(str, range(pretrained.head.num_outputs)))
+        make = partial(add_ramps, pretrained, name=job.name, family=foreign.family, codec=spec, task=LabelTask(numbers))
+        check_names(job, learned, numbers)
+        model, block_s = _with_ramps(make, job, encoded, folder, times)
         features = exit_features(model, encoded, progress=progress)
-        answers, numbers = _answers(model, features, job), tuple(map(str, range(model.task.num_outputs)))
+        answers = _answers(model, features, job)
         names = answer_names(job, learned, answers, numbers)
         if unknown := {*learned.label_names, *(() if held is None else held.label_names)} - {*names, ""}:
-            notify(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
+            print(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
             learned, held = unlabelled(learned), None if held is None else unlabelled(held)
         imitate = job.from_answers or not learned.are_labelled
         facts = provenance(
             backbone=job.backbone,
             backbone_sha256=model.backbone.sha256(),
-            cuts=[list(each) for each in cuts],
+            cuts=cuts,
             data=job.source,
             rows=len(learned),
             imitate=imitate,
@@ -161,14 +150,8 @@ def inject(
             outputs_NC = exit_outputs(model, held.encode(codec), progress=progress)[model.num_blocks - 1]
             held = held.with_labels(names[k] for k in outputs_NC.argmax(1).tolist())
         held_out = None if held is None else out / write_labelled(held, folder, HELD_OUT).name
-    right = [own == label for own, label in zip(own_labels, learned.labels, strict=True)]
-    return InjectionResult(
-        model=load_model(out),
-        rows=len(learned),
-        right=sum(right) / len(right) if learned.are_labelled else None,
-        held_out=held_out,
-        warnings=warnings,
-    )
+    right = float(np.mean(np.array(own_labels) == learned.labels)) if learned.are_labelled else None
+    return InjectionResult(load_model(out), right, held_out, warnings)
 
 
 def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
@@ -188,37 +171,23 @@ def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
 
 
 def _with_ramps(
-    job: InjectJob,
-    foreign: ForeignModel,
-    codec: NamedSpec,
-    rows: LabelledRows,
-    encoded: Sequence[Encoded],
-    folder: Path,
-    *,
-    times: Times,
-    notify: Notify,
-) -> tuple[EarlyExitModel, Cuts, FloatArray]:
-    """Returns the cut model with untrained ramps that are worth their time, its cuts, and the seconds of each block."""
-    pretrained, cuts = _cut(job, foreign, codec, encoded, folder, notify)
-    assert pretrained.head is not None
-    task, ramps = LabelTask(tuple(map(str, range(pretrained.head.num_outputs)))), ramp_options(job)
-    with_ramps = partial(add_ramps, pretrained, name=job.name, family=foreign.family, codec=codec, task=task)
-    model = with_ramps(ramps=ramps)
+    make: Callable[..., EarlyExitModel], job: InjectJob, encoded: Sequence[Encoded], folder: Path, times: Times
+) -> tuple[EarlyExitModel, FloatArray]:
+    """Returns the model with untrained ramps that are worth their time, and the seconds of each block.
+
+    `make`: makes the model, given the options of the ramps.
+    """
+    model = make(ramps=ramp_options(job))
     check_inputs(model, encoded[0])
-    _check_looked_up(job, pretrained.backbone.inputs, encoded)
-    check_names(job, rows, task.label_names)
+    _check_looked_up(job, model.backbone.inputs, encoded)
     block_s, ramp_s = times(model, folder)
-    requested = job.ramps is not None
-    at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=requested, notify=notify)
-    return with_ramps(ramps=replace(ramps, at=at)), cuts, block_s
+    at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=job.ramps is not None)
+    return make(ramps=replace(ramp_options(job), at=at)), block_s
 
 
-def _cut(
-    job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, notify: Notify
-) -> tuple[Pretrained, Cuts]:
-    """Writes the network in blocks; returns it with its cuts. Raises GraphError for too few sites."""
-    opened = open_foreign(foreign, codec, folder)
-    sites = crossing_sites(job, opened, notify)
+def _choose_cuts(job: InjectJob, opened: Divisible) -> list[list[str]]:
+    """Returns the names of the tensors between each two blocks; raises GraphError for too few sites."""
+    sites = crossing_sites(job, opened)
     num_blocks = job.blocks or min(MAX_BLOCKS, len(sites) + 1)
     if num_blocks > len(sites) + 1:
         raise GraphError(
@@ -226,11 +195,10 @@ def _cut(
             f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
         )
     chosen = balanced_cuts([site.seconds_share or 0.0 for site in sites], num_blocks)
-    cuts = tuple(sites[k].tensors for k in chosen)
-    notify(f"{job.backbone}: {len(opened.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    print(f"{job.backbone}: {len(opened.flow.operators)} operators, {len(sites)} sites, {num_blocks} blocks")
     if len(sites) < 2 and not job.sets:
-        notify("--sets finds more sites, at which two or three tensors together carry all information")
-    return opened.build(cuts, rows), cuts
+        print("--sets finds more sites, at which two or three tensors together carry all information")
+    return [list(sites[k].tensors) for k in chosen]
 
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
@@ -257,8 +225,8 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     return learned, held
 
 
-def crossing_sites(job: InjectJob, foreign: Divisible, notify: Notify) -> tuple[Site, ...]:
-    """Returns the sites where the model can be cut; raises GraphError if there is none."""
+def crossing_sites(job: InjectJob, foreign: Divisible) -> tuple[Site, ...]:
+    """Returns the sites where the model can be cut, and prints the others; raises GraphError if it can at none."""
     sites = foreign.sites(sets=job.sets)
     if not sites:
         tensors = "one to three tensors carry" if job.sets else "one tensor carries"
@@ -272,7 +240,7 @@ def crossing_sites(job: InjectJob, foreign: Divisible, notify: Notify) -> tuple[
     usable = tuple(site for site in sites if site.tensors not in refused)
     if not usable:
         raise GraphError(f"{job.backbone}: cannot be cut at any site; not at {names}: {reason}")
-    notify(f"no cut at {names}: {reason}")
+    print(f"no cut at {names}: {reason}")
     return usable
 
 
@@ -316,9 +284,10 @@ def run(job: InjectOptions) -> None:
         job = job.model_copy(update={"names": read_texts(job.labels)})
     rows = read_rows(job)
     with progress_bars() as progress:
-        done = inject(job, rows, job.out, progress=progress, notify=print)
-    source = "the model's own answers" if done.model.info.provenance["imitate"] else "labels"
-    print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {job.out}")
+        done = inject(job, rows, job.out, progress=progress)
+    facts, ramps = done.model.info.provenance, list(done.model.ramp_indices)
+    source = "the model's own answers" if facts["imitate"] else "labels"
+    print(f"{facts['rows']} rows, ramps after blocks {ramps} trained from {source}: {job.out}")
     if done.right is not None:
         print(f"the model answers {done.right:.1%} of the rows as they are labelled")
     elif job.labels is None:

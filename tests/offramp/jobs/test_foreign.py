@@ -60,7 +60,7 @@ def test_a_module_with_several_answers_needs_an_output_name(tmp_path: Path) -> N
 def test_sites_with_an_unsupported_type_are_reported_with_their_type(tmp_path: Path) -> None:
     found = read_model(job_of(f"{HERE}:doubled"), rows_of())
     with pytest.raises(GraphError, match=r"cannot be cut at any site; not at .*is torch\.float64, but must be"):
-        crossing_sites(job_of(f"{HERE}:doubled"), open_foreign(found, {"name": "image"}, tmp_path), print)
+        crossing_sites(job_of(f"{HERE}:doubled"), open_foreign(found, {"name": "image"}, tmp_path))
 
 
 def test_all_candidates_of_an_onnx_file_share_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FIL
 from profiles.table import FloatArray
 from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.foreign.modules import SIDE, masked, pictures
+from tests.offramp.cli.runs import Captured
 
 HERE = "tests.earlyexit.foreign.modules"
 ROWS, HELD = 240, 320
@@ -151,13 +152,14 @@ def test_a_file_that_rounds_its_inputs_is_tried_with_the_users_rows_and_keeps_it
     assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
 
 
-def test_an_impossible_cut_is_reported_and_a_model_without_a_cut_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_cut_is_reported_and_a_model_without_a_cut_is_refused(tmp_path: Path, capsys: Captured) -> None:
     pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import PIXELS, across_graph, saved
 
-    path, said = saved(across_graph(seed=3), tmp_path / "theirs"), list[str]()
-    done = inject(job_of(str(path), **PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, notify=said.append)
-    assert said[0].startswith("no cut at 'across': the graph's tensor 'across', [8, 2] for 2 inputs, has a row neither")
+    path = saved(across_graph(seed=3), tmp_path / "theirs")
+    done = inject(job_of(str(path), **PIXELS), rows_of(), tmp_path / "model", times=quick_ramps)
+    said = capsys.readouterr().out
+    assert said.startswith("no cut at 'across': the graph's tensor 'across', [8, 2] for 2 inputs, has a row neither")
     assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
 
     class Nowhere(TorchModel):
@@ -166,7 +168,7 @@ def test_an_impossible_cut_is_reported_and_a_model_without_a_cut_is_refused(tmp_
 
     found = read_model(job_of(), rows_of())
     with pytest.raises(GraphError, match=r"pictures: cannot be cut at any site; not at '.*': it is crooked$"):
-        crossing_sites(job_of(), Nowhere(**vars(found)), print)
+        crossing_sites(job_of(), Nowhere(**vars(found)))
 
 
 def test_sets_of_tensors_cut_a_module_with_a_mask_without_changing_its_answers(tmp_path: Path) -> None:
@@ -205,24 +207,26 @@ def test_with_from_answers_labels_only_name_the_answers(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("names", [None, ("x", "y", "z")])
-def test_labels_that_are_no_answers_are_ignored(tmp_path: Path, names: tuple[str, ...] | None) -> None:
-    said: list[str] = []
+def test_labels_that_are_no_answers_are_ignored(
+    tmp_path: Path, names: tuple[str, ...] | None, capsys: Captured
+) -> None:
     job = job_of(from_answers=True, hold_out=0.5, names=names)
-    done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps, notify=said.append)
-    assert said[-1] == "labels are ignored: 'cat' is none of the model's 3 answers"
+    done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps)
+    assert capsys.readouterr().out.splitlines()[-1] == "labels are ignored: 'cat' is none of the model's 3 answers"
     assert done.right is None
     assert done.held_out is not None
     assert set(read_labelled(done.held_out).label_names) <= set(names or ("0", "1", "2"))
     calibrate(tmp_path, read_labelled(done.held_out), LOOSE)
 
 
-def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(folder: Path) -> None:
-    said: list[str] = []
+def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(folder: Path, capsys: Captured) -> None:
     block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
-    assert ramps_worth_their_time((0, 1), block_s, ramp_s, requested=False, notify=said.append) == (0,)
-    assert said == ["no ramps after blocks 1: the ramp after block 1 takes 4 ms, the blocks up to the next exit 3 ms"]
+    assert ramps_worth_their_time((0, 1), block_s, ramp_s, requested=False) == (0,)
+    assert capsys.readouterr().out == (
+        "no ramps after blocks 1: the ramp after block 1 takes 4 ms, the blocks up to the next exit 3 ms\n"
+    )
     with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; leave it out of --ramps"):
-        ramps_worth_their_time((0, 1), block_s, ramp_s, requested=True, notify=said.append)
+        ramps_worth_their_time((0, 1), block_s, ramp_s, requested=True)
     model = load_model(folder)
     block_s, ramp_s = time_exits(model, folder)
     assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
