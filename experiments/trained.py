@@ -28,7 +28,7 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.training.augmentation import Augmentation
 from experiments.data import RUNS, require_data
 from offramp.commands.calibrate import calibrate, record_exits
-from offramp.commands.checkpoint import resolve_backbone
+from offramp.commands.folders import resolve_backbone
 from offramp.commands.jobs import CalibrateJob, TrainJob
 from offramp.commands.output import progress_bars
 from offramp.commands.thresholds import outcome_figures

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.data.images import IGNORED, ImageFiles, check_file, is_images, open_images
-from earlyexit.data.text_tables import csv_rows, has_column, read_table, read_texts
+from earlyexit.data.text_tables import csv_rows, has_column, read_table
 from earlyexit.errors import DataError, InputError, UnprocessableInputError
 from earlyexit.network.boundary import Column, Encoded, cast_column
 from earlyexit.tasks.checks import Mask, read_mask
@@ -176,13 +176,9 @@ class LabelledRows:
         """Returns the rows at the given positions, in the given order."""
         kept = list(rows)
         columns = {name: column[kept] for name, column in self.columns.items()}
-        return replace(
-            self,
-            columns=columns,
-            labels=tuple(self.labels[row] for row in kept),
-            files=None if self.files is None else tuple(self.files[row] for row in kept),
-            sides=None if self.sides is None else tuple(self.sides[row] for row in kept),
-        )
+        per_row: dict[str, Any] = {name: getattr(self, name) for name in ("labels", "files", "sides")}
+        taken = {name: each and tuple(each[row] for row in kept) for name, each in per_row.items()}
+        return replace(self, columns=columns, **taken)
 
 
 def read_labelled(
@@ -197,7 +193,7 @@ def read_labelled(
 ) -> LabelledRows:
     """Returns the rows of a file or folder. Labels are empty without a `label_column`.
 
-    - .csv, .tsv, .jsonl: texts, or pairs of texts with a `pair_column`
+    - .csv, .tsv, .jsonl: texts, or pairs of texts with a `pair_column`; .txt without labels: texts
     - .json in CLINC150's form: texts; `part` names a list in it
     - a folder or .zip that has one folder of images per label; `part` names a folder above these
     - a folder or .zip with a table of `joints` (see `read_joints`), or of `classes` (see `read_maps`)
@@ -205,8 +201,7 @@ def read_labelled(
 
     Raises DataError with file, line and what is allowed.
     """
-    if part is not None and path.suffix != ".json" and not is_images(path):
-        raise DataError(f"{path}: no part {part!r}: only CLINC150's .json, folders and .zip have parts")
+    check_part(path, part)
     if joints is not None or classes is not None:
         if not is_images(path):
             raise DataError(f"{path}: joints and class maps need images, a folder or a .zip")
@@ -218,14 +213,10 @@ def read_labelled(
         return read_maps(path, classes, part=part)
     if is_images(path):
         with open_images(path, part=part) as images:
-            files = tuple(f"{path}: {name}" for name in images.names)
             labels = images.labels if label_column is not None else ("",) * len(images)
-            return LabelledRows(columns={IMAGE: objects(images)}, labels=labels, files=files)
+            return LabelledRows(columns={IMAGE: objects(images)}, labels=labels, files=_full_names(images))
     if path.suffix == ".npz":
         return _labelled_arrays(path, labelled=label_column is not None)
-    if path.suffix == ".txt" and label_column is None:
-        texts = read_texts(path)
-        return LabelledRows.of_texts(texts, ("",) * len(texts))
     names = {TEXT: text_column} if pair_column is None else {TEXT: text_column, PAIR: pair_column}
     rows = read_table(path, tuple(names.values()), label_column, part)
     columns = zip(*(texts for _, texts, _ in rows), strict=True)
@@ -235,14 +226,18 @@ def read_labelled(
     )
 
 
+def check_part(path: Path, part: str | None) -> None:
+    """Raises DataError if a part is named of a file that has none."""
+    if part is not None and path.suffix != ".json" and not is_images(path):
+        raise DataError(f"{path}: no part {part!r}: only CLINC150's .json, folders and .zip have parts")
+
+
 def has_labels(path: Path, *, label_column: str = "label", part: str | None = None) -> bool:
     """Returns whether a file or folder has labels. Returns False if it cannot be read."""
     if is_images(path):
-        with open_images(path, part=part) as images:
-            try:
-                return bool(images.labels)
-            except DataError:
-                return False
+        with open_images(path, part=part) as images, suppress(DataError):
+            return bool(images.labels)
+        return False
     if path.suffix == ".npz":
         return LABELS in read_arrays(path)
     return path.suffix == ".json" or has_column(path, label_column)

@@ -21,19 +21,8 @@ TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def read_table(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> list[Row]:
-    """Returns the rows of a file in its order. The suffix determines the format. `part`: a list in CLINC150's form.
-
-    Without a `label_column`, labels are empty, except for CLINC150's form. Raises DataError with file and line.
-    """
-    check_file(path)
-    if path.suffix in TABLES:
-        rows = list(stream_table(path, text_columns, label_column))
-    elif path.suffix != ".json":
-        raise DataError(f"{path}: unknown suffix {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
-    elif len(text_columns) > 1:
-        raise DataError(f"{path}: CLINC150's form has single texts; use .csv, .tsv or .jsonl for pairs")
-    else:
-        rows = list(_clinc(path, part))
+    """Returns the rows of `stream_rows`; raises DataError if there are none, and for empty texts and labels."""
+    rows = list(stream_rows(path, text_columns, label_column, part))
     if not rows:
         raise DataError(f"{path}: no rows")
     for line, texts, label in rows:
@@ -45,19 +34,35 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
     return rows
 
 
+def stream_rows(
+    path: Path, text_columns: Sequence[str], label_column: str | None = None, part: str | None = None
+) -> Iterator[Row]:
+    """Yields the rows of a file in its order. The suffix determines the format. `part`: a list in CLINC150's form.
+
+    Without a `label_column`, labels are empty, except for CLINC150's form. A .txt file has no labels, and its lines
+    that are not blank are the texts. Raises DataError with file and line.
+    """
+    check_file(path)
+    known = TABLES if label_column is not None else (*TABLES, ".txt")
+    if path.suffix not in (*known, ".json"):
+        raise DataError(f"{path}: unknown suffix {path.suffix!r}; known: {', '.join(known)}, .json (CLINC150's form)")
+    if path.suffix in TABLES:
+        return stream_table(path, text_columns, label_column)
+    if len(text_columns) > 1:
+        raise DataError(f"{path}: rows of {' and '.join(text_columns)} must be .csv, .tsv or .jsonl")
+    return _clinc(path, part) if path.suffix == ".json" else stream_lines(path)
+
+
 def has_column(path: Path, name: str) -> bool:
     """Returns whether the first row of a table has a column with a name."""
     return path.suffix in TABLES and path.is_file() and any(name in row for _, row in islice(_rows(path, ()), 1))
 
 
-def read_texts(path: Path) -> tuple[str, ...]:
-    """Returns the lines of a text file that are not blank. Raises DataError if there are none or not in UTF-8."""
+def stream_lines(path: Path) -> Iterator[Row]:
+    """Yields the lines of a text file that are not blank as rows of one text. Raises DataError."""
     check_file(path)
-    with _utf8(path):
-        texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    if not texts:
-        raise DataError(f"{path}: no texts")
-    return texts
+    with _utf8(path), path.open(encoding="utf-8") as file:
+        yield from ((number, (line.rstrip("\n"),), "") for number, line in enumerate(file, 1) if line.strip())
 
 
 def stream_table(path: Path, text_columns: Sequence[str], label_column: str | None = None) -> Iterator[Row]:

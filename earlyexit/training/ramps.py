@@ -272,15 +272,15 @@ def importance_of(
             f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
             f"{model.info.family!r} cannot measure"
         )
-    importances: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
+    importances: dict[int, npt.NDArray[np.float32]] = {}
     for rows in batches_by_length(encoded, batch):
         tensors, layout = pack([encoded[row] for row in rows], model.device)
         tensors = (*tensors, torch.zeros(layout.num_tokens, device=model.device))
         importance_N = model.run_blocks(0, model.num_blocks, tensors, layout)[-1]
-        for row, of_input in zip(rows, torch.split(importance_N, layout.lengths_B.tolist()), strict=True):
-            importances[row] = of_input.cpu().numpy()
-        progress("attention", sum(len(of_input) > 0 for of_input in importances), len(encoded))
-    return importances
+        of_inputs = torch.split(importance_N, layout.lengths_B.tolist())
+        importances |= {row: each.cpu().numpy() for row, each in zip(rows, of_inputs, strict=True)}
+        progress("attention", len(importances), len(encoded))
+    return [importances[row] for row in range(len(encoded))]
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.apparate import images, texts
 from experiments.data import RUNS, require_data
-from offramp.commands.checkpoint import resolve_backbone
+from offramp.commands.folders import resolve_backbone
 from offramp.commands.jobs import TrainJob
 from offramp.commands.output import progress_bars, provenance
 from profiles.records import ExitRecords, IntArray

@@ -34,7 +34,7 @@ from earlyexit.training.ramps import pack
 from experiments.engine.side import Side as OneDevice
 from experiments.engine.side import members_of
 from experiments.turns import Figures, in_turns, print_figures
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from optimizer.calibration.calibration_file import CalibrationCard
 from optimizer.plans.plan import early_exit_plan, serial_plan, stock_plan
 

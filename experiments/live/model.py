@@ -20,7 +20,7 @@ from earlyexit.tasks.label import LabelTask
 from experiments.data import RUNS, data_folder
 from experiments.problems import ENTROPY, PROBLEMS
 from experiments.recorded_exits import BERT12_EXITS, BERT12_SST2, bert12_sst2, drawn_exits
-from offramp.commands.checkpoint import resolve_backbone
+from offramp.commands.folders import resolve_backbone
 from offramp.commands.thresholds import outcome_figures
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.problems.problem_file import read_problem

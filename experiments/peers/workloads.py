@@ -19,7 +19,7 @@ import numpy as np
 from experiments import trained
 from experiments.data import RUNS
 from experiments.peers.client import write_inputs
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.calibration.risk import Guarantee
 from optimizer.plans.plan import PolicySpec

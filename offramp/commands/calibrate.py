@@ -34,7 +34,7 @@ from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import Progress, by_batch, exit_outputs, importance_of, no_progress, times_measured
 from earlyexit.training.tokens import GenerationOptions, generate
 from earlyexit.words import alpha_for, num_words, relative_importance
-from offramp.commands.calibration_files import (
+from offramp.commands.folders import (
     forget_calibration,
     keeps_answers,
     members_of,
@@ -73,8 +73,6 @@ MAX_PROMPT_TOKENS = 128
 Confidences = Mapping[int, float]
 Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
 """Row indices, and the temperature-scaled outputs of each exit for these rows, (N, C), by block."""
-Ensemble = tuple[Mapping[int, float] | None, dict[str, Any]]
-"""Weights of a chain's networks by their end blocks (None if answers are not mixed), and JSON data on the ensemble."""
 Calibrated = tuple[CalibrationCard, ExitRecords]
 
 
@@ -100,8 +98,11 @@ def calibrate(
     check_rows(data, job)  # a chain has several calibrations
     task, facts, (design, _) = find_task(card.task), calibration_facts(job), design_and_test_rows(data, job)
     policy, is_one = choose_score(task, job.policy), card.chain.is_one
-    labels = None if _lack_labels(card, data, job) else data.targets(task, find_codec(card.codec, folder))
-    tokens_N = None
+    labels = tokens_N = None
+    if data.are_labelled or not keeps_answers(card.provenance):
+        labels = data.targets(task, find_codec(card.codec, folder))
+    elif job.metric == "harm":
+        raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
     if outputs is None:
         outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
     outputs = outputs if task.large else list(outputs)
@@ -113,16 +114,12 @@ def calibrate(
         facts |= {MEMBERS: members_of(folder, card)}
     else:
         outputs = _scaled(model, outputs, labels, design)
-    records = join_records(outputs, policy, task, labels, choice=(design, job.budget), provenance=facts)
-    records = replace(records, tokens_N=tokens_N)
+    records = join_records(
+        outputs, policy, task, labels, choice=(design, job.budget), provenance=facts, tokens_N=tokens_N
+    )
+    costs = measured_costs(job.latency, records) or (None if is_one else parameters_by_block(folder, card))
     recorded = CalibrationData(
-        job=job,
-        views=[records],
-        facts=facts,
-        task=task,
-        labels=labels,
-        costs=measured_costs(job.latency, records) or (None if is_one else parameters_by_block(folder, card)),
-        first=card.chain.starts[-1],
+        job=job, views=[records], facts=facts, task=task, labels=labels, costs=costs, first=card.chain.starts[-1]
     )
     if model is None:
         return _calibrate_chain(recorded, folder, card, data, next(iter(outputs)), progress)
@@ -165,15 +162,6 @@ def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob
 def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
     """Returns whether there will be a second calibration, for the last network alone."""
     return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
-
-
-def _lack_labels(card: ModelCard, data: LabelledRows, job: CalibrateJob) -> bool:
-    """Returns whether the model's answers replace labels; raises DataError if labels are needed."""
-    if not keeps_answers(card.provenance) or data.are_labelled:
-        return False
-    if job.metric == "harm":
-        raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
-    return True
 
 
 def choose_score(task: Task, requested: Score | None) -> Score:
@@ -225,8 +213,9 @@ def record_exits(
     task = find_task(card.task)
     truth_N = data.targets(task, find_codec(card.codec, folder))
     outputs, tokens_N = compute_outputs(folder, card, data, dtype, progress)
-    records = join_records(outputs, calibration.policy, task, truth_N, confidences=calibration.confidences)
-    records = replace(records, tokens_N=tokens_N)
+    records = join_records(
+        outputs, calibration.policy, task, truth_N, confidences=calibration.confidences, tokens_N=tokens_N
+    )
     if weights is None:
         return records
     [(_, whole)] = outputs
@@ -273,12 +262,13 @@ def join_records(
     *,
     confidences: Confidences | None = None,
     choice: tuple[IntArray, float] | None = None,
-    provenance: dict[str, Any] | None = None,
+    **facts: Any,
 ) -> ExitRecords:
     """Returns exit records of all rows, in order, from temperature-scaled outputs of parts of the rows.
 
     The last block of the outputs is the full model. The policy `share` needs `confidences`, or with `choice` rows and a
-    budget, for which each ramp gets the best of a hundred confidences. Raises PlanError without both.
+    budget, for which each ramp gets the best of a hundred confidences. Raises PlanError without both. `facts`: further
+    fields of the records.
     """
     choice = choice if policy == "share" else None
     rows: list[int] = []
@@ -293,7 +283,7 @@ def join_records(
             of_ramps = [shares_above(each.principal_values, levels_L).cpu().numpy() for each in ramps]
             shares.append(np.stack(of_ramps, axis=1))
     joined = ExitRecords.join(records).subset(np.argsort(rows))
-    joined = replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
+    joined = replace(joined, sample_ids=tuple(map(str, range(len(rows)))), **facts)
     if choice is None:
         return joined
     design, budget = choice
@@ -345,13 +335,18 @@ def records_of_served(
     The last exit's answer can differ too, because an ensemble mixes it, or because its text was pruned. `whole` and
     `alone`: outputs and records of the same inputs without either. `options`: of `join_records`.
     """
-    last = max(whole)
-    records = join_records(
-        [(range(len(truth_N)), {**served, last: whole[last]})], alone.score, task, truth_N, **options
-    )
+    last, rows = max(whole), range(len(truth_N))
     at_end_N, full_N = (task.answer(each[last]).numpy() for each in (served, whole))
-    end_losses_N, end_true_losses_N = (task.loss(at_end_N, right_N) for right_N in (full_N, truth_N))
-    return replace(records, tokens_N=alone.tokens_N, end_losses_N=end_losses_N, end_true_losses_N=end_true_losses_N)
+    return join_records(
+        [(rows, {**served, last: whole[last]})],
+        alone.score,
+        task,
+        truth_N,
+        tokens_N=alone.tokens_N,
+        end_losses_N=task.loss(at_end_N, full_N),
+        end_true_losses_N=task.loss(at_end_N, truth_N),
+        **options,
+    )
 
 
 def _calibrate_chain(
@@ -364,7 +359,7 @@ def _calibrate_chain(
     Plans choose one of the calibrations, so the confidence holds for all of them together.
     """
     job, chain, [alone] = recorded.job, card.chain, recorded.views
-    mixed, ensemble = _find_useful_ensemble(recorded, outputs[1], chain) if job.ensemble else (recorded, None)
+    mixed = _mixed_if_useful(recorded, outputs[1], chain) if job.ensemble else recorded
     cards = {OWN: mixed.card(chain.end_ramps)}
     if _has_reference(job, chain):
         cards[REFERENCE] = mixed.card((), entry=chain.starts[-1])
@@ -372,71 +367,60 @@ def _calibrate_chain(
     if len(mixed.views) > 1:
         alone.save(folder / ALONE_FILE)
     for name, each in cards.items():
-        cards[name] = each if ensemble is None else each.with_ensemble(*ensemble)
-        save_calibration(cards[name], None if name else mixed.views[0], folder / name)
+        save_calibration(each, None if name else mixed.views[0], folder / name)
     if job.prune is None:
         return cards[OWN], mixed.views[0]
     # Thresholds must hold with pruned and with whole texts, because plans may leave out networks before which words are
     # pruned.
-    assert recorded.task is not None
-    assert recorded.labels is not None
-    served, facts = run_pruned(recorded, folder, card, data, outputs, progress)
-    facts, choice = recorded.facts | facts, (recorded.parts[0], job.budget)
-    pruned = records_of_served(
-        served, outputs[1], alone, recorded.task, recorded.labels, choice=choice, provenance=facts
-    )
-    both = replace(recorded, views=[pruned, alone], facts=facts)
-    calibration = both.card(chain.end_ramps, prune=facts[PRUNE])
+    task, truth_N = recorded.truth
+    served, pruning = run_pruned(recorded, folder, card, data, outputs, progress)
+    facts, choice = recorded.facts | pruning, (recorded.parts[0], job.budget)
+    pruned = records_of_served(served, outputs[1], alone, task, truth_N, choice=choice, provenance=facts)
+    calibration = replace(recorded, views=[pruned, alone], facts=facts).card(chain.end_ramps)
     save_calibration(calibration, pruned, folder / PRUNED)
     return calibration, pruned
 
 
-def _find_useful_ensemble(
-    recorded: CalibrationData, outputs: Mapping[int, Tensor], chain: Chain
-) -> tuple[CalibrationData, Ensemble]:
-    """Returns the data with mixed answers for each set of networks (all first), and the ensemble.
+def _mixed_if_useful(recorded: CalibrationData, outputs: Mapping[int, Tensor], chain: Chain) -> CalibrationData:
+    """Returns the data with the results of an ensemble, and if it is useful, with mixed answers.
 
-    The data is returned unchanged if the ensemble is not useful. Weights and gain are found on the design rows alone.
-    An input counts as passed on at an end if no exit up to there passes the likely thresholds. Raises DataError for the
+    There is a view for each set of networks, all of them first. Weights and gain are found on the design rows alone. An
+    input counts as passed on at an end if no exit up to there passes the likely thresholds. Raises DataError for the
     policy `share`.
     """
-    [alone], design, task, truth_N = recorded.views, recorded.parts[0], recorded.task, recorded.labels
-    assert task is not None
-    assert truth_N is not None
+    [alone], design, (task, truth_N) = recorded.views, recorded.parts[0], recorded.truth
     if alone.score == "share":
         raise DataError("ensembles need the policy entropy or confidence, not share")
     promised = promised_records(alone, recorded.job)
     sure_NR = alone.sure_NR(likely_thresholds(promised.subset(design), recorded.job.budget, recorded.costs))
     until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
     goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
-    weights, _ = ensemble = find_ensemble(outputs, chain, truth_N, goes_on_NE, design)
-    if weights is None:
-        return recorded, ensemble
-    facts = recorded.facts | {WEIGHTS: dict(weights)}
-    views = [
-        records_of_served(
-            mixed_outputs(outputs, chain, task, weights, used), outputs, alone, task, truth_N, provenance=facts
-        )
-        for used in sorted(subsets(chain), key=len, reverse=True)
-    ]
-    return replace(recorded, views=views), ensemble
+    weights, results = find_ensemble(outputs, chain, truth_N, goes_on_NE, design)
+    views = recorded.views
+    if weights is not None:
+        facts = recorded.facts | {WEIGHTS: dict(weights)}
+        sets = sorted(subsets(chain), key=len, reverse=True)
+        served = [mixed_outputs(outputs, chain, task, weights, used) for used in sets]
+        views = [records_of_served(each, outputs, alone, task, truth_N, provenance=facts) for each in served]
+    return replace(recorded, views=views, figures={"ensemble": results})
 
 
 def find_ensemble(
     outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
-) -> Ensemble:
-    """Returns an ensemble that is fitted on `rows` of a chain's temperature-scaled outputs (N, C), by block.
+) -> tuple[Mapping[int, float] | None, dict[str, Any]]:
+    """Returns an ensemble's weights by end block, and JSON data on it, fitted on `rows` of a chain's outputs, by block.
 
-    Answers are mixed if the leave-one-out gain on the rows that no network but the last answers is significant. The
-    gain is None without such rows. `goes_on_NE`: whether each row goes on at the end of each network but the last.
+    The outputs (N, C) are temperature-scaled. The weights are None unless the leave-one-out gain on the rows that no
+    network but the last answers is significant; without such rows the gain is None. `goes_on_NE`: whether each row goes
+    on at the end of each network but the last.
     """
     shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
     truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
     by_rule = {name: dict(fit_weights(shares, truth, goes_on, chain.end_ramps, rule)) for name, rule in RULES.items()}
     gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
     is_on = gain is not None and gain.is_sure
-    document = {"on": is_on, "weights": by_rule, "gain": None if gain is None else asdict(gain)}
-    return by_rule[SERVED] if is_on else None, document
+    results = {"on": is_on, "weights": by_rule, "gain": None if gain is None else asdict(gain)}
+    return by_rule[SERVED] if is_on else None, results
 
 
 def mixed_outputs(

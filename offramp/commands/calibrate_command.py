@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -13,9 +12,7 @@ from earlyexit.data.rows import has_labels
 from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, read_card
 from earlyexit.tasks import find_task
-from earlyexit.tasks.token import TokenTask
-from offramp.commands.calibration_files import keeps_answers, save_calibration
-from offramp.commands.checkpoint import CONFIG
+from offramp.commands.folders import CONFIG, keeps_answers, save_calibration
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import cell, command, make_folder, make_table, print_result, progress_bars, warn
 from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
@@ -26,7 +23,9 @@ from profiles.scores import SCORES, Score
 
 def run(job: CalibrateOptions) -> None:
     """Calibrates, and prints thresholds, their expected effect, and warnings."""
-    if job.records is not None:
+    if job.records is None:
+        card, report = _calibrate_model(job)
+    else:
         records = read_records(job.records, scale=job.scale)
         if job.policy not in (None, records.score):
             raise InputError(f"--policy {job.policy}: {job.records} holds scores of {records.score}")
@@ -35,29 +34,30 @@ def run(job: CalibrateOptions) -> None:
             make_folder(job.out)
             save_calibration(card, records, job.out)
         report = _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
-    else:
-        assert job.model is not None, "checked by the job"
-        assert job.data is not None, "checked by the job"
-        card, report = _calibrate_model(job.model, job.data, job)
     print_result(report, lambda: calibration_tables(card.policy, report), as_json=job.as_json)
     for each in report["warnings"]:
         warn(each)
 
 
-def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
+def _calibrate_model(job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
     """Calibrates a model. The rows of decoders are prompts; models that keep their answers need no labels either."""
     from offramp.commands.calibrate import calibrate, record_exits  # imports torch, which records do not need
 
+    model, data = job.model, job.data
+    assert model is not None, "checked by the job"
+    assert data is not None, "checked by the job"
     if (model / CONFIG).is_file() and not (model / CARD_FILE).is_file():
-        run = command("ramp", model, "--data", data)
-        raise InputError(f"{model} is a checkpoint of transformers, not a model folder; to add calibrated exits: {run}")
+        ramp = command("ramp", model, "--data", data)
+        raise InputError(
+            f"{model} is a checkpoint of transformers, not a model folder; to add calibrated exits: {ramp}"
+        )
     model_card = read_card(model)
-    task, is_decoder = find_task(model_card.task), model_card.task["name"] == TokenTask.name
-    labels_optional = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set
+    task, facts = find_task(model_card.task), model_card.provenance
+    labels_optional = keeps_answers(facts) and "label_column" not in job.model_fields_set
     without_labels = labels_optional and not has_labels(data, label_column=job.label_column, part=job.part)
-    rows, held_out = job.read(data, **({"label_column": None} if is_decoder or without_labels else {})), None
+    rows, held_out = job.read(data, **({"label_column": None} if model_card.generates or without_labels else {})), None
     if job.test is not None:
-        if is_decoder:
+        if model_card.generates:
             raise InputError("--test is not for decoders, whose thresholds are tested with a part of the prompts")
         held_out = job.read(job.test, part=job.test_part)
         held_out.targets(task, find_codec(model_card.codec, model))  # refuses labels that the model does not know
@@ -69,13 +69,12 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
         if beside:
             report["beside"] = {name: _report(each) for name, each in beside.items()}
         if held_out is not None:
-            test_records = record_exits(
+            tested = record_exits(
                 model, held_out, card, job.dtype, lambda what, done, total: progress(f"test {what}", done, total)
             )
-            report["test"] = outcome_figures(test_records.outcome(card.thresholds), task, card.metric)
+            report["test"] = outcome_figures(tested.outcome(card.thresholds), task, card.metric)
     reference = None if model_card.chain.is_one else model_card.chain.names[-1]
-    report["warnings"] = calibration_warnings(card, beside, model_card.provenance, reference)
-    return card, report
+    return card, report | {"warnings": calibration_warnings(card, beside, facts, reference)}
 
 
 def _report(card: CalibrationCard) -> dict[str, Any]:
@@ -93,18 +92,16 @@ def _alternatives_table(reports: Mapping[str, dict[str, Any]]) -> Table:
     """Returns a table of the calibrations that plans may choose instead."""
     table = make_table("in the folder", "ramps after blocks", "mean blocks", "worst of all subsets", title="Besides")
     for name, report in reports.items():
-        tested = report["tested"]
-        worst = tested["worst_agreement"] if "worst_agreement" in tested else tested["worst_harm"]
-        ramps = ", ".join(map(str, report["thresholds"])) or "-"
-        table.add_row(name, ramps, f"{tested['mean_blocks']:.2f} of {tested['num_blocks']}", f"{worst:.4f}")
+        tested, ramps = report["tested"], ", ".join(map(str, report["thresholds"])) or "-"
+        worst = tested.get("worst_agreement", tested.get("worst_harm"))
+        table.add_row(name, ramps, _figure(tested, "mean_blocks"), f"{worst:.4f}")
     return table
 
 
 def _blocks_table(policy: Score, report: dict[str, Any]) -> Table:
-    confidences = report.get("confidences")
+    thresholds, confidences = report["thresholds"], report.get("confidences")
     above = [] if confidences is None else ["of values above"]
     table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
-    thresholds = report["thresholds"]
     for block, share in enumerate(report["tested"]["survival"]):
         counted = [] if confidences is None else [cell(confidences.get(block), ".4f")]
         table.add_row(str(block), leave_text(policy, thresholds.get(block)), *counted, f"{share:.3f}")
@@ -145,13 +142,10 @@ FIGURES = {
 
 
 def _figures_table(report: dict[str, Any]) -> Table:
-    columns = {name: title for name, title in (("tested", "calibration"), ("test", "test")) if name in report}
-    table = make_table("", *columns.values(), title="Expected")
-    first = report[next(iter(columns))]
-    for field, label in FIGURES.items():
-        if field in first or (field == "worst_agreement" and "harm" not in first):
-            table.add_row(label, *(_figure(report[name], field) for name in columns))
-    return table
+    titles = {name: title for name, title in (("tested", "calibration"), ("test", "test")) if name in report}
+    names = (name for name in FIGURES if name in report["tested"])
+    rows = ((FIGURES[name], *(_figure(report[column], name) for column in titles)) for name in names)
+    return make_table("", *titles.values(), title="Expected", rows=rows)
 
 
 def _figure(figures: dict[str, Any], field: str) -> str:

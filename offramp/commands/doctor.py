@@ -38,8 +38,13 @@ from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
-from offramp.commands.calibration_files import calibrate_command, read_calibration
-from offramp.commands.checkpoint import check_model, check_tokenizer, checkpoint_labels
+from offramp.commands.folders import (
+    calibrate_command,
+    check_model,
+    check_tokenizer,
+    checkpoint_labels,
+    read_calibration,
+)
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, num_cores, show
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE

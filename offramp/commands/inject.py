@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.data.rows import IMAGE, LabelledRows, check_folder_names, has_labels, write_labelled
-from earlyexit.data.text_tables import read_texts
+from earlyexit.data.text_tables import stream_lines
 from earlyexit.errors import DataError, GraphError, InputError
 from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.dataflow import Site
@@ -26,7 +26,7 @@ from earlyexit.network.model import EarlyExitModel, check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.commands.calibration_files import replacing_model
+from offramp.commands.folders import replacing_model
 from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions, ProfileJob
 from offramp.commands.output import command, progress_bars, provenance, warn
 from offramp.commands.profile import profile_model
@@ -281,7 +281,7 @@ def run(job: InjectOptions) -> None:
     """Adds ramps to a model, and prints the result and the next commands."""
     warn_of_reversed_means(job)
     if job.labels is not None:
-        job = job.model_copy(update={"names": read_texts(job.labels)})
+        job = job.model_copy(update={"names": tuple(name for _, (name,), _ in stream_lines(job.labels))})
     rows = read_rows(job)
     with progress_bars() as progress:
         done = inject(job, rows, job.out, progress=progress)

@@ -166,7 +166,7 @@ class OutputFolderOptions(Job):
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
         """Adds the model's name and the origin of the rows, and replaces packaged checkpoints by their paths."""
-        from offramp.commands.checkpoint import resolve_backbone
+        from offramp.commands.folders import resolve_backbone
 
         defaults = {name: field.default for name, field in cls.model_fields.items()}
         checkpoints = {key: data.get(key) or defaults.get(key) for key in ("backbone", "tokenizer")}

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.data.images import check_file, is_images, open_images
-from earlyexit.data.rows import LABELS, read_arrays, read_labelled
-from earlyexit.data.text_tables import TABLES, stream_table
+from earlyexit.data.images import is_images, open_images
+from earlyexit.data.rows import LABELS, check_part, read_arrays
+from earlyexit.data.text_tables import stream_rows
 from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
 from offramp.client.protocol import Input, Prediction
@@ -48,7 +48,6 @@ BUSY_STATUSES = (429, 503, 504)
 """Statuses of errors of a busy service, for which a later request may succeed."""
 PAUSE_S = 0.25
 """Pause before a batch is sent again: about the time after which a busy service has room."""
-CLINC = ".json"
 ARRAYS = (".npy", ".npz")
 
 
@@ -369,7 +368,7 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str
     if job.data is None:
         if len(names) > 1 or model_inputs == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}, not single texts: give --data")
-        return names, (InputRow({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
+        return names, (InputRow({names[0]: line}, line) for line in lines_of(sys.stdin, "standard input"))
     if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
     if job.pair_column is not None and len(names) < 2:
@@ -386,38 +385,18 @@ def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = 
     `columns` maps the names of the model's inputs to columns of the file. Arrays have the names of the inputs. Raises
     DataError for a file that cannot be read, and for an invalid row.
     """
+    check_part(path, part)
     if is_images(path):
         with open_images(path, part=part) as images:
             yield from (InputRow({"image": name}, content) for name, content in zip(images.names, images, strict=True))
     elif path.suffix in ARRAYS:
-        if part is not None:
-            raise DataError(f"{path}: no part {part!r}: arrays have no parts")
         yield from _arrays(path, tuple(columns))
     else:
-        for row in stream_texts(path, tuple(columns.values()), part=part):
+        for _, row, _ in stream_rows(path, tuple(columns.values()), part=part):
             yield InputRow(dict(zip(columns, row, strict=True)), row[0] if len(row) == 1 else (row[0], row[1]))
 
 
-def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None) -> Iterator[tuple[str, ...]]:
-    """Yields a tuple of texts per row of a file, one text per column."""
-    if path.suffix not in (*TABLES, ".txt", CLINC):
-        raise DataError(
-            f"{path}: unknown ending {path.suffix!r}; allowed: {', '.join((*TABLES, '.txt', *ARRAYS))}, .json (of "
-            "CLINC150), and images in a folder or .zip"
-        )
-    check_file(path)
-    if len(columns) > 1 and path.suffix in (".txt", CLINC):
-        raise DataError(f"{path}: rows of {' and '.join(columns)} must be .csv, .tsv or .jsonl")
-    if path.suffix == CLINC or part is not None:
-        yield from ((text,) for text in read_labelled(path, part=part).texts)
-    elif path.suffix == ".txt":
-        with path.open(encoding="utf-8") as file:
-            yield from ((line,) for line in stream_lines(file, str(path)))
-    else:
-        yield from (texts for _, texts, _ in stream_table(path, columns))
-
-
-def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
+def lines_of(file: Iterable[str], name: str) -> Iterator[str]:
     """Yields one text per line that is not blank; raises DataError if the bytes are not UTF-8."""
     try:
         yield from (line.rstrip("\r\n") for line in file if line.strip())

@@ -22,7 +22,7 @@ from earlyexit.engine.cpu import first_processor
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
 from offramp.commands.plan import answer, plan_of

@@ -13,7 +13,7 @@ from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrate import calibrate
-from offramp.commands.checkpoint import checkpoint_labels, model_name_for
+from offramp.commands.folders import checkpoint_labels, model_name_for
 from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, few_rows_advice
 from offramp.commands.output import command, percent, print_result, progress_bars, warn
 from offramp.commands.profile import KEPT_FILE, kept_profile

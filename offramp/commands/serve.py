@@ -23,7 +23,7 @@ from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError, InputError
 from earlyexit.network.store import ModelCard, read_card
-from offramp.commands.checkpoint import check_model, model_folder_for
+from offramp.commands.folders import check_model, model_folder_for
 from offramp.commands.options import parse_order
 from offramp.commands.output import command, num_cores, run_in_subprocess, warn
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys

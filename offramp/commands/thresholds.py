@@ -6,7 +6,7 @@ Candidate thresholds are chosen with the design rows and tested with the test ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequ
 from optimizer.calibration.thresholds import design_rows, few_ramps, learn_then_test, split_rows
 from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
-from profiles.networks import decay_of
+from profiles.networks import decay_of, prune_of, weights_of
 from profiles.records import ExitOutcome, ExitRecords
 
 
@@ -81,6 +81,8 @@ class CalibrationData:
     """Costs of the blocks. None: all are equal."""
     first: int = 0
     """First block of the full model, which in a chain is the last network."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Further results, which are added to those of the test."""
 
     @property
     def parts(self) -> tuple[IntArray, IntArray]:
@@ -92,9 +94,14 @@ class CalibrationData:
         design, tested = (np.concatenate([sequences[k] for k in part]) for part in parts)
         return design, tested
 
-    def card(
-        self, always: Sequence[int] | None = None, *, entry: int = 0, prune: Mapping[int, float] | None = None
-    ) -> CalibrationCard:
+    @property
+    def truth(self) -> tuple[Task, ValueArray]:
+        """The task and the correct answers, for records of a model that does not generate."""
+        assert self.task is not None
+        assert self.labels is not None
+        return self.task, self.labels
+
+    def card(self, always: Sequence[int] | None = None, *, entry: int = 0) -> CalibrationCard:
         """Returns a calibration for inputs that enter at block `entry`.
 
         The job's ramps get thresholds. If it names none, all ramps do, or if `always` is given, these and a few useful
@@ -129,12 +136,13 @@ class CalibrationData:
             policy=own.score,
             thresholds=thresholds,
             confidences=None if own.confidences is None else dict(own.confidences),
+            weights=weights_of(own),
             decay=decay_of(own),
             metric=job.metric if own.sequences_N is None else "sequences",
-            prune=None if prune is None else dict(prune),
+            prune=prune_of(own) or None,
             budget=job.budget,
             confidence=job.confidence,
-            tested=figures,
+            tested=figures | self.figures,
             provenance=self.facts if job.among == 1 else self.facts | {AMONG: job.among},
         )
 

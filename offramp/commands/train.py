@@ -49,7 +49,7 @@ from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_p
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
-from offramp.commands.calibration_files import calibrate_command, read_calibration, replacing_model
+from offramp.commands.folders import calibrate_command, read_calibration, replacing_model
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
 from offramp.commands.output import make_folder, print_result, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share

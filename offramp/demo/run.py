@@ -19,8 +19,7 @@ from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.data.rows import LabelledRows, read_labelled, write_labelled
 from earlyexit.network.store import read_card
-from offramp.commands.calibration_files import read_calibration
-from offramp.commands.checkpoint import resolve_backbone
+from offramp.commands.folders import read_calibration, resolve_backbone
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.options import DemoJob
 from offramp.commands.output import progress_bars, run_in_subprocess

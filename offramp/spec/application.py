@@ -13,7 +13,7 @@ from deployments.keys import KEYS_VARIABLE, AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from offramp.spec.documents import BUILT_IN, ApplicationDocument
 from optimizer.plans.plan import Plan, early_exit_plan, serial_plan, stock_plan
 from optimizer.plans.plan_file import ModelShape, read_plan

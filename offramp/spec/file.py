@@ -25,7 +25,7 @@ from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from earlyexit.policies import Score
-from offramp.commands.calibration_files import check_members, read_calibration
+from offramp.commands.folders import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.commands.plan import Solve, best_answer, plan_of
 from offramp.spec.application import application_settings

@@ -55,11 +55,6 @@ class CalibrationCard(BaseModel):
         """Returns the exit policy with these thresholds."""
         return policy_of_score(self.policy, self.thresholds, self.confidences, self.weights, self.decay)
 
-    def with_ensemble(self, weights: Mapping[int, float] | None, results: dict[str, Any]) -> CalibrationCard:
-        """Returns the card with an ensemble's weights (None if it is not used) and the results of its test."""
-        tested = {**self.tested, "ensemble": results}
-        return self.model_copy(update={"weights": None if weights is None else dict(weights), "tested": tested})
-
     def to_json(self) -> str:
         """Returns the file's text, without empty optional fields and without the default metric."""
         left_out = {name for name in ("confidences", "weights", "prune", "decay") if getattr(self, name) is None}

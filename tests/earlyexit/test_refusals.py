@@ -29,7 +29,6 @@ from earlyexit.data.images import open_images
 from earlyexit.data.rows import LabelledRows, objects, read_arrays, read_classes, read_labelled, write_labelled
 from earlyexit.data.source_file import read_source
 from earlyexit.data.strict import StrictDocument
-from earlyexit.data.text_tables import read_texts
 from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
 from earlyexit.named import make_named
@@ -470,8 +469,8 @@ FILES: dict[str, FileCase] = {
     "clinc: no lists": (labelled, "d.json", "[1]"),
     "clinc: part is a number": (labelled, "d.json", '{"train": 3}'),
     "clinc: item": (labelled, "d.json", '{"train": [["a", "x"], ["b"]]}'),
-    "texts: blank": (read_texts, "t.txt", "\n \n"),
-    "texts: not UTF-8": (read_texts, "t.txt", b"a\n\xff"),
+    "texts: blank": (partial(read_labelled, label_column=None), "t.txt", "\n \n"),
+    "texts: not UTF-8": (partial(read_labelled, label_column=None), "t.txt", b"a\n\xff"),
     "arrays: none": (read_arrays, "a.npz", "PK"),
     "arrays: no labels": (labelled, "a.npz", npz(x=np.zeros((2, 3)))),
     "tokenizer: broken": (lambda path: text_codec_of(path.parent), "tokenizer.json", '{"version": "1.0"'),

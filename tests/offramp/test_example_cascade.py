@@ -9,7 +9,7 @@ from earlyexit.data.rows import LabelledRows
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
 from examples.cascade.models import first_blocks, make_cascade
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 

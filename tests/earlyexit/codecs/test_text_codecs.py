@@ -27,7 +27,7 @@ from earlyexit.codecs.text import (
 from earlyexit.errors import UnprocessableInputError
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import end_ids
-from offramp.commands.checkpoint import resolve_backbone
+from offramp.commands.folders import resolve_backbone
 from tests.chained_texts import chain_spec, chained
 from tests.earlyexit.codecs.prompts import BEGIN, END, START, TEMPLATE, marked_tokenizer, prompt_codec, prompt_folder
 

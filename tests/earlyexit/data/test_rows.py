@@ -20,7 +20,6 @@ from earlyexit.data import source_file
 from earlyexit.data.images import LARGEST_BYTES, check_file, is_images, open_images
 from earlyexit.data.rows import LabelledRows, has_labels, read_arrays, read_labelled, scaled_joints, write_labelled
 from earlyexit.data.source_file import Source, StrictDocument, line_of, read_source
-from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, InputError, PlanError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
@@ -60,7 +59,7 @@ def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, cont
 def test_texts_without_labels_are_lines(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("play jazz\n\nstop\n", encoding="utf-8")
-    assert read_texts(path) == ("play jazz", "stop")
+    assert read_labelled(path, label_column=None).texts == ("play jazz", "stop")
 
 
 def test_a_random_share_of_every_label_but_never_all_is_split_off() -> None:

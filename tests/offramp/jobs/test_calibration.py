@@ -28,7 +28,7 @@ from earlyexit.training.ramps import exit_outputs
 from earlyexit.training.tokens import Generated, GenerationOptions, generate
 from offramp.commands.calibrate import calibrate, compute_outputs, join_records, record_exits
 from offramp.commands.calibrate_command import calibration_tables, leave_text
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
 from offramp.commands.thresholds import (

@@ -30,8 +30,8 @@ from earlyexit.tasks.base import Task
 from earlyexit.training.ramps import exit_outputs
 from offramp.cli.app import main
 from offramp.commands.calibrate import calibrate, parameters_by_block, record_exits, run_pruned
-from offramp.commands.calibration_files import check_members, read_calibration
 from offramp.commands.doctor import check_target
+from offramp.commands.folders import check_members, read_calibration
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import profile_model
 from offramp.commands.train import chain_models, train

@@ -22,7 +22,7 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
-from offramp.commands.calibration_files import read_calibration
+from offramp.commands.folders import read_calibration
 from offramp.commands.inject import (
     InjectionResult,
     Times,

@@ -29,9 +29,8 @@ from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands import profile, serve
-from offramp.commands.calibration_files import read_calibration
-from offramp.commands.checkpoint import CLASSIFIERS, KEPT, model_folder_for
 from offramp.commands.doctor import check_target
+from offramp.commands.folders import CLASSIFIERS, KEPT, model_folder_for, read_calibration
 from offramp.commands.jobs import RampJob, TrainJob
 from offramp.commands.predict import IMAGES, is_png, map_folder, with_pictures
 from offramp.commands.ramp import read_log

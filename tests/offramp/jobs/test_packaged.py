@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.commands import checkpoint
-from offramp.commands.checkpoint import resolve_backbone, unpack
+from offramp.commands import folders
+from offramp.commands.folders import resolve_backbone, unpack
 from offramp.commands.jobs import TrainOptions
 
 WEIGHTS = b"weights"
@@ -49,10 +49,10 @@ def test_joined_parts_are_the_checkpoints_folder_and_other_weights_are_refused(t
 
 def test_mpnet_without_its_packages_must_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(checkpoint, "MPNET_PARTS", ("no-such-package",))
+    monkeypatch.setattr(folders, "MPNET_PARTS", ("no-such-package",))
     with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'offramp\[mpnet\]'"):
         resolve_backbone("mpnet")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = tmp_path / "offramp" / checkpoint.MPNET
+    place = tmp_path / "offramp" / folders.MPNET
     place.mkdir(parents=True)
     assert resolve_backbone("mpnet") == str(place)

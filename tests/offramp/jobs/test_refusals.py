@@ -20,8 +20,7 @@ from earlyexit.network.store import load_model, load_network, read_card, save_mo
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.augmentation import Augmentation
-from offramp.commands.calibration_files import read_calibration
-from offramp.commands.checkpoint import unpack
+from offramp.commands.folders import read_calibration, unpack
 from offramp.commands.forecast import read_series
 from offramp.commands.inject import check_names, inject
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob, default_task

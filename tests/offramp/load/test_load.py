@@ -17,7 +17,7 @@ from rich.console import Console
 from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
 from offramp.commands.bench import render, summarize
 from offramp.commands.options import BenchJob
-from offramp.commands.predict import stream_lines, stream_texts
+from offramp.commands.predict import lines_of, stream_inputs
 from offramp.load.generator import Generator, LoadConfig, RequestRecord, run_load
 from tests.clock import ManualClock
 
@@ -295,14 +295,14 @@ def test_a_report_is_printed_with_and_without_answers(records: list[RequestRecor
 )
 def test_texts_are_read_by_the_files_ending_without_their_labels(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    assert list(stream_texts(tmp_path / name, ["text"])) == [("a, b",), ("c",)]
+    assert [each.value for each in stream_inputs(tmp_path / name, {"text": "text"})] == ["a, b", "c"]
 
 
 def test_parts_and_columns_can_be_chosen_and_lines_are_read_lazily(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"train": [["a", "x"]], "val": [["b", "y"]]}', encoding="utf-8")
-    assert list(stream_texts(tmp_path / "c.json", ["text"], part="val")) == [("b",)]
+    assert [each.value for each in stream_inputs(tmp_path / "c.json", {"text": "text"}, part="val")] == ["b"]
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")
-    assert list(stream_texts(tmp_path / "t.csv", ["body"])) == [("a",)]
+    assert [each.value for each in stream_inputs(tmp_path / "t.csv", {"text": "body"})] == ["a"]
     lines = iter(["a\n", "b\r\n", "c\n"])
-    assert list(islice(stream_lines(lines, "pipe"), 2)) == ["a", "b"]
+    assert list(islice(lines_of(lines, "pipe"), 2)) == ["a", "b"]
     assert list(lines) == ["c\n"]

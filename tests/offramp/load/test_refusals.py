@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from offramp.commands.predict import stream_inputs, stream_texts
+from offramp.commands.predict import InputRow, stream_inputs
 from offramp.load.arrivals import parse_arrivals, read_trace
 from tests.offramp.load.scripted_server import draw
 from tests.offramp.load.test_replay import FUNCTIONS
@@ -36,8 +36,8 @@ def arriving(spec: str, duration_s: float | None = None) -> Callable[[Path], obj
     return read
 
 
-def texts(path: Path) -> list[tuple[str, ...]]:
-    return list(stream_texts(path, ["text"]))
+def texts(path: Path) -> list[InputRow]:
+    return list(stream_inputs(path, {"text": "text"}))
 
 
 def npz(**rows: list[int]) -> bytes:
@@ -61,7 +61,7 @@ FILES: dict[str, FileCase] = {
     "arrays: of unequal lengths": (lambda path: list(stream_inputs(path, {"a": "a"})), "x.npz", npz(a=[1], b=[1, 2])),
     "arrays: of other names": (lambda path: list(stream_inputs(path, {"a": "a"})), "x.npz", npz(b=[1])),
     "arrays: a part": (lambda path: list(stream_inputs(path, {"a": "a"}, part="train")), "x.npz", npz(a=[1])),
-    "texts: pairs in lines": (lambda path: list(stream_texts(path, ["a", "b"])), "t.txt", ""),
+    "texts: pairs in lines": (lambda path: list(stream_inputs(path, {"a": "a", "b": "b"})), "t.txt", ""),
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
