@@ -153,22 +153,31 @@ ROWS = 256
 """Rows of logits that are computed at once, to bound memory: 50 MB for SmolLM2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStates:
-    """Inputs of all exits, by block (N, D), and the full model's answers (N,), for the tokens of texts."""
+def train_token_ramps(
+    model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: TrainOptions
+) -> None:
+    """Train all ramps on texts, which are token ids: first norms and adapters, then classifiers.
 
-    states: Mapping[int, Tensor]
-    full_N: Tensor
+    `prompt_lengths`: the tokens of each text's prompt, its first tokens, of which only the last one is trained on.
+    """
+    states = _states(model, texts, prompt_lengths, options)
+    full_N = _answers(model.head, states[model.num_blocks - 1])
+    ramps: dict[int, NormedRamp] = {}
+    for block in model.ramp_indices:
+        ramp = model.exit_head(block)
+        assert isinstance(ramp, NormedRamp), "a decoder's ramps share its head"
+        _initialise(ramp, decoder_of(model).norm, options.seed + block)
+        ramps[block] = ramp
+    _train_answers(model, ramps, states, full_N, options)
+    _train_classifiers(ramps, states, full_N, replace(options, epochs=CLASSIFIER_EPOCHS))
+    model.eval()
 
 
 @torch.no_grad()
-def token_states(
+def _states(
     model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: TrainOptions
-) -> TokenStates:
-    """Returns the states at the tokens of texts, which are token ids.
-
-    `prompt_lengths`: the tokens of each text's prompt, its first tokens. Of a prompt, only the last token has a state.
-    """
+) -> dict[int, Tensor]:
+    """Returns the inputs of all exits, by block (N, D)."""
     kept: defaultdict[int, list[Tensor]] = defaultdict(list)
     done, lengths = 0, iter(prompt_lengths)
     for batch in batches(model, texts, max_tokens=0):
@@ -182,21 +191,7 @@ def token_states(
             kept[block].append(after[0][wanted_N].float())
         done += len(batch)
         options.progress("states", done, len(texts))
-    states = {block: torch.cat(parts) for block, parts in kept.items()}
-    return TokenStates(states=states, full_N=_answers(model.head, states[model.num_blocks - 1]))
-
-
-def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: TrainOptions = TOKEN_OPTIONS) -> None:
-    """Train all ramps: first norms and adapters, then classifiers."""
-    ramps: dict[int, NormedRamp] = {}
-    for block in model.ramp_indices:
-        ramp = model.exit_head(block)
-        assert isinstance(ramp, NormedRamp), "a decoder's ramps share its head"
-        _initialise(ramp, decoder_of(model).norm, options.seed + block)
-        ramps[block] = ramp
-    _train_answers(model, ramps, learned, options)
-    _train_classifiers(ramps, learned, replace(options, epochs=CLASSIFIER_EPOCHS))
-    model.eval()
+    return {block: torch.cat(parts) for block, parts in kept.items()}
 
 
 @torch.no_grad()
@@ -213,16 +208,20 @@ def _initialise(ramp: NormedRamp, last_norm: torch.nn.Module, seed: int) -> None
 
 
 def _train_answers(
-    model: EarlyExitModel, ramps: Mapping[int, NormedRamp], learned: TokenStates, options: TrainOptions
+    model: EarlyExitModel,
+    ramps: Mapping[int, NormedRamp],
+    states: Mapping[int, Tensor],
+    full_N: Tensor,
+    options: TrainOptions,
 ) -> None:
-    tokens_W, target_N = torch.unique(learned.full_N, return_inverse=True)
+    tokens_W, target_N = torch.unique(full_N, return_inverse=True)
     assert isinstance(model.head, VocabularyHead)
     weight_WD = model.head.classifier.weight[tokens_W].float()
     bias_W = model.head.bias_V[tokens_W].float() if isinstance(model.head, BiasedVocabularyHead) else None
 
     def losses(rows: Tensor) -> Iterator[Tensor]:
         for block, ramp in ramps.items():
-            logits_BW = F.linear(ramp.norm(ramp.adapted(learned.states[block][rows])), weight_WD, bias_W)
+            logits_BW = F.linear(ramp.norm(ramp.adapted(states[block][rows])), weight_WD, bias_W)
             yield F.cross_entropy(logits_BW, target_N[rows])
 
     named = (parameter for ramp in ramps.values() for parameter in ramp.named_parameters())
@@ -230,15 +229,17 @@ def _train_answers(
     Descent([(trained, 1.0)], len(target_N), options).run(losses, "ramps")
 
 
-def _train_classifiers(ramps: Mapping[int, NormedRamp], learned: TokenStates, options: TrainOptions) -> None:
-    agrees = {block: (_answers(ramp, learned.states[block]) == learned.full_N).float() for block, ramp in ramps.items()}
+def _train_classifiers(
+    ramps: Mapping[int, NormedRamp], states: Mapping[int, Tensor], full_N: Tensor, options: TrainOptions
+) -> None:
+    agrees = {block: (_answers(ramp, states[block]) == full_N).float() for block, ramp in ramps.items()}
 
     def losses(rows: Tensor) -> Iterator[Tensor]:
         for block, ramp in ramps.items():
-            yield F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), agrees[block][rows])
+            yield F.binary_cross_entropy_with_logits(ramp.foresee(states[block][rows]), agrees[block][rows])
 
     trained = [parameter for ramp in ramps.values() for parameter in ramp.sureness.parameters()]
-    Descent([(trained, 1.0)], len(learned.full_N), options).run(losses, "classifiers")
+    Descent([(trained, 1.0)], len(full_N), options).run(losses, "classifiers")
 
 
 @torch.no_grad()

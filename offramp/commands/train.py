@@ -33,7 +33,6 @@ from earlyexit.network.store import (
     ModelCard,
     ModelFolder,
     chain_card,
-    check_members,
     read_card,
     save_model,
 )
@@ -47,7 +46,7 @@ from earlyexit.tasks.token import TokenTask
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.ramps import TrainOptions as RampTraining
-from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, token_states, train_token_ramps
+from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, train_token_ramps
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
 from offramp.commands.folders import calibrate_command, read_calibration, replacing_model
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
@@ -136,7 +135,7 @@ def _train_on_tokens(
         generation = GenerationOptions(max_tokens=job.answers, ends=frozenset(task.ends))
         answers = generate(model, texts, generation, options.progress)
         texts, prompt_lengths = [tuple(each.tokens) for each in answers], [len(each.prompt) for each in answers]
-    train_token_ramps(model, token_states(model, texts, prompt_lengths, options), options)
+    train_token_ramps(model, texts, prompt_lengths, options)
 
 
 def warnings_on(
@@ -154,8 +153,6 @@ def warnings_on(
         return []
     if any(bool(each.isnan().any()) for each in outputs.values()):
         return ["the model's outputs are NaN, because training diverged: train again with a lower --learning-rate"]
-    if task.large:
-        return []
     records = join_records([(range(len(truth_N)), outputs)], choose_score(task, None), task, truth_N)
     try:
         outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
@@ -181,8 +178,6 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
     """Returns the model before training, with new weights drawn by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        by_data = job.task in BY_DATA and data.are_labelled
-        early = task_for(job, data, ()) if by_data else None  # checks the labels before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         backbone, ramps = pretrained.backbone, ramp_options(job)
         facts: dict[str, Any]
@@ -204,7 +199,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
         else:
             if data.are_labelled:
-                task = early or task_for(job, data, backbone.inputs)
+                task = task_for(job, data, backbone.inputs)
             elif job.imitate and not job.joint and pretrained.head and pretrained.label_names:
                 task = LabelTask(pretrained.label_names)  # ramps imitate the checkpoint's own classifier
             else:
@@ -350,8 +345,6 @@ def load_codec(spec: NamedSpec, job: NewModelJob, folder: Path) -> Codec[object]
 
 TASKS = (LabelTask.name, RegressionTask.name, PoseTask.name, SegmentationTask.name)
 """Tasks that are made from the data."""
-BY_DATA = (LabelTask.name, RegressionTask.name)
-"""Those that do not depend on the network's inputs."""
 
 
 def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
@@ -455,7 +448,6 @@ def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None)
     if name is not None:
         check_name(name)
     members = [ModelFolder(folder=folder, card=read_card(folder)) for folder in folders]
-    check_members(members)
     if out.resolve() in {folder.resolve() for folder in folders}:
         raise InputError(f"{out} is one of the chain's models: a chain needs its own folder")
     if (out / CARD_FILE).is_file() and read_card(out).family != CHAIN:
