@@ -25,8 +25,6 @@ from earlyexit.tasks.base import ValueArray
 
 RISING = 0.1
 """Share of all steps in which the learning rate rises, before it falls (Smith and Topin 2018)."""
-
-
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of completed units, and the total number of units."""
 
