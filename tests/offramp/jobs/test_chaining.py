@@ -34,6 +34,7 @@ from offramp.commands.doctor import check_target
 from offramp.commands.folders import check_members, read_calibration
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import profile_model
+from offramp.commands.thresholds import calibrate_records
 from offramp.commands.train import chain_models, train
 from optimizer.calibration.calibration_file import (
     AMONG,
@@ -457,6 +458,7 @@ def test_an_ensemble_of_networks_with_different_errors_keeps_the_budget(models: 
     assert survival[0, 1] == records.outcome(card.thresholds).survival
     assert survival[1,] == alone.of_ramps((3, 4)).outcome(large).survival
     check_weights(records, card.weights, "records")
+    assert calibrate_records(records, JOB.model_copy(update={"ensemble": False})).weights == card.weights
     with pytest.raises(DataError, match=r"exit_records.npz has the ensemble weights .*, not none"):
         check_weights(records, None, "exit_records.npz")
 
