@@ -178,6 +178,8 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
     """Returns the model before training, with new weights drawn by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
+        by_data = job.task in BY_DATA and data.are_labelled
+        early = task_for(job, data, ()) if by_data else None  # checks the labels before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         backbone, ramps = pretrained.backbone, ramp_options(job)
         facts: dict[str, Any]
@@ -199,7 +201,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
         else:
             if data.are_labelled:
-                task = task_for(job, data, backbone.inputs)
+                task = early or task_for(job, data, backbone.inputs)
             elif job.imitate and not job.joint and pretrained.head and pretrained.label_names:
                 task = LabelTask(pretrained.label_names)  # ramps imitate the checkpoint's own classifier
             else:
@@ -345,6 +347,8 @@ def load_codec(spec: NamedSpec, job: NewModelJob, folder: Path) -> Codec[object]
 
 TASKS = (LabelTask.name, RegressionTask.name, PoseTask.name, SegmentationTask.name)
 """Tasks that are made from the data."""
+BY_DATA = (LabelTask.name, RegressionTask.name)
+"""Those that do not depend on the network's inputs."""
 
 
 def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
