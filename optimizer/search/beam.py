@@ -146,7 +146,7 @@ class ScaleSearch:
         _, labels, ends_L = search_labels(graph.moves, limits, UNLIMITED, width, True)
         if len(ends_L) == 0:
             return None
-        plan = plan_at_rate(self.problem, graph.stages_of(trace(graph.moves, labels, int(ends_L[0]))), rate)
+        plan = plan_at_rate(self.problem, graph.stages_of(trace(labels, int(ends_L[0]))), rate)
         if plan is not None:
             self._plans.append(plan)
         return plan

@@ -25,6 +25,7 @@ from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.exact import num_splits
 from optimizer.search.label_search import (
     ABORTED,
+    CLOSED,
     COMPLETE,
     TOTAL,
     ChainLimits,
@@ -80,7 +81,7 @@ class PricedChain:
 
 def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedChain]]:
     """Returns whether all chains of a graph that mixtures may use were found, and the chains."""
-    least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).closed_P[0])
+    least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).least_PS[0, CLOSED])
     if math.isinf(least):
         return True, []
     outcome, chains = _search(graph, limits, MAX_LABELS, MAX_LABELS)
@@ -112,11 +113,11 @@ def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tup
 
 def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
     """Returns the chain that a label at the model's end represents."""
-    moves, path = graph.moves, trace(graph.moves, labels, label)
+    moves, path = graph.moves, trace(labels, label)
     latency_s, fill, seconds, wait = 0.0, 0.0, 0.0, 0.0
     works: list[StageWork] = []
     is_first = True
-    for _, move, ends in path:
+    for move, ends in path:
         latency_s += float(moves.seconds_M[move] + moves.cross_M[move])
         seconds += float(moves.work_M[move])
         if is_first or moves.pooled_M[move]:

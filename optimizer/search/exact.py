@@ -38,8 +38,6 @@ MAX_LABELS = 1_000_000
 WIDEST, WIDE, NARROW = 0.2, 0.01, 0.002
 """Relative widths of intervals: the most, the first, and one below which more labels are allowed instead. Wider
 intervals are weaker relaxations."""
-FACTORS = (1.5, 0.67)
-"""Factors of a single price in the other prices by which labels are pruned."""
 ITERATIONS = 15
 """Iterations of the cutting-plane method. The bound is valid, and the search exact, after any number of them."""
 MAX_LEVELS = 1_000_000
@@ -186,19 +184,15 @@ class ExactSearch:
         self, required: float, wait_share: float, usd: float, limit_s: float | None = None
     ) -> list[tuple[Stage, ...]] | None:
         """Returns the undominated plans of a rate within a cost, or None after too many labels."""
-        limits = limits_of_plans(
-            self._planes, self._prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s,
-            factors=FACTORS,
-        )  # fmt: skip
-        moves = self.graph.moves
-        outcome, labels, ends_L = search_labels(
-            moves, limits, min(self._labels_allowed, self.labels_left), UNLIMITED, False
-        )
+        planes, prices = self._planes, self._prices
+        limits = limits_of_plans(planes, prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s)
+        most = min(self._labels_allowed, self.labels_left)
+        outcome, labels, ends_L = search_labels(self.graph.moves, limits, most, UNLIMITED, False)
         self._num_labels = len(labels.int_LI)
         self.labels_left -= self._num_labels
         if outcome == ABORTED:
             return None
-        return [self.graph.stages_of(trace(moves, labels, int(label))) for label in ends_L]
+        return [self.graph.stages_of(trace(labels, int(label))) for label in ends_L]
 
     def _feasible_plans(self, chains: list[tuple[Stage, ...]], rate_per_s: float) -> list[FeasiblePlan]:
         """Returns the chains that keep every promise, the best last."""

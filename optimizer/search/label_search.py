@@ -65,10 +65,6 @@ class ChainLimits(NamedTuple):
     budget: float
     may_split: bool
     may_hop: bool
-    other_price_VC: FloatArray = np.zeros((0, 0))
-    """Other prices (V) by which labels are pruned, with `is_whole`. Each row is a valid bound, as `price_C` is."""
-    other_latency_V: FloatArray = np.zeros(0)
-    other_max_V: FloatArray = np.zeros(0)
 
 
 def limits_of_prices(price_C: FloatArray, price_latency: float, rate: float, space: Space) -> ChainLimits:
@@ -96,34 +92,37 @@ class Bounds(NamedTuple):
 
     price_MFE: FloatArray
     """By whether the split is the first of its stage (F is 1), and the last (E is 1). Infinity: not allowed."""
-    closed_P: FloatArray
-    open_PC: FloatArray
-    """By device of the open stage."""
+    least_PS: FloatArray
+    """By the state of a label (S): the device of its open stage, or CLOSED, which is the last index."""
+    first_PS: IntArray
+    """The first move of the cheapest way, times 2, plus 1 if a stage ends with the move."""
 
 
 @compiled
 def completion_bounds(moves: MoveArrays, limits: ChainLimits, price_C: FloatArray, price_latency: float) -> Bounds:
     """Returns the bounds at these prices of a device second per input and of latency, by a backward pass."""
     # Kernels access local arrays much faster than those of a named tuple.
-    first_move_P, to_M, device_M, end = moves.first_move_P, moves.to_M, moves.device_M, moves.first_move_P.size - 2
+    from_M, to_M, device_M = moves.from_M, moves.to_M, moves.device_M
+    shape = moves.first_in_P.size - 1, price_C.size + 1
     price_MFE = _split_prices(moves, limits, price_C, price_latency)
-    closed_P, open_PC = np.full(end + 1, np.inf), np.full((end + 1, price_C.size), np.inf)
-    closed_P[end] = 0.0
-    for node in range(end - 1, -1, -1):
-        for move in range(first_move_P[node], first_move_P[node + 1]):
-            device, target = device_M[move], to_M[move]
-            goes_on, ends = open_PC[target, device], closed_P[target]
-            first = min(price_MFE[move, 1, 0] + goes_on, price_MFE[move, 1, 1] + ends)
-            later = min(price_MFE[move, 0, 0] + goes_on, price_MFE[move, 0, 1] + ends)
-            closed_P[node], open_PC[node, device] = min(closed_P[node], first), min(open_PC[node, device], later)
-    return Bounds(price_MFE, closed_P, open_PC)
+    least_PS, first_PS = np.full(shape, np.inf), np.zeros(shape, dtype=np.int64)
+    least_PS[-1, CLOSED] = 0.0
+    for move in range(to_M.size - 1, -1, -1):
+        node, device = from_M[move], device_M[move]
+        goes_on, ends = least_PS[to_M[move], device], least_PS[to_M[move], CLOSED]
+        for is_first, state in enumerate((device, CLOSED)):
+            open_price, closed_price = price_MFE[move, is_first, 0] + goes_on, price_MFE[move, is_first, 1] + ends
+            price = min(open_price, closed_price)
+            if price < least_PS[node, state]:
+                least_PS[node, state], first_PS[node, state] = price, 2 * move + int(closed_price < open_price)
+    return Bounds(price_MFE, least_PS, first_PS)
 
 
 @compiled
 def _split_prices(moves: MoveArrays, limits: ChainLimits, price_C: FloatArray, price_latency: float) -> FloatArray:
     device_M, to_M, work_M, seconds_M, wait_M = moves.device_M, moves.to_M, moves.work_M, moves.seconds_M, moves.wait_M
     hop_M, hop_work_M, cross_M, pooled_M = moves.hop_M, moves.hop_work_M, moves.cross_M, moves.pooled_M
-    end, price_MFE = moves.first_move_P.size - 2, np.full((to_M.size, 2, 2), np.inf)
+    end, price_MFE = moves.first_in_P.size - 2, np.full((to_M.size, 2, 2), np.inf)
     for move in range(to_M.size):
         price = price_C[device_M[move]]
         for is_first in range(2):
@@ -138,90 +137,33 @@ def _split_prices(moves: MoveArrays, limits: ChainLimits, price_C: FloatArray, p
     return price_MFE
 
 
-class Incoming(NamedTuple):
-    """The moves (I), grouped by the node that they lead to."""
-
-    first_P: IntArray
-    move_I: IntArray
-    from_I: IntArray
-
-
-@compiled
-def _incoming_moves(moves: MoveArrays) -> Incoming:
-    first_P = np.zeros(moves.first_move_P.size, dtype=np.int64)
-    for target in moves.to_M:
-        first_P[target + 1] += 1
-    first_P = np.cumsum(first_P)
-    next_P, incoming = first_P.copy(), Incoming(first_P, np.empty_like(moves.to_M), np.empty_like(moves.to_M))
-    for node in range(moves.first_move_P.size - 1):
-        # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
-        for move in range(moves.first_move_P[node + 1] - 1, moves.first_move_P[node] - 1, -1):
-            place = next_P[moves.to_M[move]]
-            next_P[moves.to_M[move]] += 1
-            incoming.move_I[place], incoming.from_I[place] = move, node
-    return incoming
-
-
 @compiled
 def _least_replicas(moves: MoveArrays, limits: ChainLimits) -> FloatArray:
     """Returns, per node and device, the fewest replicas of any stage at or after the node."""
-    least_PC = np.full((moves.first_move_P.size - 1, limits.price_C.size), np.inf)
-    for node in range(moves.first_move_P.size - 3, -1, -1):
-        least_PC[node] = least_PC[node + 1]
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            device, work = moves.device_M[move], max(moves.work_M[move], moves.hop_work_M[move])
-            least_PC[node, device] = min(least_PC[node, device], work)
+    from_M, device_M, work_M, hop_work_M = moves.from_M, moves.device_M, moves.work_M, moves.hop_work_M
+    least_PC = np.full((moves.first_in_P.size - 1, limits.price_C.size), np.inf)
+    for move in range(from_M.size):
+        node, device = from_M[move], device_M[move]
+        least_PC[node, device] = min(least_PC[node, device], max(work_M[move], hop_work_M[move]))
+    for node in range(least_PC.shape[0] - 2, -1, -1):
+        least_PC[node] = np.minimum(least_PC[node], least_PC[node + 1])
     return np.ceil(limits.rate * least_PC * (1 - TOLERANCE))
 
 
 @compiled
 def _longest_latencies(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -> FloatArray:
     """Returns an upper bound on the latency from each node to the end, over the chains that are cheap enough."""
-    first_move_P, to_M, device_M, wait_M = moves.first_move_P, moves.to_M, moves.device_M, moves.wait_M
-    seconds_M, hop_M, cross_M, (price_MFE, closed_P, open_PC) = moves.seconds_M, moves.hop_M, moves.cross_M, bounds
-    spare, longest_P = limits.max_price - closed_P[0], np.zeros(closed_P.size)
-    for node in range(closed_P.size - 2, -1, -1):
-        for move in range(first_move_P[node], first_move_P[node + 1]):
-            device, target = device_M[move], to_M[move]
-            goes_on, ends = open_PC[target, device], closed_P[target]
-            first = min(price_MFE[move, 1, 0] + goes_on, price_MFE[move, 1, 1] + ends) - closed_P[node]
-            later = min(price_MFE[move, 0, 0] + goes_on, price_MFE[move, 0, 1] + ends) - open_PC[node, device]
-            if min(first, later) <= spare:
-                wait_s = limits.wait_share * limits.count_C[device] * wait_M[move] / limits.rate
-                path_s = seconds_M[move] + hop_M[move] + cross_M[move] + wait_s + longest_P[target]
-                longest_P[node] = max(longest_P[node], path_s)
+    from_M, to_M, device_M, (price_MFE, least_PS, _) = moves.from_M, moves.to_M, moves.device_M, bounds
+    path_s_M = moves.seconds_M + moves.hop_M + moves.cross_M
+    path_s_M += limits.wait_share * limits.count_C[device_M] * moves.wait_M / limits.rate
+    spare, longest_P = limits.max_price - least_PS[0, CLOSED], np.zeros(least_PS.shape[0])
+    for move in range(to_M.size - 1, -1, -1):
+        node, target, device = from_M[move], to_M[move], device_M[move]
+        for is_first, state in enumerate((device, CLOSED)):
+            goes_on, ends = price_MFE[move, is_first, 0] + least_PS[target, device], price_MFE[move, is_first, 1]
+            if min(goes_on, ends + least_PS[target, CLOSED]) - least_PS[node, state] <= spare:
+                longest_P[node] = max(longest_P[node], path_s_M[move] + longest_P[target])
     return longest_P
-
-
-@compiled
-def _other_bounds(moves: MoveArrays, limits: ChainLimits) -> tuple[FloatArray, FloatArray]:
-    """Returns the completion bounds at the other prices, of closed and of open labels."""
-    num_nodes, num_devices, num_rows = moves.first_move_P.size - 1, limits.count_C.size, limits.other_max_V.size
-    closed_PV, open_PCV = np.empty((num_nodes, num_rows)), np.empty((num_nodes, num_devices, num_rows))
-    for row in range(num_rows):
-        bounds = completion_bounds(moves, limits, limits.other_price_VC[row], limits.other_latency_V[row])
-        closed_PV[:, row], open_PCV[:, :, row] = bounds.closed_P, bounds.open_PC
-    return closed_PV, open_PCV
-
-
-class Step(NamedTuple):
-    """One way to extend labels of a node: by a move, with the stage left open or ended."""
-
-    move: int
-    is_first: int
-    """1 if the move is the first split of its stage, else 0."""
-    ends: int
-    """1 if the stage ends with the move, else 0."""
-    after: float
-    """The completion bound after the move."""
-    after_s: float
-    """The least latency after the move."""
-    longest_s: float
-    """An upper bound on the latency after the move."""
-    other_after_V: FloatArray
-    """The completion bounds after the move at the other prices."""
-    least: float
-    """The least amount by which the step raises a label's lower bound."""
 
 
 @compiled
@@ -235,15 +177,13 @@ def search_labels(
     labels half as many are kept. ABORTED means that there were more than `max_labels` labels in all.
     """
     bounds = completion_bounds(moves, limits, limits.price_C, limits.price_latency)
-    price_MFE, closed_P, open_PC = bounds
-    longest_P = _longest_latencies(moves, limits, bounds)
-    other_closed_PV, other_open_PCV = _other_bounds(moves, limits)
-    _, closed_s_P, open_s_PC = completion_bounds(moves, limits, np.zeros(limits.price_C.size), 1.0)
-    least_PC = _least_replicas(moves, limits)
-    (first_in_P, move_I, from_I), device_M, end = _incoming_moves(moves), moves.device_M, moves.first_move_P.size - 2
+    price_MFE, least_PS, _ = bounds
+    least_s_PS = completion_bounds(moves, limits, np.zeros(limits.price_C.size), 1.0).least_PS
+    longest_P, least_PC = _longest_latencies(moves, limits, bounds), _least_replicas(moves, limits)
+    from_M, device_M, first_in_P, end = moves.from_M, moves.device_M, moves.first_in_P, moves.first_in_P.size - 2
     num_columns = USED + (limits.price_C.size if limits.is_whole else 2 * MAX_STAGES)
     labels = Labels(np.zeros((1 << 12, 5), dtype=np.int64), np.zeros((1 << 12, num_columns)))
-    labels.int_LI[0, DEVICE], labels.int_LI[0, PARENT], labels.float_LF[0, TOTAL] = CLOSED, -1, closed_P[0]
+    labels.int_LI[0, DEVICE], labels.int_LI[0, PARENT], labels.float_LF[0, TOTAL] = CLOSED, -1, least_PS[0, CLOSED]
     # The first open label of each node, the first closed label, and the label after the last one.
     first_PK = np.zeros((end + 1, 3), dtype=np.int64)
     first_PK[0, 2] = 1
@@ -254,24 +194,21 @@ def search_labels(
         for ends in range(2):
             first, cutoff = count, limits.max_price
             most = max_per_group // 2 if is_beam and not ends else max_per_group
-            for position in range(first_in_P[node], first_in_P[node + 1]):
-                move, start = move_I[position], from_I[position]
-                if first_PK[start, 0] == first_PK[start, 2]:
-                    continue  # no label reached this node
-                after = closed_P[node] if ends else open_PC[node, device_M[move]]
-                after_s = closed_s_P[node] if ends else open_s_PC[node, device_M[move]]
-                for is_first in range(2):
+            for move in range(first_in_P[node], first_in_P[node + 1]):
+                start, device = from_M[move], device_M[move]
+                after = CLOSED if ends else device
+                for is_first, before in enumerate((device, CLOSED)):
                     low, high = first_PK[start, is_first], first_PK[start, is_first + 1]
-                    if low == high or after == np.inf:
+                    if low == high or least_PS[node, after] == np.inf:
                         continue
-                    before = closed_P[start] if is_first else open_PC[start, device_M[move]]
-                    least = price_MFE[move, is_first, ends] + after - before
+                    least = price_MFE[move, is_first, ends] + least_PS[node, after] - least_PS[start, before]
                     if labels.float_LF[low, TOTAL] + least > cutoff:
                         continue
                     while count + high - low > labels.int_LI.shape[0]:
                         labels = with_doubled_capacity(labels)
-                    other_after_V = other_closed_PV[node] if ends else other_open_PCV[node, device_M[move]]
-                    step = Step(move, is_first, ends, after, after_s, longest_P[node], other_after_V, least)
+                    step = Step(
+                        move, is_first, ends, least, least_PS[node, after], least_s_PS[node, after], longest_P[node]
+                    )
                     capacity = first + 4 * most if is_beam else -1
                     count, cutoff = _extend(
                         moves, limits, step, least_PC[node], cutoff, labels, low, high, first, count, capacity
@@ -285,6 +222,24 @@ def search_labels(
     return outcome, Labels(labels.int_LI[:count], labels.float_LF[:count]), np.arange(first_PK[end, 1], count)
 
 
+class Step(NamedTuple):
+    """One way to extend labels of a node: by a move, with the stage left open or ended."""
+
+    move: int
+    is_first: int
+    """1 if the move is the first split of its stage, else 0."""
+    ends: int
+    """1 if the stage ends with the move, else 0."""
+    least: float
+    """The least amount by which the step raises a label's lower bound."""
+    after: float
+    """The completion bound after the move."""
+    after_s: float
+    """The least latency after the move."""
+    longest_s: float
+    """An upper bound on the latency after the move."""
+
+
 @compiled
 def _extend(
     moves: MoveArrays, limits: ChainLimits, step: Step, least_C: FloatArray, cutoff: float, labels: Labels,
@@ -295,10 +250,9 @@ def _extend(
     Returns the number of labels and the new `cutoff`. If there are `capacity` labels, a quarter of those from `first`
     on is kept.
     """
-    int_LI, float_LF = labels
-    move, ends, rate, limit_s = step.move, step.ends, limits.rate, limits.limit_s * (1 + TOLERANCE) - step.after_s
+    (int_LI, float_LF), (move, is_first, ends, least, after, after_s, longest_s) = labels, step
     device, seconds, inputs = moves.device_M[move], moves.seconds_M[move] + moves.cross_M[move], moves.wait_M[move]
-    waits_alone = not step.is_first and not moves.pooled_M[move]
+    rate, limit_s, waits_alone = limits.rate, limits.limit_s, not is_first and not moves.pooled_M[move]
     if limits.is_whole and not waits_alone:  # the rate is given, so that the wait is known
         seconds, inputs = seconds + limits.wait_share * inputs / rate, 0.0
     own_batches, own_fill = inputs if waits_alone else 0.0, 0.0 if waits_alone else inputs
@@ -306,9 +260,9 @@ def _extend(
     seconds += moves.hop_M[move] if ends else 0.0
     most_held = limits.wait_share * limits.count_C[device] / rate
     for label in range(low, high):
-        if float_LF[label, TOTAL] + step.least > cutoff:
+        if float_LF[label, TOTAL] + least > cutoff:
             break
-        if not step.is_first and int_LI[label, DEVICE] != device:
+        if not is_first and int_LI[label, DEVICE] != device:
             continue
         work, batches = max(float_LF[label, WORK] + own_work, hop_work), float_LF[label, BATCHES] + own_batches
         latency_s, fill = float_LF[label, LATENCY] + seconds, float_LF[label, FILL] + own_fill
@@ -318,26 +272,28 @@ def _extend(
             held = replicas / rate
             if float_LF[label, USED + device] + replicas > limits.count_C[device]:
                 continue
-        wait_s = fill / rate + float_LF[label, WAITED] + batches * held
-        total_s = latency_s + limits.wait_share * wait_s
+        total_s = latency_s + limits.wait_share * (fill / rate + float_LF[label, WAITED] + batches * held)
         price = float_LF[label, PRICE] + limits.price_C[device] * (held if ends else work)
-        total = price + limits.price_latency * total_s + step.after
-        if total_s > limit_s or total > cutoff:
+        total = price + limits.price_latency * total_s + after
+        if total_s + after_s > limit_s * (1 + TOLERANCE) or total > cutoff:
             continue
         if limits.is_whole:
             own = replicas if ends else rate * work
             total += _idle_price(limits, least_C, float_LF, label, device, own, ends)
-            if total > cutoff or not _may_complete(limits, step, float_LF, label, device, own, total_s):
+            if total > cutoff:
                 continue
-            if latency_s + (ends * held + (1 - ends) * most_held) * batches + step.longest_s <= limits.limit_s:
+            if latency_s + (held if ends else most_held) * batches + longest_s <= limit_s:
                 latency_s, batches = 0.0, 0.0  # its latency no longer matters
-        elif int_LI[label, STAGES] + step.is_first > MAX_STAGES:
+        elif int_LI[label, STAGES] + is_first > MAX_STAGES:
             continue
-        _write_integers(limits, step, device, int_LI, label, count)
         for column in range(float_LF.shape[1]):
             float_LF[count, column] = float_LF[label, column]
         float_LF[count, TOTAL], float_LF[count, LATENCY], float_LF[count, FILL] = total, latency_s, fill
         float_LF[count, WORK], float_LF[count, BATCHES] = work, batches
+        int_LI[count, STAGES], int_LI[count, TYPES] = int_LI[label, STAGES] + is_first, int_LI[label, TYPES]
+        if is_first and not limits.is_whole:
+            int_LI[count, TYPES] = int_LI[label, TYPES] * (limits.price_C.size + 1) + device + 1
+        int_LI[count, PARENT], int_LI[count, MOVE], int_LI[count, DEVICE] = label, move, CLOSED if ends else device
         if ends:
             _close_stage(limits, int_LI, float_LF, count, device, price, held, replicas)
         count += 1
@@ -363,31 +319,6 @@ def _idle_price(
         if (ends or other != device) and left < least_C[other]:
             price += limits.idle_C[other] * left
     return price if usd <= limits.budget * (1 + TOLERANCE) else np.inf
-
-
-@inlined
-def _may_complete(
-    limits: ChainLimits, step: Step, float_LF: FloatArray, label: int, device: int, own: float, total_s: float
-) -> bool:
-    """Returns False if the other prices prove that a label with `own` more replicas leads to no plan."""
-    for row in range(limits.other_max_V.size):
-        price = step.other_after_V[row] + limits.other_latency_V[row] * total_s
-        price += limits.other_price_VC[row, device] * own / limits.rate
-        for other in range(limits.count_C.size):
-            price += limits.other_price_VC[row, other] * float_LF[label, USED + other] / limits.rate
-        if price > limits.other_max_V[row]:
-            return False
-    return True
-
-
-@inlined
-def _write_integers(limits: ChainLimits, step: Step, device: int, int_LI: IntArray, parent: int, label: int) -> None:
-    int_LI[label, DEVICE] = CLOSED if step.ends else device
-    int_LI[label, TYPES] = int_LI[parent, TYPES]
-    if step.is_first and not limits.is_whole:
-        int_LI[label, TYPES] = int_LI[parent, TYPES] * (limits.price_C.size + 1) + device + 1
-    int_LI[label, STAGES] = int_LI[parent, STAGES] + step.is_first
-    int_LI[label, PARENT], int_LI[label, MOVE] = parent, step.move
 
 
 @inlined
@@ -430,11 +361,10 @@ def _select(labels: Labels, first: int, count: int, most: int, is_beam: bool) ->
     return is_complete, end
 
 
-def trace(moves: MoveArrays, labels: Labels, label: int) -> list[tuple[int, int, int]]:
-    """Returns node, move and whether it ends a stage, for each split of the chain that a label represents."""
+def trace(labels: Labels, label: int) -> list[tuple[int, int]]:
+    """Returns the moves of the chain that a label represents, each with 1 if it ends a stage, else 0."""
     path: list[tuple[int, int]] = []
     while labels.int_LI[label, PARENT] >= 0:
         path.insert(0, (int(labels.int_LI[label, MOVE]), int(labels.int_LI[label, DEVICE] == CLOSED)))
         label = int(labels.int_LI[label, PARENT])
-    node_S = [0, *(int(moves.to_M[move]) for move, _ in path)]
-    return [(node, move, ends) for node, (move, ends) in zip(node_S, path, strict=False)]
+    return path

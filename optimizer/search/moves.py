@@ -47,10 +47,11 @@ RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split
 
 
 class MoveArrays(NamedTuple):
-    """The moves (M), ordered by the node that they leave. A named tuple, because kernels accept it as one argument."""
+    """The moves (M), by the node that they lead to. A named tuple, because kernels accept it as one argument."""
 
-    first_move_P: IntArray
-    """Index of each node's first move; the last entry is the number of moves."""
+    first_in_P: IntArray
+    """Index of the first move to each node; the last entry is the number of moves."""
+    from_M: IntArray
     to_M: IntArray
     device_M: IntArray
     batch_M: IntArray
@@ -95,12 +96,12 @@ class Graph:
 
     def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
         """Returns the graph with a subset of the splits."""
-        first_move_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_move_P]
-        return replace(self, moves=MoveArrays(first_move_P, *(values_M[kept_M] for values_M in self.moves[1:])))  # type: ignore[arg-type]  # mixed arrays
+        first_in_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_in_P]
+        return replace(self, moves=MoveArrays(first_in_P, *(values_M[kept_M] for values_M in self.moves[1:])))  # type: ignore[arg-type]  # mixed arrays
 
-    def split_of(self, node: int, move: int) -> Split:
-        """Returns the split that a move from `node` represents, with its best active ramps."""
-        problem, moves = self.problem, self.moves
+    def split_of(self, move: int) -> Split:
+        """Returns the split that a move represents, with its best active ramps."""
+        problem, moves, node = self.problem, self.moves, self.moves.from_M[move]
         first, entry = int(self.block_P[node]), int(self.rank_P[node])
         end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
         device, batch = int(moves.device_M[move]), int(moves.batch_M[move])
@@ -118,12 +119,12 @@ class Graph:
         split = self._splits[key] = Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
         return split
 
-    def stages_of(self, path: Iterable[tuple[int, int, int]]) -> tuple[Stage, ...]:
-        """Returns the stages of a path of (node, move, replicas). Replicas are 0 unless the move ends a stage."""
+    def stages_of(self, path: Iterable[tuple[int, int]]) -> tuple[Stage, ...]:
+        """Returns the stages of a path of moves, each with its replicas: 0 unless the move ends a stage."""
         stages: list[Stage] = []
         splits: list[Split] = []
-        for node, move, replicas in path:
-            split = self.split_of(node, move)
+        for move, replicas in path:
+            split = self.split_of(move)
             if splits and not splits[-1].ramps and splits[-1].batch == split.batch and not self.problem.networks:
                 split = replace(split, first=splits.pop().first)  # no input left since then, so the batch is still full
             splits.append(split)
@@ -164,11 +165,13 @@ def build_graph(
         if len(parts[-1][0]) > most_moves:
             raise PlanError(f"more than {most_moves} splits to choose from")
     int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    order_M = np.argsort(int_MI[:, 0], kind="stable")
+    # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
+    order_M = np.lexsort((-np.arange(len(int_MI)), int_MI[:, 0], int_MI[:, 1]))
     from_M, to_M, device_M, batch_M, rank_M = (column_M[order_M] for column_M in int_MI.T)
     seconds_M, work_M, wait_M, hop_M, hop_work_M, cross_M = (column_M[order_M] for column_M in float_MF.T)
     moves = MoveArrays(
-        first_move_P=np.searchsorted(from_M, np.arange(len(nodes.block_P) + 1)),
+        first_in_P=np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1)),
+        from_M=from_M,
         to_M=to_M,
         device_M=device_M,
         batch_M=batch_M,
@@ -319,8 +322,7 @@ def _drop_dominated_sizes(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) 
 
 def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:
     """Returns the graph with the splits on a stage's device that start or end near that stage's ends."""
-    from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(graph.moves.first_move_P))
-    first_M, end_M = graph.block_P[from_M], graph.block_P[graph.moves.to_M]
+    first_M, end_M = graph.block_P[graph.moves.from_M], graph.block_P[graph.moves.to_M]
     kept_M = np.zeros(graph.num_moves, dtype=np.bool_)
     for stage in stages:
         within_M = (first_M >= stage.first - distance) & (end_M <= stage.end + distance)
@@ -335,8 +337,7 @@ def single_split_stages(graph: Graph, rate_per_s: float) -> Graph:
     They are compared with the splits between the same nodes on the same device.
     """
     moves = graph.moves
-    from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(moves.first_move_P))
-    cell_M = (from_M * len(graph.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
+    cell_M = (moves.from_M * len(graph.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
     needed_M = np.maximum(moves.work_M, moves.hop_work_M)
     latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s + moves.cross_M
     order_M, figures_MF = np.lexsort((latency_M, needed_M, cell_M)), np.column_stack([needed_M, latency_M])

@@ -11,43 +11,15 @@ import numpy as np
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
-from optimizer.search.compiled import compiled
 from optimizer.search.decision import FeasiblePlan, if_feasible
-from optimizer.search.label_search import CLOSED, Bounds, ChainLimits, completion_bounds, limits_of_prices
+from optimizer.search.label_search import CLOSED, ChainLimits, completion_bounds, limits_of_prices
 from optimizer.search.moves import Graph, MoveArrays
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import Space
-from optimizer.search.step import FloatArray
+from optimizer.search.step import IntArray
 from optimizer.search.walks import Oracle, Prices, Walk, no_walk
 
 ROUNDING = 1e-9
-
-
-@compiled
-def _cheapest_walk(moves: MoveArrays, limits: ChainLimits, bounds: Bounds) -> Walk:
-    """Returns the resource use of the cheapest path. Its devices' work includes hops."""
-    price_MFE, closed_P, open_PC = bounds
-    work_C, latency_s, fill, node, device = np.zeros(limits.price_C.size), 0.0, 0.0, 0, CLOSED
-    while node < closed_P.size - 1:
-        least, best, best_ends, is_first = np.inf, 0, 0, int(device == CLOSED)
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            if not is_first and moves.device_M[move] != device:
-                continue
-            for ends in range(2):
-                after = closed_P[moves.to_M[move]] if ends else open_PC[moves.to_M[move], moves.device_M[move]]
-                price = price_MFE[move, is_first, ends] + after
-                if price < least:
-                    least, best, best_ends = price, move, ends
-        device, node = moves.device_M[best], moves.to_M[best]
-        work, waits_alone = moves.work_M[best], not is_first and not moves.pooled_M[best]
-        latency_s += moves.seconds_M[best] * (2 if waits_alone else 1) + moves.cross_M[best]
-        fill += 0.0 if waits_alone else moves.wait_M[best]
-        if best_ends:
-            latency_s += moves.hop_M[best]
-            work = max(work, moves.hop_work_M[best]) if is_first else work
-        work_C[device] += work
-        device = CLOSED if best_ends else device
-    return Walk(work_C, np.zeros(work_C.size), latency_s, fill)
 
 
 def stage_oracle(graph: Graph, space: Space) -> Oracle:
@@ -55,46 +27,50 @@ def stage_oracle(graph: Graph, space: Space) -> Oracle:
 
     def cheapest(prices: Prices, fill_rate: float) -> tuple[float, Walk]:
         limits = limits_of_prices(prices.work_C + prices.hop_C, prices.latency, fill_rate, space)
-        bounds = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
-        least = float(bounds.closed_P[0])
-        if math.isinf(least):
+        _, least_PS, first_PS = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
+        if math.isinf(least_PS[0, CLOSED]):
             return math.inf, no_walk(len(limits.price_C))
-        return least, _cheapest_walk(graph.moves, limits, bounds)
+        return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
 
     return cheapest
 
 
+def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:
+    """Returns the resource use of the cheapest path. Its devices' work includes hops."""
+    work_C, latency_s, fill, node, device = np.zeros(first_PS.shape[1] - 1), 0.0, 0.0, 0, CLOSED
+    while node < len(first_PS) - 1:
+        move, ends = divmod(int(first_PS[node, device]), 2)
+        is_first, node, device = device == CLOSED, int(moves.to_M[move]), int(moves.device_M[move])
+        waits_alone = not is_first and not moves.pooled_M[move]
+        latency_s += float(moves.seconds_M[move] * (2 if waits_alone else 1) + moves.cross_M[move])
+        fill += 0.0 if waits_alone else float(moves.wait_M[move])
+        work_C[device] += max(moves.work_M[move], moves.hop_work_M[move] if is_first and ends else 0.0)
+        if ends:
+            latency_s, device = latency_s + float(moves.hop_M[move]), CLOSED
+    return Walk(work_C, np.zeros(len(work_C)), latency_s, fill)
+
+
 def limits_of_plans(
     planes: CuttingPlanes, prices: Prices, space: Space, rate_per_s: float, usd_per_hour: float, *,
-    wait_share: float = 1.0, limit_s: float | None = None, factors: Sequence[float] = (),
+    wait_share: float = 1.0, limit_s: float | None = None,
 ) -> ChainLimits:  # fmt: skip
     """Returns the limits of plans that serve a rate within a cost, priced by the duals of the planes.
 
-    `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit. The price of each device and of
-    latency, multiplied by each of the `factors`, gives the other prices by which labels are pruned.
+    `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit.
     """
     problem, usd_C = planes.problem, planes.usd_C
     affordable_C = [usd_per_hour * (1 + ROUNDING) // usd if usd else math.inf for usd in usd_C]
     count_C = np.minimum(planes.count_C, affordable_C)
     limit_s = problem.slo.limit_s if limit_s is None else limit_s
-
-    def priced(work_C: FloatArray, latency: float) -> tuple[FloatArray, FloatArray, float, float]:
-        """Returns the prices of used and of idle devices and of latency, and the price of all that a plan may use."""
-        if problem.required_per_s is not None:
-            used_C, budget = np.maximum(work_C / rate_per_s, usd_C), usd_per_hour
-            idle_C = used_C - usd_C
-        else:
-            used_C, latency, budget = work_C, latency * rate_per_s, prices.usd * usd_per_hour
-            idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
-        most = budget + idle_C @ count_C + latency * limit_s
-        return used_C, idle_C, float(latency), float(most) * (1 + ROUNDING)
-
-    work_C = prices.work_C + prices.hop_C
-    used_C, idle_C, latency, max_price = priced(work_C, prices.latency)
-    scales = 1 + np.kron(np.array(factors)[:, None] - 1, np.eye(len(count_C) + 1))
-    others = [priced(work_C * scale[:-1], prices.latency * scale[-1]) for scale in scales]
+    used_C, latency, budget = prices.work_C + prices.hop_C, prices.latency, usd_per_hour
+    if problem.required_per_s is not None:
+        used_C = np.maximum(used_C / rate_per_s, usd_C)
+        idle_C = used_C - usd_C
+    else:
+        latency, budget = latency * rate_per_s, prices.usd * usd_per_hour
+        idle_C = np.maximum(used_C - prices.usd * usd_C, 0.0)
     return limits_of_prices(used_C * rate_per_s, latency, rate_per_s, space)._replace(
-        max_price=max_price,
+        max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + ROUNDING),
         limit_s=float(limit_s),
         wait_share=float(wait_share),
         is_whole=True,
@@ -102,9 +78,6 @@ def limits_of_plans(
         idle_C=idle_C,
         usd_C=usd_C,
         budget=float(usd_per_hour),
-        other_price_VC=np.array([each[0] * rate_per_s for each in others]).reshape(-1, len(count_C)),
-        other_latency_V=np.array([each[2] for each in others]),
-        other_max_V=np.array([each[3] for each in others]),
     )
 
 
