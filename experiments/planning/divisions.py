@@ -26,8 +26,7 @@ from optimizer.search.planner import solve
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES
 from optimizer.search.step import FloatArray
-from optimizer.search.tables import tables_of
-from optimizer.search.walks import Prices, Walk, WalkRelaxation
+from optimizer.search.walks import Prices, Walk, WalkRelaxation, tables_of
 
 Chain = tuple[Stage, ...]
 Join = Callable[[FloatArray, FloatArray], FloatArray]

@@ -34,7 +34,7 @@ from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_
 from optimizer.cost.queues import Load
 from optimizer.generation.steps import broken_promises, seconds_of_steps
 from optimizer.plans.plan import Stage, chains_of
-from optimizer.problems.networks import crossings, subproblem_of
+from optimizer.problems.networks import Subproblem, crossings, subproblem_of
 from optimizer.problems.problem import (
     MaximizeRate,
     MinimizeCost,
@@ -45,7 +45,6 @@ from optimizer.problems.problem import (
     reach_of,
 )
 from optimizer.problems.tokens import in_token_batches, in_tokens
-from profiles.lengths import Lengths
 
 # Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
@@ -132,15 +131,19 @@ def evaluate(
     chains = chains_of(stages, problem.num_blocks)
     if len(chains) > 1:
         return _evaluate_parallel(problem, chains, shares, reach, by_batch)
-    _check_fits(problem, stages)
-    part = subproblem_of(problem, stages)
-    if part.problem is problem:
-        return _evaluate_subproblem(problem, stages, reach, by_batch)
-    inner_reach = None if reach is None else part.shares_of(reach)
-    figures = _evaluate_subproblem(part.problem, part.stages_of(stages), inner_reach, by_batch)
-    splits = [split for stage in stages for split in stage.splits]
-    in_chain = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
-    return replace(figures, splits=in_chain)
+    part = _fitting_part(problem, stages)
+    inner, inner_stages = part.problem, stages
+    if inner is not problem:
+        inner_stages, reach = part.stages_of(stages), None if reach is None else part.shares_of(reach)
+    if inner.lengths is None:
+        figures = _evaluate_chain(inner, inner_stages, reach, by_batch)
+    else:
+        figures = _evaluate_chain(in_tokens(inner), in_token_batches(inner, inner_stages), reach, by_batch)
+    if inner is not problem or inner.lengths is not None:
+        own = [split for stage in stages for split in stage.splits]
+        splits = tuple(replace(each, split=split) for each, split in zip(figures.splits, own, strict=True))
+        figures = replace(figures, splits=splits)
+    return figures if inner.lengths is None else _per_input(figures, inner.lengths.mean)
 
 
 def _evaluate_parallel(
@@ -179,16 +182,6 @@ def _evaluate_parallel(
     )
 
 
-def _evaluate_subproblem(
-    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool
-) -> Evaluation:
-    """Evaluates a plan that uses all networks of its problem."""
-    if problem.lengths is not None:
-        figures = _evaluate_chain(in_tokens(problem), in_token_batches(problem, stages), reach, by_batch)
-        return _per_input(figures, stages, problem.lengths)
-    return _evaluate_chain(problem, stages, reach, by_batch)
-
-
 def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool) -> Evaluation:
     """Evaluates a single chain, counted in inputs or in tokens."""
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
@@ -201,7 +194,12 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
         known: Sequence[StepSeconds] = ()
         if exits_N is not None:
             known = recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
-        return known or _mean_batch_steps(problem, stage, split, share_N, unanswered_N)
+        return known or [
+            StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
+            for block, (block_s, ramp_s) in enumerate(
+                seconds_of_steps(problem, stage.device, split, share_N), start=split.first
+            )
+        ]
 
     steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
     figures = tuple(
@@ -230,38 +228,24 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
     )
 
 
-def _per_input(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -> Evaluation:
+def _per_input(figures: Evaluation, mean: float) -> Evaluation:
     """Converts figures per token to figures per input, by the mean length. Latencies and prices do not change."""
-    mean, splits = lengths.mean, []
-    for expected, split in zip(figures.splits, [split for stage in stages for split in stage.splits], strict=True):
-        unit = mean if split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
-        batches = tuple(tokens / unit for tokens in expected.batch_at_block)
-        splits.append(replace(expected, split=split, batch_at_block=batches))
+
+    def split_figures(each: ExpectedSplit) -> ExpectedSplit:
+        unit = mean if each.split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
+        return replace(each, batch_at_block=tuple(tokens / unit for tokens in each.batch_at_block))
+
+    def stage_figures(each: StageFigures) -> StageFigures:
+        rate_per_s, hop_rate_per_s = each.rate_per_s / mean, each.hop_rate_per_s / mean
+        return replace(each, work_s=each.work_s * mean, rate_per_s=rate_per_s, hop_rate_per_s=hop_rate_per_s)
+
     return replace(
         figures,
         rate_per_s=figures.rate_per_s / mean,
         served_per_s=figures.served_per_s / mean,
-        splits=tuple(splits),
-        stages=tuple(
-            replace(
-                each,
-                work_s=each.work_s * mean,
-                rate_per_s=each.rate_per_s / mean,
-                hop_rate_per_s=each.hop_rate_per_s / mean,
-            )
-            for each in figures.stages
-        ),
+        splits=tuple(map(split_figures, figures.splits)),
+        stages=tuple(map(stage_figures, figures.stages)),
     )
-
-
-def _mean_batch_steps(
-    problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float], unanswered_N: Sequence[float]
-) -> list[StepSeconds]:
-    steps = seconds_of_steps(problem, stage.device, split, share_N)
-    return [
-        StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
-        for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
-    ]
 
 
 def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
@@ -279,9 +263,8 @@ def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
 
 def best_value(problem: PlanProblem, values: Iterable[float]) -> float:
     """Returns the best of several values of the objective. Without values, returns one worse than any plan has."""
-    if isinstance(problem.objective, MaximizeRate):
-        return max(values, default=0.0)
-    return min(values, default=math.inf)
+    is_rate = isinstance(problem.objective, MaximizeRate)
+    return max(values, default=0.0) if is_rate else min(values, default=math.inf)
 
 
 def worst_value(problem: PlanProblem, values: Iterable[float]) -> float:
@@ -446,12 +429,12 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0 else np.inf
 
 
-def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
-    """Raises PlanError if the stages do not fit the problem, or do not form one model."""
+def _fitting_part(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
+    """Returns the subproblem of a plan; raises PlanError if the stages do not fit it, or do not form one model."""
     splits = [split for stage in stages for split in stage.splits]
     if len({split.after_answer for split in splits}) > 1:
         raise PlanError("after_answer must be the same for all splits of a plan: either stop or stay")
-    subproblem_of(problem, stages)
+    part = subproblem_of(problem, stages)
     for stage in stages:
         if stage.device not in problem.devices:
             raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
@@ -465,3 +448,4 @@ def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
             unknown = sorted(set(split.ramps) - set(problem.ramps))
             if unknown:
                 raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
+    return part

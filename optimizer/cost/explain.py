@@ -46,16 +46,10 @@ def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, floa
 
 def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
     """Yields the stages and hops that determine the rate or the cost, and the limits that are reached."""
-    match problem.objective:
-        case MaximizeRate():
-            yield from _rate_limits(figures, _chain_rates(problem, stages, figures))
-            yield from _budget_limit(problem, stages, figures)
-        case MinimizeCost():
-            yield from _needed_stages(stages, figures, _chain_rates(problem, stages, figures))
-        case MinimizeLatency():
-            yield from _busy_stages(figures)
-            yield from _budget_limit(problem, stages, figures)
-            yield from _ramp_limit(problem, figures)
+    yield from _slow_stages(problem, stages, figures)
+    if not isinstance(problem.objective, MinimizeCost):
+        yield from _budget_limit(problem, stages, figures)
+    yield from _ramp_limit(problem, figures)
     limit_s = problem.slo.limit_s
     if figures.latency_s >= limit_s * (1 - AT_ITS_LIMIT):
         text = f"the latency of {milliseconds(figures.latency_s)} is at its limit of {milliseconds(limit_s)}"
@@ -65,40 +59,30 @@ def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluati
             yield Bottleneck(kind="devices", text=f"all {supply.count} {device} are used")
 
 
-def _chain_rates(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[float]:
-    """Returns, per stage, the rate that its chain serves."""
+def _slow_stages(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
+    """Yields the stages and hops that limit the rate of their chain.
+
+    If the cost is minimized, these are the stages that, hop included, need all of their replicas. If the latency is
+    minimized, they are the stages that are nearly saturated and could not have smaller batches.
+    """
     chains = chains_of(stages, problem.num_blocks) if len(figures.shares) > 1 else [tuple(stages)]
-    return [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
-
-
-def _rate_limits(figures: Evaluation, rates: Sequence[float]) -> Iterator[Bottleneck]:
-    """If the rate is maximized: yields the stages and hops that limit the rate of their chain."""
-    for index, (each, rate_per_s) in enumerate(zip(figures.stages, rates, strict=True)):
-        limit_per_s = rate_per_s * (1 + SAME_RATE)
-        if each.rate_per_s <= limit_per_s:
-            text = f"stage {index} does at most {each.rate_per_s:.6g}/s"
+    rates = [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
+    for index, (stage, each, rate_per_s) in enumerate(zip(stages, figures.stages, rates, strict=True)):
+        fewer_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
+        asked, text = f"{rate_per_s:.6g}/s are asked for", f"stage {index} does at most {each.rate_per_s:.6g}/s"
+        match problem.objective:
+            case MaximizeRate():
+                is_slow = each.rate_per_s <= rate_per_s * (1 + SAME_RATE)
+            case MinimizeCost():
+                is_slow = fewer_per_s < rate_per_s
+                text = f"stage {index} would do {fewer_per_s:.6g}/s with one replica less; {asked}"
+            case MinimizeLatency():
+                is_slow, text = each.rate_per_s < rate_per_s * (1 + AT_ITS_LIMIT), f"{text}, {asked}"
+        if is_slow:
             yield Bottleneck(kind="stage", text=text, stage_index=index)
-        if each.hop_rate_per_s <= limit_per_s:
+        if isinstance(problem.objective, MaximizeRate) and each.hop_rate_per_s <= rate_per_s * (1 + SAME_RATE):
             text = f"the hop after stage {index} does at most {each.hop_rate_per_s:.6g}/s"
             yield Bottleneck(kind="hop", text=text, stage_index=index)
-
-
-def _needed_stages(stages: Sequence[Stage], figures: Evaluation, rates: Sequence[float]) -> Iterator[Bottleneck]:
-    """If the cost is minimized: yields the stages that, hop included, need all of their replicas."""
-    for index, (stage, each, required) in enumerate(zip(stages, figures.stages, rates, strict=True)):
-        rate_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
-        if rate_per_s < required:
-            text = f"stage {index} would do {rate_per_s:.6g}/s with one replica less; {required:.6g}/s are asked for"
-            yield Bottleneck(kind="stage", text=text, stage_index=index)
-
-
-def _busy_stages(figures: Evaluation) -> Iterator[Bottleneck]:
-    """If the latency is minimized: yields the stages that are nearly saturated and could not have smaller batches."""
-    required = figures.served_per_s
-    for index, each in enumerate(figures.stages):
-        if each.rate_per_s < required * (1 + AT_ITS_LIMIT):
-            text = f"stage {index} does at most {each.rate_per_s:.6g}/s, {required:.6g}/s are asked for"
-            yield Bottleneck(kind="stage", text=text, stage_index=index)
 
 
 def _ramp_limit(problem: PlanProblem, figures: Evaluation) -> Iterator[Bottleneck]:

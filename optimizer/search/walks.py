@@ -17,33 +17,132 @@ Why its value is a bound on all plans:
 - Several walks may share the load in any proportion, and a plan is a mixture of a single walk. The optimum over
   mixtures is therefore a bound on all plans. It is a linear program, and for any dual prices the price of the cheapest
   walk bounds it.
+
+Legend: R *runs*, that is pairs of device and batch size; C devices; E *entries*, the rank at which a split is entered
+(a single entry if inputs stay, because every batch is then full); Q ranks, as in `optimizer.search.step`; G measured
+sizes; N blocks; K boundaries between blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.problems.problem import PlanProblem
+from earlyexit.network.boundary import AfterAnswer
+from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
-from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
-from optimizer.search.step import FloatArray, IntArray, seconds_at
-from optimizer.search.tables import (
-    RunTables,
-    after_split_s,
-    after_stage_s,
-    block_seconds,
-    crosses_after,
-    entry_of,
-    hop_seconds,
-    ramp_seconds,
-    wait_inputs,
-)
+from optimizer.search.moves import RULES, LinkArrays, link_arrays
+from optimizer.search.space import Space
+from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
+from optimizer.search.step import FloatArray, IntArray, hop_s, seconds_at
+from profiles.scores import BoolArray
+
+
+class RunTables(NamedTuple):
+    """The constant data of a search. A named tuple, because numba kernels accept it as one argument."""
+
+    device_R: IntArray
+    batch_R: FloatArray
+    block_s_CNG: FloatArray
+    ramp_s_CQG: FloatArray
+    """By rank; rank 0 stands for no ramp."""
+    cell_REQ: IntArray
+    """Position of a batch between measured sizes (`step.locate`), by run, entry and current rank."""
+    part_REQ: FloatArray
+    leaving_REQ: FloatArray
+    """Inputs of a batch that are still computed, and that a hop carries."""
+    enters_E: FloatArray
+    """Share of all inputs that is computed at an entry."""
+    wait_RE: FloatArray
+    """Inputs of the service that arrive until a batch is full. Divided by the rate, it is the wait."""
+    unanswered_Q: FloatArray
+    mean_wait_Q: FloatArray
+    """Part of a split's wait that the mean answer time contains, by the rank at the split."""
+    rank_N: IntArray
+    """Rank of the ramp after each block; 0 if it has none."""
+    after_Q: IntArray
+    crosses_N: BoolArray
+    """Whether another network begins after a block. Inputs then go through the ingress, which forms batches."""
+    link: LinkArrays
+    rate_per_s: float
+    """The required rate; infinite if the rate is maximized."""
+    count_C: IntArray
+    usd_C: FloatArray
+    ramp_budget: float
+    """0 if the problem has no ramp budget."""
+    rule: int
+    stops: bool
+    may_split: bool
+    may_hop: bool
+
+
+def tables_of(
+    problem: PlanProblem,
+    space: Space,
+    after_answer: AfterAnswer = "stop",
+    batch: int | None = None,
+    names: Sequence[str] | None = None,
+) -> RunTables:
+    """Returns the problem as arrays, for all devices or the named ones. `batch` keeps only runs of that size."""
+    names, ranks = device_names(problem) if names is None else names, ranks_of(problem)
+    latency = [problem.latency[name] for name in names]
+    runs = [(device, size) for device, table in enumerate(latency) for size in table.batches if batch in (None, size)]
+    stops, share_Q = after_answer == "stop", ranks.share_Q
+    inside_EQ = np.ones((len(share_Q) if stops else 1, len(share_Q)))
+    if stops:  # a split that no input reaches is counted as full
+        np.divide(share_Q, share_Q[:, None], out=inside_EQ, where=share_Q[:, None] > 0)
+    batch_R, enters_E = np.array([size for _, size in runs], dtype=float), share_Q.copy() if stops else np.ones(1)
+    leaving_REQ = batch_R[:, None, None] * inside_EQ
+    cell_REQ, part_REQ = np.zeros(leaving_REQ.shape, dtype=np.int64), np.zeros(leaving_REQ.shape)
+    for run, (device, _) in enumerate(runs):
+        sizes_G = np.array(latency[device].batches, dtype=float)
+        cell_REQ[run] = np.maximum(np.searchsorted(sizes_G, leaving_REQ[run], side="right") - 1, 0)
+        above_EQ = np.maximum(leaving_REQ[run] - sizes_G[cell_REQ[run]], 0.0)
+        part_REQ[run] = above_EQ / np.append(np.diff(sizes_G), math.inf)[cell_REQ[run]]
+    with np.errstate(divide="ignore"):  # no split begins where no input enters
+        wait_RE = batch_R[:, None] / enters_E
+    rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
+    rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
+    crosses_N = np.isin(np.arange(1, problem.num_blocks + 1), problem.networks[:-1])
+    return RunTables(
+        device_R=np.array([device for device, _ in runs], dtype=np.int64),
+        batch_R=batch_R,
+        block_s_CNG=_padded([table.block_s_NB for table in latency]),
+        ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
+        cell_REQ=cell_REQ,
+        part_REQ=part_REQ,
+        leaving_REQ=leaving_REQ,
+        enters_E=enters_E,
+        wait_RE=wait_RE,
+        unanswered_Q=share_Q,
+        mean_wait_Q=share_Q / 2,  # as in the cost model
+        rank_N=rank_N,
+        after_Q=ranks.after_Q,
+        crosses_N=crosses_N,
+        link=link_arrays(problem),
+        rate_per_s=float(problem.required_per_s or math.inf),
+        count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
+        usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
+        ramp_budget=float(problem.ramp_budget or 0.0),
+        rule=RULES[space.ramps],
+        stops=stops,
+        may_split=space.splits_per_stage,
+        may_hop=space.several_stages,
+    )
+
+
+def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
+    """Stacks tables with different numbers of batch sizes, padded with zeros."""
+    padded = np.zeros((len(tables), len(tables[0]), max(table.shape[1] for table in tables)))
+    for device, table in enumerate(tables):
+        padded[device, :, : table.shape[1]] = table
+    return padded
+
 
 # What a walk does after a block. If the ramp after the block is active, RAMP is added.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
@@ -148,7 +247,7 @@ def _price_inside(
     and of device work.
     """
     device, ramp, num_kept = tables.device_R[run], tables.rank_N[block], costs.inside_NFREQ.shape[0]
-    ends, crosses = block + 1 == tables.rank_N.size, crosses_after(tables, block)
+    ends, crosses, link = block + 1 == tables.rank_N.size, tables.crosses_N[block], tables.link
     may_stay = not crosses and tables.rule != SPLIT_ENDS
     may_be_off, may_be_on = ramp == 0 or tables.rule != ALL, ramp > 0 and tables.rule != NONE
     block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CQG[device, ramp]
@@ -159,13 +258,14 @@ def _price_inside(
         per_input = tables.enters_E[entry] / tables.batch_R[run]
         work_price, hop_price = prices.work_C[device] * per_input, prices.hop_C[device] * per_input
         cell_Q, part_Q = tables.cell_REQ[run, entry], tables.part_REQ[run, entry]
+        leaving_Q = tables.leaving_REQ[run, entry]
         for rank in range(entry, max(ramp, top) + 1):
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
-            after_s = hop_seconds(tables, block, run, entry, rank)
+            after_s = hop_s(link.delay_s, link.bytes_N[block], leaving_Q[rank], link.bandwidth)
             hop_Q[rank], cut_Q[rank] = after_s * (second + hop_price), 0.0
             if crosses:
-                hop_Q[rank] += second * tables.link.crossing_s
-                cut_Q[rank] = second * (after_s + tables.link.crossing_s)
+                hop_Q[rank] += second * link.crossing_s
+                cut_Q[rank] = second * (after_s + link.crossing_s)
         here_FQ = costs.inside_NFREQ[block % num_kept, :, run, entry]
         after_FQ = costs.inside_NFREQ[(block + 1) % num_kept, :, run, entry]
         action_FQ = costs.action_NFREQ[block, :, run, entry]
@@ -209,15 +309,15 @@ def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: f
 def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: int, top: int, costs: CostToGo) -> None:
     """Fills the least prices and best runs of splits that start with a block, as first or later split of a stage."""
     here_FREQ = costs.inside_NFREQ[block % costs.inside_NFREQ.shape[0]]
-    counts_twice = here_FREQ.shape[0] == 2 and not (block > 0 and crosses_after(tables, block - 1))
+    counts_twice = here_FREQ.shape[0] == 2 and not (block > 0 and tables.crosses_N[block - 1])
     for rank in range(top + 1):
-        entry = entry_of(tables, rank)
+        entry = rank if tables.stops else 0
         if tables.enters_E[entry] == 0.0:
             continue
         price_input = (prices.mean * tables.mean_wait_Q[rank] + prices.latency) / fill_rate
         for run in range(tables.device_R.size):
             device = tables.device_R[run]
-            first = here_FREQ[0, run, entry, rank] + price_input * wait_inputs(tables, run, entry)
+            first = here_FREQ[0, run, entry, rank] + price_input * tables.wait_RE[run, entry]
             later = here_FREQ[1, run, entry, rank] if counts_twice else first
             if tables.may_split and later < costs.later_KCQ[block, device, rank]:
                 costs.later_KCQ[block, device, rank] = later
@@ -234,35 +334,39 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     work_C, hop_work_C = np.zeros(num_devices), np.zeros(num_devices)
     on_N = np.zeros(num_blocks, dtype=np.int64)
     kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
-    latency_s, fill, mean_s, ramps_s = 0.0, wait_inputs(tables, run, entry), 0.0, 0.0
+    latency_s, fill, mean_s, ramps_s = 0.0, tables.wait_RE[run, entry], 0.0, 0.0
     mean_fill = tables.mean_wait_Q[0] * fill
     for block in range(num_blocks):
-        device, per_input = tables.device_R[run], tables.enters_E[entry] / tables.batch_R[run]
+        device, ramp = tables.device_R[run], tables.rank_N[block]
+        per_input = tables.enters_E[entry] / tables.batch_R[run]
+        cell, part = tables.cell_REQ[run, entry, rank], tables.part_REQ[run, entry, rank]
         action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
-        block_s, ramp_s = block_seconds(tables, block, run, entry, rank), 0.0
+        block_s, ramp_s = seconds_at(tables.block_s_CNG[device, block], cell, part), 0.0
         if action >= RAMP:
-            on_N[block], ramp_s = 1, ramp_seconds(tables, block, run, entry, rank)
+            on_N[block], ramp_s = 1, seconds_at(tables.ramp_s_CQG[device, ramp], cell, part)
         work_C[device] += per_input * (block_s + ramp_s)
         latency_s += (block_s + ramp_s) * (1 + kind)
         mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
         ramps_s += ramp_s - tables.ramp_budget * block_s
-        rank = tables.rank_N[block] if action >= RAMP else rank
+        rank, after_s, crosses = ramp if action >= RAMP else rank, 0.0, tables.crosses_N[block]
         if action % RAMP == GO_ON:
             continue
+        if action % RAMP == HOP or crosses:
+            leaving = tables.leaving_REQ[run, entry, rank]
+            after_s = hop_s(tables.link.delay_s, tables.link.bytes_N[block], leaving, tables.link.bandwidth)
         if action % RAMP == HOP:
-            after_s = after_stage_s(tables, block, run, entry, rank)
-            hop_work_C[device] += per_input * hop_seconds(tables, block, run, entry, rank)
+            hop_work_C[device] += per_input * after_s
             run = costs.first_run_KQ[block + 1, rank]
         else:
-            after_s = after_split_s(tables, block, run, entry, rank)
             run = costs.later_run_KCQ[block + 1, device, rank]
+        after_s += tables.link.crossing_s if crosses else 0.0
         latency_s += after_s
         mean_s += tables.unanswered_Q[rank] * after_s
-        kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses_after(tables, block) else 0
-        entry = entry_of(tables, rank)
+        kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses else 0
+        entry = rank if tables.stops else 0
         if kind == 0:
-            fill += wait_inputs(tables, run, entry)
-            mean_fill += tables.mean_wait_Q[rank] * wait_inputs(tables, run, entry)
+            fill += tables.wait_RE[run, entry]
+            mean_fill += tables.mean_wait_Q[rank] * tables.wait_RE[run, entry]
     return Walk(work_C, hop_work_C, latency_s, fill, mean_s, mean_fill, ramps_s), on_N
 
 

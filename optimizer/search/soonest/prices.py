@@ -13,8 +13,7 @@ import numpy as np
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.step import FloatArray
-from optimizer.search.tables import RunTables
-from optimizer.search.walks import Prices, WalkRelaxation, empty_cost_to_go, no_prices
+from optimizer.search.walks import Prices, RunTables, WalkRelaxation, empty_cost_to_go, no_prices
 
 ITERATIONS = 60
 CLOSE = 1e-6

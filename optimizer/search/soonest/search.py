@@ -28,8 +28,7 @@ from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.soonest.prices import PriceRow, planes_of, price_rows
 from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
 from optimizer.search.step import FloatArray, IntArray, undominated
-from optimizer.search.tables import RunTables, crosses_after
-from optimizer.search.walks import CUT, GO_ON, HOP
+from optimizer.search.walks import CUT, GO_ON, HOP, RunTables
 from profiles.scores import BoolArray
 
 WIDTHS = (500, 5_000, 50_000, 400_000)
@@ -140,7 +139,7 @@ class LatencySearch:
     def _behind(self, block: int, labels: Layer) -> Iterator[Layer]:
         """Yields what follows a block, without and with its ramp."""
         tables, rank = self.tables, int(self.tables.rank_N[block])
-        crosses, is_end = crosses_after(tables, block), block + 1 == self.problem.num_blocks
+        crosses, is_end = bool(tables.crosses_N[block]), block + 1 == self.problem.num_blocks
         for ramp in dict.fromkeys((0, rank)):
             if (ramp != rank and tables.rule == ALL) or (ramp and tables.rule == NONE):
                 continue
@@ -191,10 +190,10 @@ class LatencySearch:
 
     def _after(self, block: int, labels: Layer, action: int) -> Layer:
         """Returns the promising labels before the next block, after GO_ON, CUT or HOP."""
-        tables, crosses, work_L = self.tables, crosses_after(self.tables, block), labels.sums_LF[:, WORK]
+        tables, crosses, work_L = self.tables, bool(self.tables.crosses_N[block]), labels.sums_LF[:, WORK]
         after_s_L = np.zeros(len(work_L))
         if action == HOP or crosses:
-            leaving_L = tables.batch_R[labels.run_L] * tables.inside_EQ[labels.entry_L, labels.rank_L]
+            leaving_L = tables.leaving_REQ[labels.run_L, labels.entry_L, labels.rank_L]
             after_s_L = tables.link.delay_s + tables.link.bytes_N[block] * leaving_L / tables.link.bandwidth
         if action == HOP:  # replicas send while they compute
             work_L = np.maximum(work_L, self._per_input(labels, after_s_L))
@@ -236,9 +235,9 @@ class LatencySearch:
             may_begin_LR, replicas_L = (labels.used_LC < tables.count_C)[:, tables.device_R], np.ones_like(replicas_L)
         label_S, run_S = np.nonzero(may_begin_LR & (tables.enters_E[entry_L] > 0)[:, None])
         labels = labels.take(label_S)._replace(run_L=run_S, entry_L=entry_L[label_S])
-        inputs_S = tables.batch_R[run_S] / tables.enters_E[labels.entry_L]
+        inputs_S = tables.wait_RE[run_S, labels.entry_L]
         waits_S2 = np.stack([tables.mean_wait_Q[labels.rank_L] * inputs_S, inputs_S], axis=1)
-        if action == CUT and not crosses_after(tables, block):  # each replica fills a batch of its own
+        if action == CUT and not tables.crosses_N[block]:  # each replica fills a batch of its own
             labels.sums_LF[:, MEAN_INPUTS:] += waits_S2
         else:
             labels.sums_LF[:, :2] += waits_S2 / tables.rate_per_s

@@ -15,7 +15,7 @@ from optimizer.search.exact import search_exactly
 from optimizer.search.soonest.prices import planes_of
 from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, ranked, time_of
 from optimizer.search.space import Space, parts_of
-from optimizer.search.tables import tables_of
+from optimizer.search.walks import tables_of
 
 # The highest rate within a ramp budget: its relative resolution, and the least one tried, relative to that without one.
 RATE_RESOLUTION = 0.01
