@@ -17,7 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.cost.evaluate import TOLERANCE, best_value, merit, objective_value
+from optimizer.cost.evaluate import TOLERANCE, best_value, merit, objective_value, worst_value
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.problem import MaximizeRate, PlanProblem
 from optimizer.search.by_devices import is_small, mixture_by_devices
@@ -96,15 +96,6 @@ def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedCh
     return False, best
 
 
-def price_chains_at_rate(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedChain]]:
-    """Returns whether chains with integer replicas may serve a rate, and the chains that were found.
-
-    If there are too many labels, no chains are returned: a search at a higher rate has fewer labels.
-    """
-    outcome, chains = _search(graph, limits, 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE)
-    return outcome == ABORTED or len(chains) > 0, chains
-
-
 def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[PricedChain]]:
     """Returns the outcome of a search with at most `most` labels, and the chains that it found."""
     outcome, labels, ends_L = search_labels(graph.moves, limits, most, per_group, False)
@@ -155,21 +146,13 @@ class MixedPlan:
     used: tuple[PricedChain, ...] = ()
 
 
-def _needed_replicas(column: Column, replicas: Sequence[int]) -> list[int]:
-    """Returns the replicas without those that do not raise the chain's rate."""
-    rate = rate_of_replicas(column, replicas)
-    return [max(1, math.ceil(rate * each.seconds * (1 - TOLERANCE))) for each in column.stages]
-
-
 def search_chains(problem: PlanProblem, space: Space) -> Found:
     """Returns the best plan that was found, and a proven bound."""
     names = payable_names(problem)
     relaxation = solve_relaxation(problem, space, names) if names else None
     if relaxation is None:
         return Found(plans=(), bound=best_value(problem, []))
-    planes, budget = relaxation.planes, problem.budget_usd_per_hour
-    cluster = Cluster(count_C=planes.count_C, usd_C=planes.usd_C, budget=math.inf if budget is None else budget)
-    return ChainSearch(problem=problem, space=space, names=names, relaxation=relaxation, cluster=cluster).found()
+    return ChainSearch(problem=problem, space=space, relaxation=relaxation).found()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,10 +161,8 @@ class ChainSearch:
 
     problem: PlanProblem
     space: Space
-    names: tuple[str, ...]
-    """The accelerator types."""
     relaxation: Relaxation
-    cluster: Cluster
+    _cluster: Cluster = field(init=False)
     _graph: Graph = field(init=False)
     _best: MixedPlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
@@ -193,27 +174,26 @@ class ChainSearch:
     _is_cut_short: bool = False
     """Whether a master problem reached its time limit without a solution, so that having none proves nothing."""
 
+    def __post_init__(self) -> None:
+        planes, budget = self.relaxation.planes, self.problem.budget_usd_per_hour
+        budget = math.inf if budget is None else budget
+        self._cluster = Cluster(count_C=planes.count_C, usd_C=planes.usd_C, budget=budget)
+
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
-        is_complete = self._search()
+        is_complete, bound = self._search(), self._bound.value
         if self._best is None:
-            bound = best_value(self.problem, [] if is_complete else [self.bounded.value])
-            return Found(plans=(), bound=bound)
-        value, bound = objective_value(self.problem, self._best.plan.figures), self.bounded.value
+            return Found(plans=(), bound=best_value(self.problem, [] if is_complete else [bound]))
+        value = objective_value(self.problem, self._best.plan.figures)
         if is_complete:
-            bound = (min if self.problem.required_per_s is None else max)(bound, self._best.bound)
+            bound = worst_value(self.problem, (bound, self._best.bound))
         is_proven = abs(value - bound) <= SOLVED * abs(bound)
         return Found(plans=(self._best.plan, *self._others), bound=value if is_proven else bound)
-
-    @property
-    def bounded(self) -> DualBound:
-        """The relaxation's bound on all plans."""
-        return self.relaxation.bound
 
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
         self._graph, is_whole = self._splits()
-        finished, candidates = price_chains(self._graph, self._limits(self.bounded.prices, self.names, math.inf))
+        finished, candidates = price_chains(self._graph, self._limits(self._bound.prices, self._names, math.inf))
         if is_whole and finished and len(candidates) <= self._most_columns:
             self._improve(candidates)
             if not self._is_cut_short:
@@ -237,7 +217,7 @@ class ChainSearch:
         """
         priced: list[PricedChain] = []
         for names in self._sets_of_types():
-            is_whole = names == self.names
+            is_whole = names == self._names
             faster = replace(self.problem, objective=MaximizeRate())
             alone = self.relaxation if is_whole else solve_relaxation(faster, self.space, names)
             if alone is None:
@@ -246,7 +226,7 @@ class ChainSearch:
             part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
             chains = [] if is_whole else price_chains(part, limits)[1]
-            chains += self._chains_at_rates(part, limits._replace(count_C=self.cluster.count_C))
+            chains += self._chains_at_rates(part, limits._replace(count_C=self._cluster.count_C))
             if len(names) == 1 and self.problem.required_per_s is None:
                 best = self._mixture(most_promising(chains, self._most_columns), 1)
                 self._best_of_types += () if best is None else best.used
@@ -256,16 +236,17 @@ class ChainSearch:
     def _sets_of_types(self) -> list[tuple[str, ...]]:
         """Returns the sets of accelerator types on which chains are searched."""
         if self._most_chains == 1 or not self.space.several_stages:
-            return [self.names]
-        sizes = (1, 2, len(self.names)) if len(self.names) <= MAX_TYPES_IN_PAIRS else (1, len(self.names))
-        return list(dict.fromkeys(part for size in sizes for part in combinations(self.names, size)))
+            return [self._names]
+        sizes = (1, 2, len(self._names)) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1, len(self._names))
+        return list(dict.fromkeys(part for size in sizes for part in combinations(self._names, size)))
 
     def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[PricedChain]:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
-        limits = limits._replace(is_whole=True)
-        if self.problem.required_per_s is not None:
-            usd_C = self.cluster.usd_C.astype(float)
-            return price_chains_at_rate(graph, limits._replace(price_C=usd_C, price_latency=0.0))[1]
+        limits, required_per_s = limits._replace(is_whole=True), self.problem.required_per_s
+        most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
+        if required_per_s is not None:
+            limits = limits._replace(price_C=self._cluster.usd_C.astype(float), price_latency=0.0)
+            return _search(graph, limits, most, per_group)[1]
         priced: list[PricedChain] = []
         high, step = limits.rate, FIRST_STEP
         for _ in range(MAX_SEARCHES):
@@ -273,11 +254,11 @@ class ChainSearch:
                 break
             middle = max(high * (1 - step), (low + high) / 2)
             max_price = float(limits.price_C @ limits.count_C) / middle + limits.price_latency * limits.limit_s
-            is_possible, chains = price_chains_at_rate(
-                graph, limits._replace(rate=middle, max_price=max_price * (1 + 1e-9))
+            outcome, chains = _search(
+                graph, limits._replace(rate=middle, max_price=max_price * (1 + 1e-9)), most, per_group
             )
             priced += chains
-            if is_possible:
+            if chains or outcome == ABORTED:  # a search at a higher rate has fewer labels
                 low = middle
             else:
                 high, step = middle, 2 * step
@@ -289,14 +270,12 @@ class ChainSearch:
         figures = best.plan.figures
         chains = chains_of(best.plan.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self.cluster.count_C.copy()
+            left_C = self._cluster.count_C.copy()
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
-            highest = (
-                rate if self.problem.required_per_s is not None else rate + self.bounded.value - figures.rate_per_s
-            )
-            limits = self._limits(self.bounded.prices, self.names, highest)._replace(count_C=left_C)
+            spare_per_s = 0.0 if self.problem.required_per_s is not None else self._bound.value - figures.rate_per_s
+            limits = self._limits(self._bound.prices, self._names, rate + spare_per_s)._replace(count_C=left_C)
             priced += self._chains_at_rates(self._graph, limits, rate)
         return priced
 
@@ -306,12 +285,20 @@ class ChainSearch:
         nodes, is_complete = None if space.splits_per_stage or space.several_stages else end_nodes(problem), True
         if nodes is None and num_splits(problem, space) > MAX_SPLITS:
             nodes, is_complete = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR), False
-        payable = replace(problem, devices={name: problem.devices[name] for name in self.names})
+        payable = replace(problem, devices={name: problem.devices[name] for name in self._names})
         return build_graph(payable, space.ramps, nodes=nodes), is_complete
 
     @property
+    def _bound(self) -> DualBound:
+        return self.relaxation.bound
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.relaxation.planes.names
+
+    @property
     def _most_columns(self) -> int:
-        return MAX_COLUMNS_BY_DEVICES if is_small(self.cluster) else MAX_COLUMNS
+        return MAX_COLUMNS_BY_DEVICES if is_small(self._cluster) else MAX_COLUMNS
 
     @property
     def _most_chains(self) -> int:
@@ -321,7 +308,7 @@ class ChainSearch:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
         price_C = np.array([float(by_name.get(name, 0.0)) for name in self._graph.device_names])
-        rate = min(rate, self.problem.required_per_s or self.bounded.value)
+        rate = min(rate, self.problem.required_per_s or self._bound.value)
         limits = limits_of_prices(price_C, prices.latency, rate, self.space)
         return limits._replace(limit_s=float(self.problem.slo.limit_s))
 
@@ -351,18 +338,20 @@ class ChainSearch:
         limit_s, required_per_s = self.problem.slo.limit_s, self.problem.required_per_s
         demand = Demand(limit_s=limit_s, rate_per_s=required_per_s, most_chains=most_chains)
         columns, is_solved, mixture = [each.column for each in candidates], False, None
-        if is_small(self.cluster):
-            is_solved, mixture = mixture_by_devices(columns, demand, self.cluster)
+        if is_small(self._cluster):
+            is_solved, mixture = mixture_by_devices(columns, demand, self._cluster)
         if not is_solved:
             try:
-                mixture = solve_master(columns, [demand], self.cluster, seconds=MASTER_SECONDS)
+                mixture = solve_master(columns, [demand], self._cluster, seconds=MASTER_SECONDS)
             except TimeoutError:
                 self._is_cut_short = True
         if mixture is None or not mixture.replicas:
             return None
         stages: list[Stage] = []
-        for q, replicas in mixture.replicas.items():
-            counts = replicas if required_per_s is not None else _needed_replicas(columns[q], replicas)
+        for q, counts in mixture.replicas.items():
+            rate, works = rate_of_replicas(columns[q], counts), columns[q].stages
+            if required_per_s is None:  # without replicas that do not raise the chain's rate
+                counts = tuple(max(1, math.ceil(rate * each.seconds * (1 - TOLERANCE))) for each in works)
             own = zip(candidates[q].stages, counts, strict=True)
             stages += [replace(stage, replicas=count) for stage, count in own]
         rates = [] if required_per_s is None else [mixture.rates[q] for q in mixture.replicas]
@@ -372,4 +361,4 @@ class ChainSearch:
 
     def _is_proven(self, best: MixedPlan) -> bool:
         value = objective_value(self.problem, best.plan.figures)
-        return abs(value - self.bounded.value) <= SOLVED * abs(self.bounded.value)
+        return abs(value - self._bound.value) <= SOLVED * abs(self._bound.value)
