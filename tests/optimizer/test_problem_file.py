@@ -28,7 +28,7 @@ from optimizer.problems.problem_file import ProblemFile, parse_problem, problem_
 from optimizer.problems.what_if import Axis, variants, with_batch_limit
 from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
-from optimizer.search.soonest.prices import planes_of
+from optimizer.search.soonest.search import planes_of
 from optimizer.search.space import SPACES
 from optimizer.search.walks import tables_of
 from profiles.catalogue import published_profile

@@ -6,16 +6,17 @@ replicas of the open stage are not counted yet. Its work so far gives a lower bo
 splits are kept as inputs, and they are multiplied by the replicas when the stage closes.
 
 A label is dropped if another label at the same place dominates it, or if a row of prices shows that it leads to no plan
-or to no better one than the incumbent. Beyond the width of a layer, labels are dropped as well, and the least of their
-bounds is kept: no plan that was dropped is better. So a narrow search gives a plan, a wider one proves that it is the
-best, and a search that would have to be too wide ends with a gap.
+or to no better one than the incumbent. The cutting-plane method (`optimizer.search.relaxation`) finds the prices of the
+first row. Beyond the width of a layer, labels are dropped as well, and the least of their bounds is kept: no plan that
+was dropped is better. So a narrow search gives a plan, a wider one proves that it is the best, and a search that would
+have to be too wide ends with a gap.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,12 +26,26 @@ from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
-from optimizer.search.soonest.prices import PriceRow, planes_of, price_rows
+from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
 from optimizer.search.step import FloatArray, IntArray, undominated
-from optimizer.search.walks import CUT, GO_ON, HOP, RunTables
+from optimizer.search.walks import (
+    CUT,
+    GO_ON,
+    HOP,
+    Prices,
+    RunTables,
+    WalkRelaxation,
+    empty_cost_to_go,
+    no_prices,
+)
 from profiles.scores import BoolArray
 
+ITERATIONS = 60
+CLOSE = 1e-6
+"""Gap at which the cutting-plane method stops."""
+MOST_ROW_STATES = 40_000_000
+"""Numbers in all rows of prices together. Larger problems have fewer rows."""
 WIDTHS = (500, 5_000, 50_000, 400_000)
 """Labels per layer of the successive searches. The next one runs only if the one before dropped better bounds."""
 TOGETHER = 20_000
@@ -47,6 +62,57 @@ MEAN, LATENCY, RAMPS, WORK, MEAN_INPUTS, INPUTS, NUM_SUMS = range(7)
 """Columns of `Layer.sums_LF`: seconds of the mean answer time; seconds of the worst case (both without the waits of
 the open stage's further splits); seconds of ramps beyond their budget; device seconds per input of the open stage;
 inputs that each of its replicas waits for, weighted by the share without an answer; the same unweighted."""
+
+
+class PriceRow(NamedTuple):
+    """One row of prices. The *excess* of a beginning of plans is its price and that of its completion, minus `limit`.
+
+    The first row's excess is a lower bound on the objective of these plans. In other rows, the excess is at most 0 for
+    every plan that keeps its limits.
+    """
+
+    prices: Prices
+    limit: float
+    """Price of everything that a plan may use."""
+    to_end_NREQ: FloatArray
+    """The least price from before a block to the end."""
+
+
+def planes_of(problem: PlanProblem, tables: RunTables, *, worst_case: bool = False) -> CuttingPlanes:
+    """Returns the cutting-plane method for the mean answer time or, without a limit on it, the worst-case latency."""
+    goal = no_prices(len(tables.count_C))
+    return CuttingPlanes(
+        problem=problem,
+        names=device_names(problem),
+        oracle=_relaxation(tables).cheapest,
+        goal=goal._replace(latency=1.0) if worst_case else goal._replace(mean=1.0),
+        iterations=ITERATIONS,
+        close=CLOSE,
+    )
+
+
+def price_rows(planes: CuttingPlanes, tables: RunTables, best: Prices) -> list[PriceRow]:
+    """Returns the row of the best prices, then rows that price a single limit: latency, ramps, budget, each device."""
+    problem, none = planes.problem, no_prices(len(tables.count_C))
+    alone = [none._replace(work_C=tables.rate_per_s * one_C) for one_C in np.eye(len(tables.count_C))]
+    if problem.budget_usd_per_hour is not None:
+        alone.insert(0, none._replace(work_C=tables.rate_per_s * tables.usd_C, usd=1.0))
+    if problem.ramp_budget is not None:
+        alone.insert(0, none._replace(ramps=1.0))
+    if planes.goal is not None and not planes.goal.latency:
+        alone.insert(0, none._replace(latency=1.0))
+    rows: list[PriceRow] = []
+    for prices in [best, *alone][: max(1, MOST_ROW_STATES // (len(tables.rank_N) * tables.cell_REQ.size))]:
+        walks, goal = _relaxation(tables), none if rows else planes.goal
+        walks.cheapest(prices, tables.rate_per_s)
+        own = replace(planes, goal=goal)
+        limit = own.price_of_latency(prices) + own.price_of_devices(prices, tables.rate_per_s)
+        rows.append(PriceRow(prices, limit, walks.costs.inside_NFREQ[:, 0]))
+    return rows
+
+
+def _relaxation(tables: RunTables) -> WalkRelaxation:
+    return WalkRelaxation(tables=tables, costs=empty_cost_to_go(tables, kinds=1, blocks=len(tables.rank_N)))
 
 
 class Layer(NamedTuple):

@@ -12,8 +12,7 @@ from optimizer.problems.problem import MaximizeRate, MinimizeLatency, PlanProble
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, why_infeasible, without_budget
 from optimizer.search.exact import search_exactly
-from optimizer.search.soonest.prices import planes_of
-from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, ranked, time_of
+from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked, time_of
 from optimizer.search.space import Space, parts_of
 from optimizer.search.walks import tables_of
 
