@@ -201,9 +201,7 @@ class GenerateService:
             placement=state.placement,
         )
 
-    def _on_outcome(self, running: _RunningSequence, step_input: PendingInput, outcome: Answer | OfframpError) -> None:
-        if step_input is not running.step_input:
-            return
+    def _on_outcome(self, running: _RunningSequence, _: PendingInput, outcome: Answer | OfframpError) -> None:
         running.step_input = None
         if isinstance(outcome, OfframpError):
             self._on_step_error(running, outcome)
@@ -222,9 +220,6 @@ class GenerateService:
             if result.ended is not None:
                 self.loop.end(running.state, result.ended)
                 return
-        self._send_soon(running)
-
-    def _send_soon(self, running: _RunningSequence) -> None:
         # The next step is sent one turn of the event loop later. Readers then have their tokens first, and the next
         # steps of all sequences of one reply are sent together.
         asyncio.get_running_loop().call_soon(self._resume, running)
@@ -248,11 +243,8 @@ class GenerateService:
             self._fail(running, final_error)
             return
         logger.info("%s starts again after %d tokens: %s", running.request.request_id, running.state.num_tokens, error)
-        if pause_s:
-            left_s = max(0.0, self._limit(running)[0] - self.clock.now_s())
-            call_later(min(pause_s, left_s), partial(self._resume, running))
-        else:
-            self._send_soon(running)
+        left_s = max(0.0, self._limit(running)[0] - self.clock.now_s())
+        call_later(min(pause_s, left_s), partial(self._resume, running))
 
     def _fail(self, running: _RunningSequence, error: OfframpError) -> None:
         running.stream.fail(error)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -294,10 +294,10 @@ class StageHost:
 
     def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
         # Splits of probes need no preparation: the network itself runs them, whatever backend runs the others.
-        self._runner.prepare(list(chain.from_iterable(each.stage.splits for each in assignments)))
+        self._runner.prepare([split for each in assignments for split in each.stage.splits])
         policy = assignments[0].policy
-        splits = chain.from_iterable(each.stage.splits for each in assignments if each.policy == policy)
-        return policy_for(self._settings, self._device_name, policy, list(splits))
+        splits = [split for each in assignments if each.policy == policy for split in each.stage.splits]
+        return policy_for(self._settings, self._device_name, policy, splits)
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()
