@@ -58,18 +58,16 @@ class NetworkEntry:
         """Whether the inputs are unpruned copies of probes."""
         self._before = 0 if going_on is None else bisect_right(plan.networks, going_on.next_block - 1)
         """The network that the inputs come from."""
-        self._may_prune = going_on is not None and bool(plan.networks)
         self._alpha: float | None = None
         """The pruning rate; None: no words are pruned here, but words that were pruned earlier stay pruned."""
         self._importance: Mapping[str, npt.NDArray[np.floating[Any]]] = {}
         """By sample id, the importance of each token in the previous network. Empty if it was not measured."""
         # Pruning needs the attention of the whole network, which inputs lack if the plan now skips their network.
-        if going_on is not None and going_on.next_block in plan.networks:
-            alpha = plan.prune.get(going_on.next_block - 1)
-            if alpha is not None and going_on.tensors:
-                by_input = np.split(going_on.tensors[-1].astype(np.float64), np.cumsum(going_on.lengths_B)[:-1])
-                self._alpha = alpha
-                self._importance = dict(zip(going_on.sample_ids, by_input, strict=True))
+        if going_on is not None and going_on.next_block in plan.networks and going_on.tensors:
+            self._alpha = plan.prune.get(going_on.next_block - 1)
+        if going_on is not None and self._alpha is not None:
+            by_input = np.split(going_on.tensors[-1].astype(np.float64), np.cumsum(going_on.lengths_B)[:-1])
+            self._importance = dict(zip(going_on.sample_ids, by_input, strict=True))
 
     def is_slow(self) -> bool:
         """Whether `prepare` takes milliseconds, so that it must run in a thread."""
@@ -82,7 +80,7 @@ class NetworkEntry:
         It may run in a thread, and a second call does nothing. If the codec fails, no input is encoded, and `enter`
         finds the input that causes the error. A text that cannot be pruned keeps its words.
         """
-        for each in self.inputs if self._may_prune else ():
+        for each in self.inputs if self.crosses else ():
             try:
                 self._prune(_encoded(each), sample_id_of(self._ingress, each))
             except Exception as error:
@@ -115,7 +113,7 @@ class NetworkEntry:
         self.inputs = entered
         ids = [sample_id_of(self._ingress, each) for each in entered]
         states_BS = None if self._going_on is None else _states_of(ids, self._going_on)
-        measured = bool(plan.networks) and plan.networks[self._network] - 1 in plan.prune
+        measured = plan.networks[self._network] - 1 in plan.prune
         return entry_piece(ids, encodings, block=self._block, state_BS=states_BS, measured=measured)
 
     def words(self) -> tuple[int, int]:
