@@ -33,7 +33,7 @@ DESCRIBED: dict[str, Any] = {
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
     """Records all metrics once, because each instrument is created with its first value."""
-    ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(math.inf)
+    ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(slo_s=math.inf)
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     kept: dict[str, Any] = {name: {0: 1} for name in COUNT_FIELDS} | {"drops": {"late": 1}}
     kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -185,7 +185,7 @@ class Chunk:
         return len(self.answers) + len(self.survivor_timings) + len(self.lost)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Counts:
     """Counts of the outcomes of inputs, at one or several ingresses."""
 
@@ -196,26 +196,26 @@ class Counts:
     """Tokens of answered inputs; inputs without tokens count as 1."""
     in_slo: int = 0
     """Answers within the SLO; all answers if there is no SLO."""
-    exits: Mapping[int, int] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=Counter)
     """Answers under the present epoch, by the block after which the input left."""
-    drops: Mapping[str, int] = field(default_factory=dict)
+    drops: dict[str, int] = field(default_factory=Counter)
     """Inputs without an answer, by reason."""
-    latencies: Mapping[int, int] = field(default_factory=dict)
+    latencies: dict[int, int] = field(default_factory=Counter)
     """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
-    crossings: Mapping[int, int] = field(default_factory=dict)
+    crossings: dict[int, int] = field(default_factory=Counter)
     """Inputs that were passed to another network of the chain, by its first block (as the next three fields are)."""
-    crossing_s: Mapping[int, float] = field(default_factory=dict)
+    crossing_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Total seconds that these inputs waited at the ingress, including encoding."""
-    words: Mapping[int, int] = field(default_factory=dict)
+    words: dict[int, int] = field(default_factory=Counter)
     """Words of texts that could be pruned."""
-    pruned_words: Mapping[int, int] = field(default_factory=dict)
+    pruned_words: dict[int, int] = field(default_factory=Counter)
     """Words that were pruned."""
 
 
 COUNT_FIELDS = tuple(each.name for each in fields(Counts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Interval(Counts):
     """The counts of all ingresses from `since_s` to `at_s` (wall clock)."""
 
@@ -246,7 +246,7 @@ def _sum(counts: Sequence[Any]) -> Any:
     return dict(summed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class IngressReport(Counts):
     """Counts since the ingress started, and observations since the last report.
 

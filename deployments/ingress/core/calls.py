@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -25,7 +25,7 @@ from deployments.ingress.core.routes import (
     StageRoute,
     weight_of,
 )
-from deployments.wire.messages import BUCKET, COUNT_FIELDS
+from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plans.plan import PlacedPlan
 
@@ -241,30 +241,15 @@ def latencies_within(latencies: Mapping[int, int]) -> dict[str, int]:
     return dict(zip(labels, accumulate(counts), strict=True))
 
 
-class IngressCounts:
-    """Counts the inputs of one ingress. Each arrived input is later counted once as answered or as dropped."""
+@dataclass(slots=True, kw_only=True)
+class IngressCounts(Counts):
+    """The counts of one ingress. Each arrived input is later counted once as answered or as dropped."""
 
-    def __init__(self, slo_s: float) -> None:
-        self._slo_s = slo_s
-        self.arrived = 0
-        self.answered = 0
-        self.answered_tokens = 0
-        """The tokens of the answered inputs."""
-        self.exits: Counter[int] = Counter()
-        """Answers under the current plan, by the block after which the inputs left."""
-        self.all_exits: Counter[int] = Counter()
-        """Answers under all plans so far, by the block after which the inputs left."""
-        self.drops: Counter[str] = Counter()
-        self.retries: Counter[str] = Counter()
-        """Inputs that were retried or lost because a replica failed, by slot."""
-        self.crossings: Counter[int] = Counter()
-        """Inputs that went on to another network, by its first block. So are the next three fields."""
-        self.crossing_s: defaultdict[int, float] = defaultdict(float)
-        self.words: Counter[int] = Counter()
-        self.pruned_words: Counter[int] = Counter()
-        self.in_slo = 0
-        self.latencies: Counter[int] = Counter()
-        """Answers by latency bucket."""
+    slo_s: float
+    all_exits: Counter[int] = field(default_factory=Counter)
+    """Answers under all plans so far, by the block after which the inputs left."""
+    retries: Counter[str] = field(default_factory=Counter)
+    """Inputs that were retried or lost because a replica failed, by slot."""
 
     def totals(self) -> dict[str, Any]:
         """Returns all counts, by their field names in an `IngressReport`."""
@@ -277,7 +262,7 @@ class IngressCounts:
         self.answered_tokens += num_tokens
         for latency_s in latencies_s:
             self.latencies[bucket_of(latency_s)] += 1
-            self.in_slo += latency_s <= self._slo_s
+            self.in_slo += latency_s <= self.slo_s
         self.all_exits[block] += len(latencies_s)
         if is_current:
             self.exits[block] += len(latencies_s)
@@ -338,7 +323,7 @@ class Unanswered:
     def __init__(self, placed: PlacedPlan, options: IngressOptions, make_call: type[Call]) -> None:
         self.options = options
         self.chains = Chains(placed, options)
-        self.counts = IngressCounts(options.slo_s)
+        self.counts = IngressCounts(slo_s=options.slo_s)
         # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
         most = int(min(MOST_OPEN, options.max_queued))
         self.observations = ExitObservations(options.shape, options.loss, most_open=most)
