@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, placements_of
+from deployments.ingress.core.calls import AbortCall, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Settle, sample_id_of
 from deployments.ingress.core.routes import KVPlacement, StageReplicas
@@ -429,15 +429,6 @@ class Dispatcher(Driver):
             self._alarm.cancel()
         self._alarm = self._later(max(0.0, at_s - self.clock.now_s()), self.wake)
 
-    def carry_out(self, action: Action) -> None:
-        """Carries out an action. Errors are logged; a call that cannot be sent counts as failed."""
-        try:
-            super().carry_out(action)
-        except Exception as error:
-            logger.exception("the ingress could not carry out %s", type(action).__name__)
-            if isinstance(action, SendCall):
-                self.ended(action.call, error)
-
     def answered(self, answered: Answered) -> None:
         settle_all(zip(answered.inputs, answered.answers, strict=True))
 
@@ -460,6 +451,13 @@ class Dispatcher(Driver):
     # Send
 
     def send(self, send: SendCall) -> None:
+        try:
+            self._encode_and_send(send)
+        except Exception as error:  # the call counts as failed
+            logger.exception("the ingress could not send a call")
+            self.ended(send.call, error)
+
+    def _encode_and_send(self, send: SendCall) -> None:
         call, block, payload, network, rows = send
         if network is None:
             self._send(call, payload if rows is None else payload.select(rows))

@@ -493,7 +493,8 @@ class Driver(ABC):
         self._is_busy = True
         try:
             while queue or self.pump():
-                self.carry_out(queue.popleft())
+                action = queue.popleft()
+                self._handlers[type(action)](action)
         finally:
             self._is_busy = False
             if self.core.wake_s < self._timer_s:
@@ -505,9 +506,6 @@ class Driver(ABC):
         if self.core.is_due:
             self._queue.extend(self.core.pump(self.clock.now_s()))
         return bool(self._queue)
-
-    def carry_out(self, action: Action) -> None:
-        self._handlers[type(action)](action)
 
     def wake(self) -> bool:
         """Handles the expired timers; returns whether there was anything to do.
