@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+
+from msgspec import structs
 
 from deployments.ingress.core.calls import AbortCall, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import Driver, IngressCore
@@ -22,7 +23,6 @@ from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import (
     Address,
     Assignment,
-    BeginCall,
     CallRefused,
     CancelCall,
     Chunk,
@@ -87,7 +87,6 @@ class ReplicaLink:
         """The assignment that the calls on this connection follow."""
         self._calls: dict[int, Call] = {}
         """The open calls, by serial number."""
-        self._serial = 0
         self._is_closing = False
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
@@ -106,15 +105,14 @@ class ReplicaLink:
             return
         if call.stage.assignment is not self._assignment:
             self.host(call.stage.assignment)
-        self._serial += 1
-        self._frames.send(encode(BeginCall(self._serial, message)))
-        self._calls[self._serial] = call
+        self._frames.send(encode(message))
+        self._calls[call.serial] = call
 
     def cancel(self, call: Call) -> None:
         """Ends an open call, whose inputs the replica need not run any more."""
-        for serial in [serial for serial, each in self._calls.items() if each is call]:
-            self._send(CancelCall(serial))
-            self._end(serial, asyncio.CancelledError())
+        if call.serial in self._calls:
+            self._send(CancelCall(call.serial))
+            self._end(call.serial, asyncio.CancelledError())
 
     def end(self, sequence: int) -> None:
         """Makes the replica free a sequence. If the connection is broken, it has already freed it."""
@@ -320,7 +318,7 @@ class ReplicaLinks:
         for call, (message, since_s) in waiting.items():
             waited_s = asyncio.get_running_loop().time() - since_s
             remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
-            self.send(call, replace(message, remaining_s=remaining_s))
+            self.send(call, structs.replace(message, remaining_s=remaining_s))
 
 
 class Alarm(Protocol):
@@ -501,6 +499,7 @@ class Dispatcher(Driver):
     def _send(self, call: Call, piece: WirePiece) -> None:
         now_s, inputs, is_awaited = self.clock.now_s(), call.inputs, self.core.is_awaited
         message = StageCall(
+            serial=call.serial,
             piece=piece,
             # A negative time makes the stage drop an input that is no longer awaited.
             remaining_s=tuple([each.deadline_s - now_s if is_awaited(call, each) else -1.0 for each in inputs]),

@@ -16,10 +16,11 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from msgspec import structs
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
@@ -296,7 +297,7 @@ class Tracer:
             record.enter(stage, int(piece.lengths_B[position]) if crosses else None)
             inputs[sample_id] = record
             positions.append(position)
-        return (replace(call, traced=tuple(positions)) if inputs else call), inputs
+        return (structs.replace(call, traced=tuple(positions)) if inputs else call), inputs
 
     def on_reply(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
         """Records a part of a call's reply, and removes the inputs that it settles from `inputs`."""

@@ -33,7 +33,6 @@ from deployments.wire.messages import (
     MAX_FRAME_BYTES,
     Address,
     Assignment,
-    BeginCall,
     CallRefused,
     CancelCall,
     Chunk,
@@ -459,8 +458,8 @@ class _Connection:
             self.frames.abort()
             return
         match message:
-            case BeginCall():
-                self._begin(message.serial, message.call)
+            case StageCall():
+                self._begin(message)
             case CancelCall():
                 self._cancel(message.serial)
             case EndSequences():
@@ -472,17 +471,17 @@ class _Connection:
                 except Exception:  # the calls of that plan will be refused with the reason
                     logger.exception("plan %d cannot be followed", assignment.epoch)
 
-    def _begin(self, serial: int, call: StageCall) -> None:
+    def _begin(self, call: StageCall) -> None:
         begun: dict[str, list[SplitRun]] = {call.piece.sample_ids[position]: [] for position in call.traced}
-        opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial), begun)
+        opened = self._calls[call.serial] = OpenCall(len(call.remaining_s), partial(self._reply, call.serial), begun)
         self._sequences.update(call.sequences)
         try:
             assert self._assignment is not None, "an assignment precedes the first call"
             self._host.submit(call, self._assignment, opened)
         except Exception as error:  # the caller gets the reason, whatever it is
             logger.exception("a call was refused")
-            self._calls.pop(serial, None)
-            self.frames.send(encode(CallRefused(serial, repr(error))))
+            self._calls.pop(call.serial, None)
+            self.frames.send(encode(CallRefused(call.serial, repr(error))))
 
     def _reply(self, serial: int, chunk: Chunk) -> None:
         opened = self._calls.get(serial)

@@ -101,10 +101,11 @@ def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
     return tuple(detours)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCall:
-    """A batch of inputs, or of survivors, for a stage."""
+class StageCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="begin"):
+    """A batch of inputs, or of survivors, for a stage, under the assignment of the latest `HostStage`."""
 
+    serial: int
+    """The number of the call in its ingress. Messages about it carry the number."""
     piece: WirePiece
     remaining_s: tuple[float, ...]
     """Seconds until the deadline of each input. These are durations, because machines do not share a clock."""
@@ -457,14 +458,6 @@ ERRORS: Final[Mapping[str, type[OfframpError]]] = {
 MethodNotAllowedError needs more than a message; only the API raises it."""
 
 
-class BeginCall(msgspec.Struct, frozen=True, tag="begin"):
-    """Starts a call under the assignment of the latest `HostStage` of the connection."""
-
-    serial: int
-    """Identifies the call on its connection."""
-    call: StageCall
-
-
 class CancelCall(msgspec.Struct, frozen=True, tag="forget"):
     """Cancels a call."""
 
@@ -538,7 +531,7 @@ def _decode_other(type_: type, value: Any) -> object:
 
 
 MalformedError = msgspec.MsgspecError
-FromIngress: TypeAlias = BeginCall | CancelCall | EndSequences | HostStage
+FromIngress: TypeAlias = StageCall | CancelCall | EndSequences | HostStage
 FromReplica: TypeAlias = ReplyPart | CallRefused
 encode: Callable[[FromIngress | FromReplica], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
 """Returns the bytes of a message, with copies of its arrays."""

@@ -14,13 +14,13 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 import earlyexit.errors
 from deployments.wire.messages import (
     BUFFER_BYTES,
     LENGTH_BYTES,
     Assignment,
-    BeginCall,
     CallRefused,
     CancelCall,
     Chunk,
@@ -79,7 +79,7 @@ ASSIGNMENT = Assignment(
 )
 RUN = SplitRun(first=0, end=2, batch=3, tokens=3, target=4, queue_s=0.25, compute_s=0.5)
 TRACED = Timing(queue_s=0.25, compute_s=0.5, runs=(RUN,))
-CALL = StageCall(piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125)
+CALL = StageCall(serial=7, piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125)
 CHUNK = Chunk(
     answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TRACED),),
     early=((Answer(sample_id="é", value=0, score=1.0, exit=0), TIMING),),
@@ -112,17 +112,17 @@ def plain(value: Any) -> Any:
 
 CALLS = {
     "tokens": CALL,
-    "float32": replace(CALL, piece=FLOAT32),
-    "bfloat16": replace(CALL, piece=BFLOAT16),
-    "float16": replace(CALL, piece=FLOAT16),
-    "recorded": replace(CALL, piece=replace(TOKENS, tensors=())),
-    "no rows": replace(CALL, piece=replace(FLOAT32, tensors=(np.zeros((0, 5), np.float32),))),
-    "transposed": replace(CALL, piece=replace(FLOAT32, tensors=(FLOAT32.tensors[0].T,))),
-    "every second": replace(CALL, piece=replace(TOKENS, tensors=(TOKENS.tensors[0][::2],))),
-    "no deadline": replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf),
-    "probe": replace(CALL, probe=True, counts_as_full=True),
-    "traced": replace(CALL, traced=(1,)),
-    "sequences": replace(CALL, sequences=(7, 2**62 - 1)),
+    "float32": structs.replace(CALL, piece=FLOAT32),
+    "bfloat16": structs.replace(CALL, piece=BFLOAT16),
+    "float16": structs.replace(CALL, piece=FLOAT16),
+    "recorded": structs.replace(CALL, piece=replace(TOKENS, tensors=())),
+    "no rows": structs.replace(CALL, piece=replace(FLOAT32, tensors=(np.zeros((0, 5), np.float32),))),
+    "transposed": structs.replace(CALL, piece=replace(FLOAT32, tensors=(FLOAT32.tensors[0].T,))),
+    "every second": structs.replace(CALL, piece=replace(TOKENS, tensors=(TOKENS.tensors[0][::2],))),
+    "no deadline": structs.replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf),
+    "probe": structs.replace(CALL, probe=True, counts_as_full=True),
+    "traced": structs.replace(CALL, traced=(1,)),
+    "sequences": structs.replace(CALL, sequences=(7, 2**62 - 1)),
 }
 POLICIES = {
     "one threshold": PolicySpec(thresholds=0.4),
@@ -150,8 +150,7 @@ PARTS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_arrives_as_sent(call: StageCall) -> None:
-    message = BeginCall(7, call)
-    assert plain(decode_from_ingress(encode(message))) == plain(message)
+    assert plain(decode_from_ingress(encode(call))) == plain(call)
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
@@ -194,17 +193,17 @@ def test_every_error_of_a_replica_arrives_as_sent() -> None:
 
 
 def test_decoded_arrays_are_read_only_views_of_the_frame() -> None:
-    frame = encode(BeginCall(1, replace(CALL, piece=FLOAT32)))
+    frame = encode(structs.replace(CALL, piece=FLOAT32))
     message = decode_from_ingress(frame)
-    assert isinstance(message, BeginCall)
-    piece = message.call.piece
+    assert isinstance(message, StageCall)
+    piece = message.piece
     assert piece.state_BS is not None
     arrays = (piece.lengths_B, *piece.tensors, piece.state_BS)
     assert [np.shares_memory(array, np.frombuffer(frame, dtype=np.uint8)) for array in arrays] == [True] * 3
     assert [array.flags.writeable for array in arrays] == [False] * 3
 
 
-def changed(message: BeginCall | HostStage | ReplyPart, *path: str | int, to: Any) -> bytes:
+def changed(message: StageCall | HostStage | ReplyPart, *path: str | int, to: Any) -> bytes:
     """Returns the bytes of a message with one value replaced."""
     document = msgspec.msgpack.decode(encode(message))
     place = document
@@ -218,22 +217,22 @@ FROM_NO_INGRESS = {
     "nothing": b"",
     "noise": b"\xc1noise",
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
-    "cut short": encode(BeginCall(1, CALL))[:-1],
-    "too long": encode(BeginCall(1, CALL)) + b"\0",
+    "cut short": encode(CALL)[:-1],
+    "too long": encode(CALL) + b"\0",
     "a list": msgspec.msgpack.encode(["begin"]),
     "unknown kind": msgspec.msgpack.encode({"type": "close", "serial": 1}),
     "field missing": msgspec.msgpack.encode({"type": "forget"}),
     "field of another type": msgspec.msgpack.encode({"type": "forget", "serial": "1"}),
     "a replica's message": encode(ReplyPart(1, CHUNK)),
-    "no deadlines": changed(BeginCall(1, CALL), "call", "remaining_s", to=None),
+    "no deadlines": changed(CALL, "remaining_s", to=None),
     "unknown dispatch": changed(HostStage(ASSIGNMENT), "assignment", "dispatch", to="lazy"),
     "unknown answer": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "after_answer", to="go"),
-    "tensor too short": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["<i4", [5], b"123"]),
-    "tensor of another shape": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]),
-    "tensor of objects": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]),
-    "tensor without a dtype": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=["spam", [1], b"1234"]),
-    "an unknown extension": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
-    "no tensor": changed(BeginCall(1, CALL), "call", "piece", "tensors", to=5),
+    "tensor too short": changed(CALL, "piece", "tensors", to=["<i4", [5], b"123"]),
+    "tensor of another shape": changed(CALL, "piece", "tensors", to=["<i4", [6], b"1234"]),
+    "tensor of objects": changed(CALL, "piece", "tensors", to=["O", [1], b"12345678"]),
+    "tensor without a dtype": changed(CALL, "piece", "tensors", to=["spam", [1], b"1234"]),
+    "an unknown extension": changed(CALL, "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
+    "no tensor": changed(CALL, "piece", "tensors", to=5),
     # Where a PlanError of __post_init__ would come out instead.
     "no replicas": changed(HostStage(ASSIGNMENT), "assignment", "stage", "replicas", to=0),
     "no split": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "end", to=0),
@@ -241,7 +240,7 @@ FROM_NO_INGRESS = {
 FROM_NO_REPLICA = {
     "nothing": b"",
     "noise": b"\xc1noise",
-    "an ingress's message": encode(BeginCall(1, CALL)),
+    "an ingress's message": encode(CALL),
     "cut short": encode(ReplyPart(1, CHUNK))[:-1],
     "value of another type": changed(ReplyPart(1, CHUNK), "chunk", "answers", 0, 0, "value", to="yes"),
     "no error": changed(ReplyPart(1, CHUNK), "chunk", "lost", 0, 1, to="late"),

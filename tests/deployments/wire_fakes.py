@@ -7,6 +7,7 @@ import math
 import socket
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,6 @@ from deployments.replica.host import OpenCall
 from deployments.wire.messages import (
     Address,
     Assignment,
-    BeginCall,
     CallRefused,
     CancelCall,
     Chunk,
@@ -72,9 +72,13 @@ def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
     )
 
 
-def call_of(sample_ids: Sequence[str]) -> StageCall:
+SERIALS = count(1)
+
+
+def call_of(sample_ids: Sequence[str], serial: int | None = None) -> StageCall:
     """Returns a call with one input per letter or id, without deadlines."""
     return StageCall(
+        serial=next(SERIALS) if serial is None else serial,
         piece=piece_of(sample_ids),
         remaining_s=(math.inf,) * len(sample_ids),
         reserve_s=0.0,
@@ -98,7 +102,6 @@ class Asked:
     """A call that a fake replica received."""
 
     replica: str
-    serial: int
     call: StageCall
     frames: Frames
 
@@ -107,14 +110,14 @@ class Asked:
         return "".join(self.call.piece.sample_ids)
 
     def say(self, chunk: Chunk) -> None:
-        self.frames.send(encode(ReplyPart(self.serial, chunk)))
+        self.frames.send(encode(ReplyPart(self.call.serial, chunk)))
 
     def answer(self) -> None:
         """Answers all of its inputs."""
         self.say(answered(self.names))
 
     def refuse(self, reason: str) -> None:
-        self.frames.send(encode(CallRefused(self.serial, reason)))
+        self.frames.send(encode(CallRefused(self.call.serial, reason)))
 
 
 class FakeReplica:
@@ -167,8 +170,8 @@ class FakeReplica:
                 self.words.put_nowait(bytes(frame).decode())
                 return
             match decode_from_ingress(frame):
-                case BeginCall(serial=serial, call=call):
-                    self.asked.put_nowait(Asked(replica=self.name, serial=serial, call=call, frames=frames))
+                case StageCall() as call:
+                    self.asked.put_nowait(Asked(replica=self.name, call=call, frames=frames))
                 case CancelCall(serial=serial):
                     self.forgotten.put_nowait(serial)
 
@@ -206,7 +209,7 @@ class AwaitedCall(Call):
         """`placements`: those of its inputs' sequences, if they have any. `refused`: the error of taking its parts."""
         of_inputs = placements or (None,) * len(message.remaining_s)
         inputs = [PendingInput(0, 0.0, math.inf, placement=placement) for placement in of_inputs]
-        super().__init__(ROUTE, inputs, 0.0, 0, 0.0, None, False)
+        super().__init__(ROUTE, inputs, 0.0, 0, 0.0, None, message.serial, False)
         self.num_remaining = len(inputs)
         self.message, self.refused = message, refused
         self.end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
@@ -266,7 +269,7 @@ class Caller:
 
     def begin(self, serial: int, sample_ids: str) -> None:
         self.frames.send(encode(HostStage(ASSIGNMENT)))
-        self.frames.send(encode(BeginCall(serial, call_of(sample_ids))))
+        self.frames.send(encode(call_of(sample_ids, serial)))
 
     async def part(self) -> tuple[int, str]:
         """Returns the next part: the serial of its call, and the inputs that it answers."""

@@ -47,6 +47,8 @@ class Call:
     """The expected seconds of the stages after this one, plus the slack."""
     watch: Watch | None
     """What replicas observe of its inputs; None: nothing."""
+    serial: int
+    """Its number in its ingress."""
     is_first: bool
     """Whether the call takes new inputs to the first block."""
     counts_as_full: bool = field(default=False, init=False)
@@ -329,6 +331,7 @@ class Unanswered:
         self.observations = ExitObservations(options.shape, options.loss, most_open=most)
         self._make_call = make_call
         self._rate = AnswerRate()
+        self._num_calls = 0
         self._num_open: Counter[int] = Counter()
         """The number of open calls, by the epoch of the plan under which they were sent."""
 
@@ -364,7 +367,8 @@ class Unanswered:
         reserve_s = route.reserve_s(stage) + slack_s
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
-        call = self._make_call(stage, inputs, now_s, epoch, reserve_s, watch, is_first)
+        self._num_calls += 1
+        call = self._make_call(stage, inputs, now_s, epoch, reserve_s, watch, self._num_calls, is_first)
         for each in held:
             each.holder = call
         call.num_remaining = len(held)

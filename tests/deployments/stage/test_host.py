@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from deployments.choices import TracingSettings
@@ -40,7 +41,7 @@ def call_of(ids: Sequence[str], *, next_block: int = 0, lengths: Sequence[int] =
     """Returns a call without deadlines; `lengths` left out: 1 each."""
     lengths_B = np.array(lengths or [1] * len(ids), dtype=np.int32)
     piece = WirePiece(sample_ids=tuple(ids), next_block=next_block, lengths_B=lengths_B, tensors=(), state_BS=None)
-    return StageCall(piece=piece, remaining_s=(math.inf,) * len(ids), reserve_s=0.0)
+    return StageCall(serial=1, piece=piece, remaining_s=(math.inf,) * len(ids), reserve_s=0.0)
 
 
 class Replica:
@@ -82,7 +83,7 @@ class Replica:
         traced: tuple[int, ...] = (),
     ) -> list[Chunk]:
         """The reply's parts; `lengths` left out: 1 each; `traced`: positions of inputs."""
-        call = replace(call_of(ids, next_block=next_block, lengths=lengths), probe=probe)
+        call = structs.replace(call_of(ids, next_block=next_block, lengths=lengths), probe=probe)
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Chunk] = asyncio.Queue()
 
@@ -294,7 +295,7 @@ def test_a_call_that_counts_as_full_begins_beside_a_running_batch(settings: Serv
     assignment = replica.assignment(1, Split(first=0, end=4, batch=4, overlap_below=5), dispatch="filling")
     sizes = []
     for sample_id, counts_as_full in (("d#1", False), ("d#2", False), ("d#3", True)):
-        call = replace(call_of([sample_id]), counts_as_full=counts_as_full)
+        call = structs.replace(call_of([sample_id]), counts_as_full=counts_as_full)
         replica.host.submit(call, assignment, OpenCall(1, lambda _: None))
         batch = replica.host.device.start_next()
         sizes.append(len(batch.members) if isinstance(batch, Batch) else 0)

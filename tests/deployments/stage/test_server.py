@@ -12,7 +12,7 @@ import torch
 
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import CallServer, OpenCall, StageHost, chunks_by_call, split_runs
-from deployments.wire.messages import Address, BeginCall, CallRefused, Chunk, HostStage, ReplyPart, SplitRun, encode
+from deployments.wire.messages import Address, CallRefused, Chunk, HostStage, ReplyPart, SplitRun, encode
 from earlyexit.engine.device import Answered, Failed, Observed, Release, Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
@@ -87,12 +87,12 @@ def answers(sample_id: str, opened: OpenCall) -> Answered[EmulatedPiece]:
         pytest.param(b"", id="none"),
         pytest.param(b"short", id="short"),
         pytest.param(b"x" * 65, id="long"),
-        pytest.param(encode(BeginCall(1, call_of("a"))), id="a-call"),
+        pytest.param(encode(call_of("a")), id="a-call"),
         pytest.param("wörd".encode("latin-1"), id="noise"),
     ],
 )
 async def test_a_connection_without_the_word_is_not_heard(scene: Scene, word: bytes) -> None:
-    caller = await scene.caller(word, encode(BeginCall(1, call_of("a"))))
+    caller = await scene.caller(word, encode(call_of("a")))
     await soon(caller.ended.wait())
     assert (caller.heard.empty(), scene.host.submitted.empty()) == (True, True)
 

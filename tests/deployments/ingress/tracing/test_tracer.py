@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -76,7 +76,7 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
 def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
     call = call_of([FIRST, SECOND])
     sent, inputs = Scene(2).tracer.on_call("r1", ASSIGNMENT, call)
-    assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
+    assert (sent, list(inputs)) == (structs.replace(call, traced=(1,)), [SECOND])
 
 
 def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
@@ -84,7 +84,7 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
         _, inputs = scene.tracer.on_call(
-            "r1", ASSIGNMENT, replace(call_of([sample_id]), piece=piece_of([sample_id], block))
+            "r1", ASSIGNMENT, structs.replace(call_of([sample_id]), piece=piece_of([sample_id], block))
         )
         scene.clock.advance(1.0)
         if chunk is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
@@ -65,7 +65,7 @@ class Slot:
         self.links.follow(placed(*replicas))
 
     def call(self, sample_ids: str, *placements: KVPlacement, left_s: float = math.inf) -> AwaitedCall:
-        message = replace(call_of(sample_ids), remaining_s=(left_s,) * len(sample_ids))
+        message = structs.replace(call_of(sample_ids), remaining_s=(left_s,) * len(sample_ids))
         self._calls.append(AwaitedCall(message, *placements))
         self.links.send(self._calls[-1], message)
         return self._calls[-1]
