@@ -196,7 +196,6 @@ class GenerateService:
             [("", state.sequence.step())],
             self._limit(running)[0],
             partial(self._on_outcome, running),
-            arrived_s=self.clock.now_s(),
             request_id=running.request.request_id,
             placement=state.placement,
         )
