@@ -409,12 +409,12 @@ class Unanswered:
         Raises InputError for a request that could never fit.
         """
         limit, unanswered = self.options.max_queued, self.num_unanswered
+        if not unanswered:
+            self._rate.begin(now_s)
         if unanswered + num_inputs <= limit:
             return
         if num_inputs > limit:
             raise InputError(f"a request has {num_inputs} inputs; this ingress holds at most {limit} at a time")
-        if not unanswered:
-            self._rate.begin(now_s)
         message = f"{unanswered} inputs wait for their answers; this ingress holds at most {limit}"
         self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(unanswered)), num_inputs)
 

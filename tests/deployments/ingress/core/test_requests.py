@@ -231,6 +231,19 @@ def test_too_many_inputs_are_refused_whole_and_told_how_long_the_queue_takes() -
     assert waits_s == [1.0, 18.0]
 
 
+def test_after_an_idle_hour_callers_are_told_how_long_the_queue_takes_at_the_rate_since_then() -> None:
+    world = CoreWorld(max_queued=4)
+    for call, (seconds, letters) in enumerate(((0.0, "abcd"), (3600.0, "efgh"))):
+        world.now_s = seconds
+        world.submit(letters, deadline_s=9999.0)
+        world.now_s = seconds + 1.0
+        world.answer(call, letters)  # 4 answers per second
+    world.submit("ijkl", deadline_s=9999.0)
+    with pytest.raises(OverloadedError) as caught:
+        world.submit("m", deadline_s=9999.0)
+    assert caught.value.retry_after_s == 1.0
+
+
 def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_time() -> None:
     world = CoreWorld(slo_s=1.0)
     world.submit("abcd")
