@@ -48,10 +48,6 @@ class SimulatedCall(Call):
             member.origin = self
             member.reserve_s = reserve_s
 
-    def left(self) -> list[PendingInput]:
-        """Returns the inputs that have not left the replica."""
-        return [member.payload for member in self.members if member.origin is self]
-
 
 def by_call(members: Sequence[Input]) -> Sequence[tuple[SimulatedCall, Sequence[Input]]]:
     """Groups the members of a batch by the call that brought them."""
@@ -526,7 +522,7 @@ class SimulatedIngress(Driver):
 
     def restart(self, call: SimulatedCall) -> None:
         """Retries the inputs of a call whose replica died, or that found no replica."""
-        self.do(self.core.fail(call, call.left(), self._events.time_s))
+        self.do(self.core.fail(call, call.remaining(), self._events.time_s))
 
     def _handle_part(self, call: SimulatedCall, actions: Iterable[Action]) -> None:
         """Carries out the actions that follow from a part of a call's reply."""
