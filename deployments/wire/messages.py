@@ -146,8 +146,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The splits that a traced input ran, whose times add up to these; empty for other inputs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One part of a stage's streamed reply.
 
     Every input of the call is in exactly one part: answered, a survivor, or lost. Parts may also hold early answers and
