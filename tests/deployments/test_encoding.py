@@ -234,7 +234,6 @@ FROM_NO_INGRESS = {
     "an unknown extension": changed(CALL, "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
     "no tensor": changed(CALL, "piece", "tensors", to=5),
     # Where a PlanError of __post_init__ would come out instead.
-    "no replicas": changed(HostStage(ASSIGNMENT), "assignment", "stage", "replicas", to=0),
     "no split": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "end", to=0),
 }
 FROM_NO_REPLICA = {
