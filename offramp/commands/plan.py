@@ -157,21 +157,36 @@ NO_PLAN = 3
 class PlanAnswer:
     """A plan with its explanation, or the reason why there is none."""
 
-    problem: PlanProblem
+    file: ProblemFile
     decision: Decision
-    baselines: Mapping[str, Mapping[str, Any]]
+    baselines: Mapping[Strategy, Mapping[str, Any]]
     """The plans of the other strategies as JSON data, and how many times better the plan of `best` is."""
     rescoring: Rescoring | None = None
     """The plan's scores by exit records or recorded batches; None without them, or without a plan."""
-    calibration: Path | None = None
-    """The calibration that the plan uses, if the problem file names a model folder."""
 
     @property
     def planned(self) -> Planned:
         """The plan; raises PlanError with the reason if there is none."""
         if isinstance(self.decision, NoPlan):
-            raise PlanError(no_plan_text(self.problem, self.decision))
+            raise PlanError(no_plan_text(self.file.problem, self.decision))
         return self.decision
+
+    @property
+    def calibration(self) -> Path | None:
+        """The calibration that the plan uses, if the problem file names a model folder."""
+        return None if self.file.recorded is None else self.file.recorded.calibration
+
+    def plan(self, policy: PolicySpec | None) -> Plan:
+        """Returns the planner's plan with an exit policy, without word pruning; raises PlanError if there is none."""
+        problem, planned = self.file.problem, self.planned
+        return Plan(
+            stages=planned.stages,
+            shares=planned.figures.shares,
+            policy=policy,
+            order=self.file.order,
+            predicted=predictions(problem, planned.figures),
+            networks=problem.networks,
+        )
 
 
 def answer(
@@ -182,11 +197,10 @@ def answer(
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
     records, and the plan is the candidate that they prefer. Plans of the compared strategies are candidates for `best`.
     """
-    problem = file.problem
+    problem, rescoring = file.problem, None
     compared = strategies_for(problem) if compared is None else compared
-    decisions = {each: solve(problem, each) for each in compared}
-    decision = decisions[strategy] if strategy in decisions else solve(problem, strategy)
-    rescoring = None
+    decisions = {each: solve(problem, each) for each in dict.fromkeys((*compared, strategy))}
+    decision = decisions[strategy]
     if isinstance(decision, NoPlan):
         decision = replace(decision, more=more_devices(problem, strategy))
     else:
@@ -196,30 +210,30 @@ def answer(
         rescoring = _rescoring(file, decision)
         if rescoring is not None:
             decision = apply_rescoring(problem, decision, rescoring)
-    return PlanAnswer(
-        problem=problem,
-        decision=decision,
-        baselines=_baselines(problem, decisions),
-        rescoring=rescoring,
-        calibration=None if file.recorded is None else file.recorded.calibration,
-    )
+    best = decisions.get("best")
+    baselines: dict[Strategy, dict[str, Any]] = {
+        each: {**_decision(problem, decisions[each]), "times_better": times_better(problem, best, decisions[each])}
+        for each in compared
+        if each != "best"
+    }
+    return PlanAnswer(file=file, decision=decision, baselines=baselines, rescoring=rescoring)
 
 
 def best_answer(
     files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
-) -> tuple[ProblemFile, PlanAnswer]:
-    """Returns the best plan over several calibrations by `merit`, and its problem file; the first of equal ones.
+) -> PlanAnswer:
+    """Returns the best plan over several calibrations by `merit`, the first of equal ones.
 
     If no calibration has a plan, returns the reason of the first one.
     """
-    answers = [(file, answer(file, strategy, solve, compared=compared)) for file in files]
-    plans = [pair for pair in answers if isinstance(pair[1].decision, Planned)]
-    return max(plans, key=lambda pair: merit(pair[1].problem, pair[1].planned.figures), default=answers[0])
+    answers = [answer(file, strategy, solve, compared=compared) for file in files]
+    plans = [each for each in answers if isinstance(each.decision, Planned)]
+    return max(plans, key=lambda each: merit(each.file.problem, each.planned.figures), default=answers[0])
 
 
 def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     """Returns the answer as JSON data: first the plan, then its explanation."""
-    problem = answer.problem
+    problem = answer.file.problem
     if isinstance(answer.decision, NoPlan):
         message = {"message": no_plan_text(problem, answer.decision)}
         no_plan = _no_plan_document(answer.decision) | message
@@ -267,15 +281,16 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     }
 
 
-def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:
+def serving_plan(answer: PlanAnswer, threshold: float | None = None) -> Plan:
     """Returns the plan for `offramp serve`, with an exit policy.
 
     Thresholds are those of the problem's exit records, or `threshold`, an entropy in nats, for all ramps. Raises
     InputError if both or neither are given, and PlanError for an unknown device.
     """
-    for stage in planned.stages:
+    file, stages = answer.file, answer.planned.stages
+    for stage in stages:
         find_device(stage.device)
-    ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
+    ramps = tuple(ramp for stage in stages for split in stage.splits for ramp in split.ramps)
     policy = file.policy(ramps) if ramps else None
     if policy is not None and threshold is not None:
         raise InputError("--threshold: the problem's exit records already define thresholds")
@@ -286,20 +301,8 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
                 "exit records in the problem"
             )
         policy = PolicySpec(name="entropy", thresholds=threshold)
-    plan = plan_of(file, planned, policy)
+    plan = answer.plan(policy)
     return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
-
-
-def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> Plan:
-    """Returns the planner's plan with an exit policy, without word pruning."""
-    return Plan(
-        stages=planned.stages,
-        shares=planned.figures.shares,
-        policy=policy,
-        order=file.order,
-        predicted=predictions(file.problem, planned.figures),
-        networks=file.problem.networks,
-    )
 
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[dict[str, Any]]:
@@ -339,15 +342,6 @@ def _decision(problem: PlanProblem, decision: Decision) -> dict[str, Any]:
     return {**predictions(problem, decision.figures), **batches, "gap": decision.gap}
 
 
-def _baselines(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> dict[str, dict[str, Any]]:
-    best = decisions.get("best")
-    return {
-        name: {**_decision(problem, each), "times_better": times_better(problem, best, each)}
-        for name, each in decisions.items()
-        if name != "best"
-    }
-
-
 JOINT_FIGURES = ("rate_per_s", "latency_s", "usd_per_hour", "mean_latency_s")
 """Predictions that exit records change."""
 
@@ -373,10 +367,10 @@ def run(job: PlanJob) -> None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     if order is not None:
         files = tuple(replace(file, order=order) for file in files)
-    file, result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
+    result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:
-        write_plan(serving_plan(file, result.planned, job.threshold), job.out)
+        write_plan(serving_plan(result, job.threshold), job.out)
     if has_plan and job.plot is not None:
         draw_plan(result.planned, job.plot)
     if not has_plan and not job.as_json:
@@ -454,11 +448,16 @@ def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
 
     `document`: the answer as JSON data.
     """
-    problem, baselines = answer.problem, answer.baselines
+    problem, baselines = answer.file.problem, answer.baselines
     others = [comparison_table(problem, baselines)] if baselines else []
     if isinstance(answer.decision, NoPlan):
         return others if any("no_plan" not in each for each in baselines.values()) else []
-    tables = [_stages(answer), make_table("", "value", title="Predicted", rows=_figure_rows(answer, document))]
+    names = ("blocks", "batch", "ramps\nafter", "T ms", "wait ms", "fill", "rate /s", "hop ms")
+    title, rows = f"Plan ({answer.planned.strategy})", _stage_rows(answer.planned)
+    tables = [
+        make_table(Column("stage", no_wrap=True), *names, title=title, narrow=True, rows=rows),
+        make_table("", "value", title="Predicted", rows=_figure_rows(answer, document)),
+    ]
     if "generation" in document:
         rows = _generation_rows(problem, document["generation"])
         tables.append(make_table("", "value", title="Generation", rows=rows))
@@ -469,7 +468,7 @@ def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
     return tables + others
 
 
-def comparison_table(problem: PlanProblem, baselines: Mapping[str, Mapping[str, Any]]) -> Table:
+def comparison_table(problem: PlanProblem, baselines: Mapping[Strategy, Mapping[str, Any]]) -> Table:
     """Returns a table of the other strategies, and how many times better the best plan is."""
     rows = [{"strategy": strategy, **_decision_cells(problem, each)} for strategy, each in baselines.items()]
     times = ("-" if each["times_better"] is None else f"{each['times_better']:.2f} x" for each in baselines.values())
@@ -499,19 +498,13 @@ def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str,
     return make_table(*names, title="What if", narrow=True, rows=rows)
 
 
-def _stages(answer: PlanAnswer) -> Table:
-    table = make_table(
-        Column("stage", no_wrap=True),
-        *("blocks", "batch", "ramps\nafter", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
-        title=f"Plan ({answer.planned.strategy})",
-        narrow=True,
-    )
-    planned = answer.planned
+def _stage_rows(planned: Planned) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each split; the first of a stage also shows the stage."""
     for each in planned.figures.splits:
         stage, bounds = planned.stages[each.stage_index], planned.figures.stages[each.stage_index]
-        split = each.split
-        is_first = split == stage.splits[0]  # cells of the stage are only in the row of its first split
-        table.add_row(
+        split, hop = each.split, milliseconds(bounds.hop_s) if bounds.hop_s else "-"
+        is_first = split == stage.splits[0]
+        yield (
             f"{each.stage_index}: {stage.replicas} x {stage.device}" if is_first else "",
             f"{split.first}-{split.end - 1}",
             str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
@@ -519,17 +512,12 @@ def _stages(answer: PlanAnswer) -> Table:
             milliseconds(each.seconds),
             milliseconds(each.wait_s),
             f"{each.fill:.0%}",
-            *(
-                (_rate(bounds.rate_per_s), milliseconds(bounds.hop_s) if bounds.hop_s else "-")
-                if is_first
-                else ("", "")
-            ),
+            *((_rate(bounds.rate_per_s), hop) if is_first else ("", "")),
         )
-    return table
 
 
 def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    problem, planned, figures = answer.problem, answer.planned, answer.planned.figures
+    problem, planned, figures = answer.file.problem, answer.planned, answer.planned.figures
     yield "rate", f"{_rate(figures.rate_per_s)}/s"
     if problem.required_per_s is not None:
         yield "requested rate", f"{_rate(figures.served_per_s)}/s"

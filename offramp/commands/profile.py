@@ -25,7 +25,7 @@ from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.folders import read_calibration
 from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
-from offramp.commands.plan import answer, plan_of
+from offramp.commands.plan import answer
 from offramp.spec.documents import ServeJob
 from optimizer.calibration.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec
@@ -499,7 +499,7 @@ def plan_for(
 ) -> Plan:
     """Returns the best plan of a strategy, by the exit records if given; raises PlanError if there is none."""
     file = ProblemFile(problem=problem, recorded=recorded)
-    plan = plan_of(file, answer(file, strategy, solve, compared=()).planned, policy)
+    plan = answer(file, strategy, solve, compared=()).plan(policy)
     return replace(plan, predicted={name: plan.predicted[name] for name in ("rate_per_s", "latency_s")})
 
 

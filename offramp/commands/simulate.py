@@ -20,7 +20,7 @@ from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob, parse_order
 from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
-from offramp.commands.plan import NO_PLAN, answer, plan_of
+from offramp.commands.plan import NO_PLAN, answer
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import check_policy, read_calibration_file
@@ -333,7 +333,7 @@ def prepare(job: SimulateJob) -> Simulation:
         if isinstance(result.decision, NoPlan):
             print(no_plan_text(file.problem, result.decision), file=sys.stderr)
             raise typer.Exit(NO_PLAN)
-        plan = plan_of(file, result.planned, NO_POLICY)
+        plan = result.plan(NO_POLICY)
         plan = replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
     if job.overlap_below is not None:
         plan = plan.with_splits(overlap_below=job.overlap_below)

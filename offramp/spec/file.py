@@ -27,7 +27,7 @@ from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from earlyexit.policies import Score
 from offramp.commands.folders import check_members, read_calibration
 from offramp.commands.output import command
-from offramp.commands.plan import Solve, best_answer, plan_of
+from offramp.commands.plan import Solve, best_answer
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument, IngressDocument, PartDocument, ServedModelDocument
 from optimizer.calibration.calibration_file import (
@@ -559,10 +559,10 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
 def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[ServiceParts, Plan]:
     """Returns the best plan over several calibrations, and its parts; raises InputError if none has a plan."""
     files = [ProblemFile(problem=each.problem, recorded=each.exits) for each in each_parts]
-    file, result = best_answer(files, each_parts[0].document.planner.strategy, solve, compared=())
+    result = best_answer(files, each_parts[0].document.planner.strategy, solve, compared=())
     with within("slo"):
         planned = result.planned
-    parts = next(each for each in each_parts if each.exits is file.recorded)
+    parts = next(each for each in each_parts if each.exits is result.file.recorded)
     figures, scale = planned.figures, parts.inventory.time_scale
     in_real_seconds = replace(
         figures,
@@ -570,7 +570,7 @@ def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[Servic
         latency_s=figures.latency_s * scale,
         mean_latency_s=figures.mean_latency_s * scale,
     )
-    plan = plan_of(file, replace(planned, figures=in_real_seconds), parts.exits.policy)
+    plan = replace(result, decision=replace(planned, figures=in_real_seconds)).plan(parts.exits.policy)
     return parts, replace(plan, prune=parts.exits.prune)
 
 

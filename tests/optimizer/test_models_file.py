@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from earlyexit.network.boundary import Split
-from offramp.commands.plan import serving_plan
+from offramp.commands.plan import PlanAnswer, serving_plan
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from profiles.networks import ALONE_FILE
@@ -98,7 +98,7 @@ def test_plans_of_ensembles_and_pruned_texts_use_the_records_beside_their_own(tm
     of_three_inputs(tmp_path / ALONE_FILE, 0.1)
     file = read_problem(path)
     assert file.problem.survival_of == {(1,): (1, 1, 1, 1, 1), (0, 1): pytest.approx((1, 1, 2 / 3, 2 / 3, 2 / 3))}
-    assert serving_plan(file, planned(file.problem)).prune == {}
+    assert serving_plan(PlanAnswer(file=file, decision=planned(file.problem), baselines={})).prune == {}
     path = recorded(tmp_path / "problem.yaml", "pruned/r.npz")
     facts = {"prune": {1: 0.6}, "tokens_kept": [1.0, 0.5], "measuring": [1.25]}
     of_three_inputs(tmp_path / "pruned" / "r.npz", 0.9, **facts)
@@ -107,10 +107,11 @@ def test_plans_of_ensembles_and_pruned_texts_use_the_records_beside_their_own(tm
     assert file.problem.crossing_tokens == (1.0, 0.5)
     assert file.problem.latency["V100"].block_s_NB.tolist() == [[0.00125, 0.0025]] * 2 + [[0.01, 0.03]] * 3
     found = planned(file.problem)
-    plan = serving_plan(file, found)
+    answer = PlanAnswer(file=file, decision=found, baselines={})
+    plan = serving_plan(answer)
     assert (plan.used, plan.prune) == ((0, 1), {1: 0.6})
     reference = replace(found, stages=(Stage(device="V100", replicas=1, splits=(Split(first=2, end=5, batch=1),)),))
-    assert serving_plan(file, reference).prune == {}
+    assert serving_plan(replace(answer, decision=reference)).prune == {}
 
 
 LATENCY = {"V100": {"batch": [1, 2], "block_s": [[0.001] * 2] * 3, "ramp_s": [[0.0] * 2] * 2}}

@@ -229,13 +229,13 @@ def test_each_calibration_leaves_its_own_ramps_and_their_seconds(problem: Path) 
 def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.5, 3: 0.5})
     files = read_problems(problem)
-    file, found = best_answer(files, "best", solve, compared=())
-    assert file is files[1]
+    found = best_answer(files, "best", solve, compared=())
+    assert found.file is files[1]
     assert answer_document(found)["calibration"] == str(problem.parent / "cascade" / "reference" / "calibration.json")
-    plan = serving_plan(file, found.planned)
+    plan = serving_plan(found)
     assert plan.policy is not None
     assert plan.ramps == (2,)
-    other = best_answer(files[:1], "best", solve, compared=())[1]
+    other = best_answer(files[:1], "best", solve, compared=())
     assert other.planned.figures.rate_per_s < found.planned.figures.rate_per_s
 
 
@@ -251,15 +251,15 @@ def test_pruned_texts_bring_their_own_records(problem: Path) -> None:
 def test_among_equal_plans_the_models_own_calibration_is_used(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.05, 3: 0.05})
     files = read_problems(problem)
-    assert best_answer(files, "best", solve, compared=())[0] is files[0]
+    assert best_answer(files, "best", solve, compared=()).file is files[0]
 
 
 def test_if_no_calibration_has_a_plan_the_first_reason_is_reported(problem: Path) -> None:
     problem.write_text(PROBLEM.replace("latency_s: 2.0", "latency_s: 0.001"), encoding="utf-8")
     write_beside(problem.parent / "cascade", "reference", {2: 0.5})
     files = read_problems(problem)
-    file, found = best_answer(files, "best", solve, compared=())
-    assert file is files[0]
+    found = best_answer(files, "best", solve, compared=())
+    assert found.file is files[0]
     assert isinstance(found.decision, NoPlan)
 
 

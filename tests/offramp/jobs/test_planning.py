@@ -129,13 +129,13 @@ def test_a_plan_is_scored_again_by_exit_records_and_served_with_their_thresholds
     assert (document["joint"]["broken"], document["joint"]["chosen"], document["joint"]["candidates"]) == ([], 0, 2)
     assert "By the exit records" in tables_of(found)
     file = recorded(sure=[True, False])
-    plan = serving_plan(file, planned_answer(file).planned)
+    plan = serving_plan(planned_answer(file))
     assert plan.policy == PolicySpec(name="confidence", thresholds={0: 0.5})
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
     assert plan.predicted["rate_per_s"] == pytest.approx(4000)
     with pytest.raises(InputError, match="--threshold: the problem's exit records already define thresholds"):
-        serving_plan(file, planned_answer(file).planned, 0.4)
+        serving_plan(planned_answer(file), 0.4)
 
 
 def test_strategies_are_compared_with_nested_survival_although_the_records_prefer_another_plan() -> None:

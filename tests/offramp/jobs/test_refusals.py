@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from offramp.commands.thresholds import calibrate_records
 from offramp.commands.train import chain_models, task_for, train
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plans.plan import Stage
-from optimizer.search.decision import Planned
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.data.dense_data import write_poses, write_scenes
 from tests.earlyexit.families.decoders import decoder, hf_decoder
@@ -43,7 +43,7 @@ from tests.offramp.jobs import test_kinds as kinds
 from tests.offramp.jobs.test_calibration import PROMPTS
 from tests.offramp.jobs.test_chaining import changed, put
 from tests.offramp.jobs.test_packaged import SHA256, pieces
-from tests.offramp.jobs.test_planning import FILE, planned_answer
+from tests.offramp.jobs.test_planning import planned_answer
 from tests.offramp.jobs.test_training import IMAGE, TOKENS, pairs_of
 from tests.optimizer.plain_problem import BEST
 from tests.refusals import Case, FileCase, Refusals
@@ -160,8 +160,8 @@ def calibration(text: str) -> FileCase:
 
 def on_abacus() -> object:
     stages = (Stage(device="abacus", replicas=1, splits=BEST[0].splits),)
-    figures = planned_answer().planned.figures
-    return serving_plan(FILE, Planned(strategy="best", stages=stages, figures=figures, bound=1.0, gap=0.0), 0.4)
+    answer = planned_answer()
+    return serving_plan(replace(answer, decision=replace(answer.planned, stages=stages)), 0.4)
 
 
 SHARES = exit_records(np.ones((100, 1)), score="share", zero_one=False)
