@@ -23,7 +23,7 @@ import gzip
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -198,7 +198,17 @@ def check_size(num: float, what: str = "arrivals") -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CountReplay:
+class Replay:
+    """A replay of recorded traffic."""
+
+    start_s: float = 0.0
+    """Second of the trace at which the draw starts."""
+    rate_per_s: float | None = None
+    """Mean rate of the drawn window; None: as recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CountReplay(Replay):
     """A Poisson process whose rate in each time bin is the recorded count.
 
     A bin with a count of 50 gets 50 arrivals on average, not exactly. Scaling multiplies all counts by one factor, so
@@ -209,10 +219,6 @@ class CountReplay:
     counts_B: FloatArray
     """Requests per time bin: finite, not negative, and not all 0."""
     bin_s: float
-    start_s: float = 0.0
-    """Second of the trace at which the draw starts."""
-    rate_per_s: float | None = None
-    """Mean rate of the drawn window; None: as recorded."""
 
     @property
     def period_s(self) -> float:
@@ -240,7 +246,7 @@ class CountReplay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StampReplay:
+class StampReplay(Replay):
     """The recorded arrivals, without randomness.
 
     Scaling compresses or stretches time: exactly `rate * duration` arrivals from `start_s` on are fitted to the
@@ -249,10 +255,6 @@ class StampReplay:
 
     arrivals_s_N: FloatArray
     """The time of each request in seconds: ascending, from 0, and at least two of them different."""
-    start_s: float = 0.0
-    """Second of the trace at which the draw starts."""
-    rate_per_s: float | None = None
-    """Mean rate of the drawn window; None: as recorded."""
 
     @property
     def period_s(self) -> float:
@@ -371,25 +373,17 @@ def _replay(options: _Trace, spec: str, interpretation: Interpretation | None) -
     return Arrivals(process=process, notes=(f"{options.file}: read as {content}", length))
 
 
-Rule = tuple[Callable[[FloatArray], BoolArray], str]
-"""A function that marks wrong numbers of a trace, and what is wrong with them."""
-RULES: Mapping[Interpretation, tuple[Rule, ...]] = {
-    "counts": (
-        (
-            lambda values_N: ~(np.isfinite(values_N) & (values_N == np.floor(values_N))),
-            "is not a whole number of requests",
-        ),
-        (lambda values_N: values_N < 0, "is negative; a second has 0 requests or more"),
-    ),
-    "times": (
-        (
-            lambda values_N: ~(np.isfinite(values_N) & (values_N >= 0)),
-            "is not a time; it must be finite, and 0 or above",
-        ),
-        (lambda values_N: np.diff(values_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend"),
-    ),
-}
-MINUTE_RULE: Rule = (lambda counts_M: ~(np.isfinite(counts_M) & (counts_M >= 0)), "is not a count, which is 0 or more")
+def _mistakes(values_N: FloatArray, interpretation: Interpretation | None) -> Iterator[tuple[BoolArray, str]]:
+    """Yields which numbers of a trace are wrong, and why. None: they are counts of a minute, which may be sums."""
+    is_finite_N = np.isfinite(values_N)
+    if interpretation is None:
+        yield ~(is_finite_N & (values_N >= 0)), "is not a count, which is 0 or more"
+    elif interpretation == "counts":
+        yield ~(is_finite_N & (values_N == np.floor(values_N))), "is not a whole number of requests"
+        yield values_N < 0, "is negative; a second has 0 requests or more"
+    else:
+        yield ~(is_finite_N & (values_N >= 0)), "is not a time; it must be finite, and 0 or above"
+        yield np.diff(values_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend"
 
 
 def read_trace(path: Path, interpretation: Interpretation | None = None) -> CountReplay | StampReplay:
@@ -414,7 +408,7 @@ def read_trace(path: Path, interpretation: Interpretation | None = None) -> Coun
             are_whole = set().union(*texts) <= set("+-0123456789")
             interpretation = "times" if one_per_line and not are_whole else "counts"
         lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
-        values_N = _numbers(path, texts, lines_N, *RULES[interpretation])
+        values_N = _numbers(path, texts, lines_N, interpretation)
     if interpretation == "counts":
         if not values_N.any():
             raise DataError(f"{path}: no requests: every count is 0")
@@ -438,8 +432,8 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: {error.strerror}") from error
 
 
-def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, *rules: Rule) -> FloatArray:
-    """Returns the numbers of texts, which are on these lines. Raises DataError for the first that breaks a rule."""
+def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, interpretation: Interpretation | None) -> FloatArray:
+    """Returns the numbers of texts, which are on these lines. Raises DataError for the first of each `_mistakes`."""
 
     def error(index: int, reason: str) -> DataError:
         several = len(texts) > lines_N[-1]  # on a line
@@ -452,8 +446,8 @@ def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, *rules: Rule) 
             values_N[index] = float(text)
         except ValueError:
             raise error(index, f"is not a number; allowed are {FORMS}") from None
-    for is_wrong, reason in rules:
-        if (wrong_N := is_wrong(values_N)).any():
+    for wrong_N, reason in _mistakes(values_N, interpretation):
+        if wrong_N.any():
             raise error(int(wrong_N.argmax()), reason)
     return values_N
 
@@ -466,5 +460,5 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Flo
     sums_M = np.zeros(len(minutes))
     for line, row in islice(csv_cells(path, lines), 1, None):
         texts = [row[index] for index in minutes]
-        sums_M += _numbers(path, texts, np.full(len(minutes), line), MINUTE_RULE)
+        sums_M += _numbers(path, texts, np.full(len(minutes), line), None)
     return sums_M

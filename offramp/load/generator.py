@@ -4,8 +4,8 @@ In an open loop (`send_times_s`), the send times are fixed in advance and do not
 the scheduled send time. In a closed loop (`concurrency`), each worker sends its next request when the last one is
 answered, and latency counts from the actual send time.
 
-Event loops have timers of one millisecond, which would delay requests and group them into bursts. On Linux the loop
-therefore waits for a kernel timer (timerfd_create(2)).
+Event loops have timers of one millisecond, which would delay requests and group them into bursts. The loop therefore
+waits for a kernel timer of Linux (timerfd_create(2)).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import ctypes
 import os
 import random
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -50,10 +49,7 @@ NONBLOCK_CLOEXEC = 0o2004000
 
 @contextmanager
 def exact_sleep() -> Iterator[Sleep]:
-    """Yields the most precise sleep function of this system, for one sleeping task at a time."""
-    if sys.platform != "linux":
-        yield asyncio.sleep
-        return
+    """Yields a sleep function that is more precise than asyncio's, for one sleeping task at a time."""
     loop, libc, expired = asyncio.get_running_loop(), ctypes.CDLL(None, use_errno=True), asyncio.Event()
     # struct itimerspec: seconds and nanoseconds of the interval (0: not periodic), and of the first expiration.
     times = (ctypes.c_long * 4)()
@@ -206,16 +202,12 @@ class Generator:
         request_id, body = f"{random.getrandbits(128):032x}", self._body(input_indices)
 
         async def post(left_s: float) -> Outcome:
-            return await self.post(
-                request_id, body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}, left_s
-            )
+            timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
+            return await self.post(request_id, timed, left_s)
 
-        timeout_s, max_attempts = (
-            start_s + scheduled_s + self.config.timeout_s - self.clock.now_s(),
-            self.config.retries + 1,
-        )
+        timeout_s = start_s + scheduled_s + self.config.timeout_s - self.clock.now_s()
         outcome, num_attempts = await send_with_retries(
-            post, timeout_s, max_attempts, clock=self.clock, rng=self.rng, sleep=self.sleep
+            post, timeout_s, self.config.retries + 1, clock=self.clock, rng=self.rng, sleep=self.sleep
         )
         return RequestRecord(
             request_id=request_id,
