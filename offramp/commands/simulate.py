@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -65,17 +65,11 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     found = document if isinstance(document, Mapping) else {}
     if "no_plan" in found:
         raise PlanError(f"{path}: contains the answer that there is no plan")
-    if predicted := {key: found[key] for key in ANSWER_KEYS if key in found}:  # `offramp plan --json`
-        fields = {key: found[key] for key in PLAN_KEYS if key in found} | {"predicted": predicted}
-        fields["policy"] = policy_document(NO_POLICY)
-        plan = replace(parse_plan(fields, shape, where=str(path)), policy=NO_POLICY)
-    else:
-        plan = read_plan(path, shape)
-    for key in ANSWER_KEYS:  # admission control uses these numbers, which plan files do not check
-        value = plan.predicted.get(key)
-        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
-            raise PlanError(f"{path}: predicted.{key}: it must be a finite number, 0 or above, not {value!r}")
-    return plan
+    if not (predicted := {key: found[key] for key in ANSWER_KEYS if key in found}):
+        return read_plan(path, shape)
+    fields = {key: found[key] for key in PLAN_KEYS if key in found}
+    fields |= {"predicted": predicted, "policy": policy_document(NO_POLICY)}
+    return replace(parse_plan(fields, shape, where=str(path)), policy=NO_POLICY)
 
 
 def policy_of(plan: Plan) -> PolicySpec | None:
@@ -162,12 +156,11 @@ def _exit_decisions(
     """
     ramps, policy = plan.ramps, policy_of(plan)
     if thresholds is not None:
-        known, named = file.problem.ramps, thresholds if isinstance(thresholds, Mapping) else ramps
-        if unknown := sorted(set(named) - set(known)):
+        known, given = file.problem.ramps, _per_ramp(thresholds, ramps)
+        if unknown := sorted(set(given) - set(known)):
             raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
-        if missing := sorted(set(ramps) - set(named)):
+        if missing := sorted(set(ramps) - set(given)):
             raise InputError(f"--thresholds: none for the plan's ramps {missing}")
-        given = _per_ramp(thresholds, ramps)
         policy = policy_of_score(records.score, given, records.confidences, decay=decay_of(records))
     policy = policy or file.policy(ramps)
     if not ramps:
@@ -181,7 +174,8 @@ def _exit_decisions(
         return patient(records, policy.patience), rule
     check_policy(policy, "the plan", records, name, ramps)
     assert policy.thresholds is not None, "all other policies have thresholds"
-    limits = _per_ramp(policy.thresholds, ramps)
+    of_ramps = _per_ramp(policy.thresholds, ramps)
+    limits = {ramp: of_ramps[ramp] for ramp in ramps}
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     low, high = min(limits.values()), max(limits.values())
     text = f"{low:g}" if low == high else f"{low:g} to {high:g}, by ramp"
@@ -189,8 +183,8 @@ def _exit_decisions(
     return recorded(records, limits), f"they leave at {an} {records.score} of {side} {text}"
 
 
-def _per_ramp(thresholds: Thresholds, ramps: tuple[int, ...]) -> dict[int, float]:
-    return {ramp: thresholds[ramp] if isinstance(thresholds, Mapping) else thresholds for ramp in ramps}
+def _per_ramp(thresholds: Thresholds, ramps: tuple[int, ...]) -> Mapping[int, float]:
+    return thresholds if isinstance(thresholds, Mapping) else dict.fromkeys(ramps, thresholds)
 
 
 STREAM, SEQUENCE_STREAM = 2, 3
@@ -399,8 +393,19 @@ def _simulated(simulation: Simulation, progress: Progress) -> dict[str, Any] | N
     figures = partial_figures(outcome) if outcome.interrupted else outcome.figures()
     if figures is None:
         return None
-    networks = _network_answers(simulation.scenario.plan, figures.exits)
-    simulated = figures.document() | ({"networks": networks} if networks else {})
+    simulated, plan = figures.document(), simulation.scenario.plan
+    if plan.networks:
+        simulated["networks"] = [
+            {
+                "first": first,
+                "end": end,
+                "used": number in plan.used,
+                # Inputs that were answered in this network or a later one reached it.
+                "reached": sum(n for block, n in figures.exits.items() if block >= first) if number in plan.used else 0,
+                "answers": sum(n for block, n in figures.exits.items() if first <= block < end),
+            }
+            for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
+        ]
     capacity_per_s = simulation.predicted.rate_per_s
     overload = (
         f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {capacity_per_s:.1f}/s: some inputs are "
@@ -469,12 +474,15 @@ def partial_figures(outcome: Outcome) -> Figures | None:
 def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, interrupted: bool) -> dict[str, Any]:
     """Returns job and results as JSON data. Equal jobs give equal bytes on the same machine and commit."""
     job, scenario, predicted = simulation.job, simulation.scenario, simulation.predicted
-    plan = plan_document(scenario.plan) | ({} if policy_of(scenario.plan) is not None else {"policy": None})
+    problem, plan = scenario.problem, scenario.plan
+    without_policy = {} if policy_of(plan) is not None else {"policy": None}
+    reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
+    exits = {ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}
     return {
         "schema_version": SCHEMA_VERSION,
         "interrupted": interrupted,
         "problem": str(job.problem),
-        "plan": {"from": plan_source(job), **plan},
+        "plan": {"from": plan_source(job), **plan_document(plan), **without_policy},
         "arrivals": {
             "spec": job.arrivals,
             "requests": len(scenario.arrivals_s),
@@ -483,7 +491,7 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
             "warm_up_s": job.warm_up_s,
         },
         "inputs": dict(simulation.inputs),
-        "slo_s": scenario.problem.slo.latency_s,
+        "slo_s": problem.slo.latency_s,
         "admission": job.admission,
         "ingresses": job.num_ingresses,
         "seed": job.seed,
@@ -491,7 +499,7 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
             "rate_per_s": predicted.rate_per_s,
             "latency_s": predicted.latency_s if math.isfinite(predicted.latency_s) else None,
             "usd_per_hour": predicted.usd_per_hour,
-            "exits": _predicted_exits(scenario.problem, scenario.plan),
+            "exits": exits | {problem.num_blocks - 1: reach_N[-1]},
             "splits": [
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],
@@ -500,30 +508,6 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
         "notes": [*simulation.notes, *notes],
         "provenance": {name: value for name, value in provenance().items() if name != "created_at"},
     }
-
-
-def _predicted_exits(problem: PlanProblem, plan: Plan) -> dict[int, float]:
-    """Returns the share of inputs that leave after each active ramp and the last block, by the problem's survival."""
-    reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
-    last = problem.num_blocks - 1
-    return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}, last: reach_N[last]}
-
-
-def _network_answers(plan: Plan, exits: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Returns for each network of a chain how many answered inputs reached it, and how many it answered.
-
-    `exits`: answers by block. `used`: whether the plan uses the network. Empty for a single network.
-    """
-    return [
-        {
-            "first": first,
-            "end": end,
-            "used": number in plan.used,
-            "reached": sum(count for block, count in exits.items() if block >= first) if number in plan.used else 0,
-            "answers": sum(count for block, count in exits.items() if first <= block < end),
-        }
-        for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
-    ]
 
 
 INTERRUPTED = 130
@@ -543,13 +527,15 @@ def run(job: SimulateJob) -> None:
     if document is None:
         print("interrupted before there was a result", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    tables = _sequence_tables(document) if "predicted_sequences" in document else _tables(simulation, document)
+    interrupted = ", INTERRUPTED" if document["interrupted"] else ""
+    is_sequences = "predicted_sequences" in document
+    tables = _sequence_tables(document, interrupted) if is_sequences else _tables(simulation, document, interrupted)
     print_result(document, lambda: tables, document["notes"], as_json=job.as_json)
     if document["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 
 
-def _tables(simulation: Simulation, document: Mapping[str, Any]) -> Iterator[Table]:
+def _tables(simulation: Simulation, document: Mapping[str, Any], interrupted: str) -> Iterator[Table]:
     """Yields tables of stages, batches of inputs of different lengths, figures, networks of a chain, and exits."""
     simulated, planned = document["simulated"], document["predicted"]["exits"]
     yield make_table(
@@ -561,11 +547,15 @@ def _tables(simulation: Simulation, document: Mapping[str, Any]) -> Iterator[Tab
     if varied := [use for use in simulated["splits"] if "lengths" in use]:
         names = ("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50")
         yield make_table(*names, title="Batches", rows=map(_batch_row, varied))
-    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{_interrupted(document)}"
+    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{interrupted}"
     yield make_table("", "planned", "simulated", title=title, rows=_rows(simulation, simulated))
     if "networks" in simulated:
-        columns = ("network", "blocks", "reached by", "answers", "returned")
-        yield make_table(*columns, title="Answers by network", rows=_network_rows(simulated["networks"]))
+        table = make_table("network", "blocks", "reached by", "answers", "returned", title="Answers by network")
+        for number, each in enumerate(simulated["networks"]):
+            blocks = f"{each['first']}-{each['end'] - 1}{'' if each['used'] else ', left out'}"
+            reached, answers = each["reached"], each["answers"]
+            table.add_row(str(number), blocks, str(reached), str(answers), _share(answers, reached))
+        yield table
     counts = dict.fromkeys(planned, 0) | simulated["exits"]
     exits = (
         (str(block), f"{planned.get(block, 0.0):.2%}", _share(count, simulated["answered"]), str(count))
@@ -574,27 +564,16 @@ def _tables(simulation: Simulation, document: Mapping[str, Any]) -> Iterator[Tab
     yield make_table("after block", "planned", "simulated", "answers", title="Answers by exit", rows=exits)
 
 
-def _interrupted(document: Mapping[str, Any]) -> str:
-    return ", INTERRUPTED" if document["interrupted"] else ""
-
-
 def _batch_row(use: Mapping[str, Any]) -> tuple[str, ...]:
-    lengths = use["lengths"]
+    lengths, budget = use["lengths"], use["lengths"]["budget"]
     return (
         f"{use['first']}-{use['end'] - 1}",
         f"{use['inputs'] / use['batches']:.1f}",
-        f"{lengths['tokens'] / use['batches']:.0f}" + ("" if lengths["budget"] is None else f" of {lengths['budget']}"),
+        f"{lengths['tokens'] / use['batches']:.0f}" + ("" if budget is None else f" of {budget}"),
         milliseconds(lengths["p50_s"]),
         milliseconds(lengths["p99_s"]),
         f"{lengths['spread']:.2f}",
     )
-
-
-def _network_rows(networks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for number, each in enumerate(networks):
-        blocks = f"{each['first']}-{each['end'] - 1}" + ("" if each["used"] else ", left out")
-        reached, answers = each["reached"], each["answers"]
-        yield str(number), blocks, str(reached), str(answers), _share(answers, reached)
 
 
 def _share(part: int, whole: int) -> str:
@@ -619,7 +598,7 @@ def _stage_rows(simulation: Simulation, simulated: Mapping[str, Any]) -> Iterato
             stage_cells = ("", "")
 
 
-def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
+def _sequence_tables(document: Mapping[str, Any], interrupted: str) -> Iterator[Table]:
     """Yields a table of figures of sequences, planned and simulated, and a table of tokens by exit."""
     expected, simulated = document["predicted_sequences"], document["simulated"]
     sequences, exits = simulated["sequences"], simulated["exits"]
@@ -632,7 +611,7 @@ def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
         ("per token p99", f"{_shown(expected['most_token_s'])} at worst", _shown(simulated["tpot_p99_s"])),
         ("refused", "", f"{simulated['refused']} of {sequences}"),
     )
-    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{_interrupted(document)}"
+    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{interrupted}"
     yield make_table("", "planned", "simulated", title=title, rows=rows)
     by_exit = ((str(block), str(tokens), _share(tokens, sum(exits.values()))) for block, tokens in exits.items())
     yield make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit)
