@@ -50,12 +50,12 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
     if job.model.is_file():
         from offramp.spec.file import build_service, read_document
 
-        document, source = read_document(job.model)
-        cluster = _checked_cluster(job, document, job.model.parent)
-        settings = build_service(document, source).settings
+        service, source = read_document(job.model)
+        cluster = _checked_cluster(job, service, job.model.parent)
+        settings = build_service(service, source).settings
     else:
-        folder = model_folder_for(job.model)
-        cluster = _checked_cluster(job, job.document, Path())
+        document, folder = job.document, model_folder_for(job.model)
+        cluster = _checked_cluster(job, document, Path())
         if folder != job.model:
             exits = command("ramp", job.model, "--data", "LOG")
             print(f"{job.model} is served as it is, without exits; for exits: {exits}")
