@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -290,27 +291,10 @@ def _drawn(lengths: Lengths, number: int, rng: np.random.Generator) -> IntArray:
     return rng.choice(values, number, p=np.array(shares) / sum(shares)).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulation:
-    """A simulation that is ready to run."""
-
-    job: SimulateJob
-    scenario: Scenario
-    predicted: Evaluation
-    """The cost model's prediction, with the problem's survival."""
-    inputs: Mapping[str, Any]
-    """A description of the inputs, as JSON data."""
-    notes: tuple[str, ...]
-
-
-def plan_source(job: SimulateJob) -> str:
-    """Returns a description of where the plan comes from."""
-    return f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
-
-
-def prepare(job: SimulateJob) -> Simulation:
+def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     """Reads the files of a job, plans if necessary, and draws inputs and arrivals; raises InputError.
 
+    Returns the scenario, the cost model's prediction with the problem's survival, and both as JSON data with notes.
     Without a plan, prints the reason and raises typer.Exit.
     """
     thresholds = None if job.thresholds is None else parse_thresholds(job.thresholds)
@@ -333,7 +317,8 @@ def prepare(job: SimulateJob) -> Simulation:
         plan = plan.with_splits(overlap_below=job.overlap_below)
     if order is not None:
         plan = replace(plan, order=order)
-    fields, description, document = draw_inputs(job, file, plan, thresholds, lengths)
+    source = f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
+    fields, description, inputs = draw_inputs(job, file, plan, thresholds, lengths)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
         predicted = evaluate(file.problem, plan.stages)
         scenario = Scenario(
@@ -346,16 +331,12 @@ def prepare(job: SimulateJob) -> Simulation:
         )
         scenario = with_sequences(scenario, file.problem, job)
     except PlanError as error:
-        raise PlanError(f"{plan_source(job)}: {error}") from error
+        raise PlanError(f"{source}: {error}") from error
     arrivals_s = arrivals.process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
-    return Simulation(
-        job=job,
-        scenario=replace(scenario, arrivals_s=arrivals_s),
-        predicted=predicted,
-        inputs=document,
-        notes=(f"inputs: {description}", *arrivals.notes, *_plan_notes(file.problem, plan, predicted)),
-    )
+    scenario = replace(scenario, arrivals_s=arrivals_s)
+    notes = [f"inputs: {description}", *arrivals.notes, *_plan_notes(file.problem, plan, predicted)]
+    return scenario, predicted, _document(job, scenario, predicted, source, inputs) | {"notes": notes}
 
 
 def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
@@ -371,29 +352,29 @@ def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
         )
 
 
-def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> tuple[str, ...]:
+def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> list[str]:
     """Returns notes on differences between the plan and the problem's figures."""
     broken = violations(problem, plan.stages, predicted)
     notes = [f"by the problem's figures the plan {'; '.join(broken)}"] if broken else []
     planned_per_s, per_s = plan.predicted.get("rate_per_s"), predicted.rate_per_s
     if isinstance(planned_per_s, float | int) and abs(planned_per_s / per_s - 1) > SAME_RATE:
         notes.append(f"the plan file predicts {planned_per_s:.1f}/s; by the problem's figures it is {per_s:.1f}/s")
-    return tuple(notes)
+    return notes
 
 
 SCHEMA_VERSION = 1
 
 
-def _simulated(simulation: Simulation, progress: Progress) -> dict[str, Any] | None:
-    """Simulates, and returns the result as JSON data.
+def _simulated(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
+    """Simulates, and returns the result as JSON data, with notes.
 
     After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up.
     """
-    outcome = simulate(simulation.scenario, progress=progress)
+    outcome = simulate(scenario, progress=progress)
     figures = partial_figures(outcome) if outcome.interrupted else outcome.figures()
     if figures is None:
         return None
-    simulated, plan = figures.document(), simulation.scenario.plan
+    simulated, plan, notes = figures.document(), scenario.plan, list[str]()
     if plan.networks:
         simulated["networks"] = [
             {
@@ -406,25 +387,23 @@ def _simulated(simulation: Simulation, progress: Progress) -> dict[str, Any] | N
             }
             for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
         ]
-    capacity_per_s = simulation.predicted.rate_per_s
-    overload = (
-        f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {capacity_per_s:.1f}/s: some inputs are "
-        "dropped or late"
-    )
-    notes = (overload,) if figures.offered_per_s > capacity_per_s else ()
-    return _document(simulation, {"simulated": simulated}, *notes, interrupted=figures.interrupted)
+    if figures.offered_per_s > predicted.rate_per_s:
+        notes.append(
+            f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {predicted.rate_per_s:.1f}/s: some "
+            "inputs are dropped or late"
+        )
+    return {"interrupted": figures.interrupted, "simulated": simulated, "notes": notes}
 
 
-def _simulated_sequences(simulation: Simulation, progress: Progress) -> dict[str, Any] | None:
+def _simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
     """Simulates sequences as `_simulated` simulates inputs. Without any token, returns None after an interrupt."""
-    scenario = simulation.scenario
     played = generate(scenario, progress=progress)
     if not played.said_K.any():
         return None
-    expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(simulation.predicted))
+    expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(predicted))
     simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
-    results = {"predicted_sequences": asdict(expected), "simulated": simulated}
-    return _document(simulation, results, interrupted=played.interrupted)
+    sequences = {"predicted_sequences": asdict(expected), "simulated": simulated}
+    return {"interrupted": played.interrupted, **sequences, "notes": []}
 
 
 def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, Any]:
@@ -471,18 +450,22 @@ def partial_figures(outcome: Outcome) -> Figures | None:
     return replace(figures, slots=slots)
 
 
-def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, interrupted: bool) -> dict[str, Any]:
-    """Returns job and results as JSON data. Equal jobs give equal bytes on the same machine and commit."""
-    job, scenario, predicted = simulation.job, simulation.scenario, simulation.predicted
+def _document(
+    job: SimulateJob, scenario: Scenario, predicted: Evaluation, source: str, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what is simulated as JSON data. Equal jobs give equal bytes on the same machine and commit.
+
+    `source`: where the plan comes from. `inputs`: a description of the inputs.
+    """
     problem, plan = scenario.problem, scenario.plan
     without_policy = {} if policy_of(plan) is not None else {"policy": None}
     reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
     exits = {ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}
     return {
         "schema_version": SCHEMA_VERSION,
-        "interrupted": interrupted,
+        "interrupted": False,
         "problem": str(job.problem),
-        "plan": {"from": plan_source(job), **plan_document(plan), **without_policy},
+        "plan": {"from": source, **plan_document(plan), **without_policy},
         "arrivals": {
             "spec": job.arrivals,
             "requests": len(scenario.arrivals_s),
@@ -490,7 +473,7 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
             "duration_s": job.duration_s,
             "warm_up_s": job.warm_up_s,
         },
-        "inputs": dict(simulation.inputs),
+        "inputs": dict(inputs),
         "slo_s": problem.slo.latency_s,
         "admission": job.admission,
         "ingresses": job.num_ingresses,
@@ -504,9 +487,6 @@ def _document(simulation: Simulation, results: Mapping[str, Any], *notes: str, i
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],
         },
-        **results,
-        "notes": [*simulation.notes, *notes],
-        "provenance": {name: value for name, value in provenance().items() if name != "created_at"},
     }
 
 
@@ -516,39 +496,40 @@ INTERRUPTED = 130
 
 def run(job: SimulateJob) -> None:
     """Simulates, and prints the result, or after an interrupt the result so far."""
-    document = None
+    results = None
     try:
-        simulation = prepare(job)
-        simulated = _simulated if simulation.scenario.sequences is None else _simulated_sequences
+        scenario, predicted, document = prepare(job)
+        play = _simulated if scenario.sequences is None else _simulated_sequences
         with progress_share("simulate") as progress:
-            document = simulated(simulation, progress)
+            results = play(scenario, predicted, progress)
     except KeyboardInterrupt:
         pass  # interrupted before the simulation
-    if document is None:
+    if results is None:
         print("interrupted before there was a result", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    interrupted = ", INTERRUPTED" if document["interrupted"] else ""
-    is_sequences = "predicted_sequences" in document
-    tables = _sequence_tables(document, interrupted) if is_sequences else _tables(simulation, document, interrupted)
-    print_result(document, lambda: tables, document["notes"], as_json=job.as_json)
+    results["notes"] = [*document.pop("notes"), *results["notes"]]
+    document |= results
+    document["provenance"] = {name: value for name, value in provenance().items() if name != "created_at"}
+    make_tables = partial(_tables, scenario, predicted) if scenario.sequences is None else _sequence_tables
+    print_result(document, partial(make_tables, document), document["notes"], as_json=job.as_json)
     if document["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 
 
-def _tables(simulation: Simulation, document: Mapping[str, Any], interrupted: str) -> Iterator[Table]:
+def _tables(scenario: Scenario, predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[Table]:
     """Yields tables of stages, batches of inputs of different lengths, figures, networks of a chain, and exits."""
     simulated, planned = document["simulated"], document["predicted"]["exits"]
     yield make_table(
         *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
-        title=f"Plan ({plan_source(simulation.job)})",
+        title=f"Plan ({document['plan']['from']})",
         narrow=True,
-        rows=_stage_rows(simulation, simulated),
+        rows=_stage_rows(scenario.plan, predicted, simulated),
     )
     if varied := [use for use in simulated["splits"] if "lengths" in use]:
         names = ("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50")
         yield make_table(*names, title="Batches", rows=map(_batch_row, varied))
-    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{interrupted}"
-    yield make_table("", "planned", "simulated", title=title, rows=_rows(simulation, simulated))
+    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{_interrupted(document)}"
+    yield make_table("", "planned", "simulated", title=title, rows=_rows(predicted, document))
     if "networks" in simulated:
         table = make_table("network", "blocks", "reached by", "answers", "returned", title="Answers by network")
         for number, each in enumerate(simulated["networks"]):
@@ -562,6 +543,10 @@ def _tables(simulation: Simulation, document: Mapping[str, Any], interrupted: st
         for block, count in sorted(counts.items())
     )
     yield make_table("after block", "planned", "simulated", "answers", title="Answers by exit", rows=exits)
+
+
+def _interrupted(document: Mapping[str, Any]) -> str:
+    return ", INTERRUPTED" if document["interrupted"] else ""
 
 
 def _batch_row(use: Mapping[str, Any]) -> tuple[str, ...]:
@@ -580,11 +565,11 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.2%}" if whole else "-"
 
 
-def _stage_rows(simulation: Simulation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _stage_rows(plan: Plan, predicted: Evaluation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yields a row for each split; the first of a stage also shows the stage."""
     ran = {(each["first"], each["end"]): each for each in simulated["splits"]}
-    planned = {(each.split.first, each.split.end): each for each in simulation.predicted.splits}
-    for index, (stage, slot) in enumerate(zip(simulation.scenario.plan.stages, simulated["slots"], strict=True)):
+    planned = {(each.split.first, each.split.end): each for each in predicted.splits}
+    for index, (stage, slot) in enumerate(zip(plan.stages, simulated["slots"], strict=True)):
         stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot['utilisation']:.0%}")
         for split in stage.splits:
             key, batch_cells = (split.first, split.end), ("0", "-", "-")
@@ -598,7 +583,7 @@ def _stage_rows(simulation: Simulation, simulated: Mapping[str, Any]) -> Iterato
             stage_cells = ("", "")
 
 
-def _sequence_tables(document: Mapping[str, Any], interrupted: str) -> Iterator[Table]:
+def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
     """Yields a table of figures of sequences, planned and simulated, and a table of tokens by exit."""
     expected, simulated = document["predicted_sequences"], document["simulated"]
     sequences, exits = simulated["sequences"], simulated["exits"]
@@ -611,7 +596,7 @@ def _sequence_tables(document: Mapping[str, Any], interrupted: str) -> Iterator[
         ("per token p99", f"{_shown(expected['most_token_s'])} at worst", _shown(simulated["tpot_p99_s"])),
         ("refused", "", f"{simulated['refused']} of {sequences}"),
     )
-    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{interrupted}"
+    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{_interrupted(document)}"
     yield make_table("", "planned", "simulated", title=title, rows=rows)
     by_exit = ((str(block), str(tokens), _share(tokens, sum(exits.values()))) for block, tokens in exits.items())
     yield make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit)
@@ -621,12 +606,12 @@ def _shown(seconds: float | None) -> str:
     return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
-def _rows(simulation: Simulation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    predicted, slo_s = simulation.predicted, simulation.scenario.slo_s
+def _rows(predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    simulated = document["simulated"]
     yield "offered", "", f"{simulated['offered_per_s']:.1f} inputs/s"
-    within = f"within {milliseconds(slo_s)} ms"
+    within = f"within {milliseconds(document['slo_s'])} ms"
     yield "goodput", f"{predicted.rate_per_s:.1f}/s at most", f"{simulated['goodput_per_s']:.1f}/s {within}"
-    if simulation.job.inputs_per_request > 1:
+    if document["arrivals"]["inputs_per_request"] > 1:
         yield "goodput, whole requests", "", f"{simulated['request_goodput_per_s']:.1f} inputs/s {within}"
     yield "in time", "", f"{simulated['in_slo_share']:.2%} of inputs"
     worst = f"{milliseconds(predicted.latency_s)} ms at {predicted.served_per_s:.1f}/s"
