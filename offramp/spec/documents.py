@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
@@ -83,13 +83,6 @@ class ApplicationDocument(StrictDocument):
     repository: VersionSettings = Field(default_factory=VersionSettings)
 
 
-SHAPES: Mapping[str, type[BaseModel]] = {
-    "ingress": IngressDocument,
-    "model": ServedModelDocument,
-    "tracing": TracingSettings,
-    "access": AccessSettings,
-}
-"""Parts of an `ApplicationDocument` by their names."""
 OPTIONS = {
     **{name: ("ingress", name) for name in ("port", "host", "front")},
     "ingress_replicas": ("ingress", "replicas"),
@@ -112,10 +105,12 @@ WITH_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
 
 def _with_options(job: type[JobT]) -> type[JobT]:
     """Adds the fields of `OPTIONS` that a job does not declare."""
-    options = {option: SHAPES[part].model_fields[name] for option, (part, name) in OPTIONS.items()}
-    fields: Mapping[str, Any] = {
-        option: (field.annotation, field) for option, field in options.items() if option not in job.model_fields
-    }
+    fields: dict[str, Any] = {}
+    for option, (part, name) in OPTIONS.items():
+        shape: Any = ApplicationDocument.model_fields[part].annotation
+        [document, *_] = get_args(shape) or (shape,)  # `tracing` and `access` may be None
+        if option not in job.model_fields:
+            fields[option] = (document.model_fields[name].annotation, document.model_fields[name])
     return create_model(job.__name__, __base__=job, __doc__=job.__doc__, **fields)
 
 
