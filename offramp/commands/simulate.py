@@ -29,7 +29,7 @@ from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violatio
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.steps import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
-from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document, policy_document, read_plan
+from optimizer.plans.plan_file import ModelShape, build_plan, plan_document, policy_document
 from optimizer.problems.entries import tokens_of
 from optimizer.problems.networks import survival_with
 from optimizer.problems.problem import PlanProblem, nested_shares
@@ -61,16 +61,16 @@ NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
 
 def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     """Reads a plan file, or the output of `offramp plan --json`; raises PlanError if it does not fit the problem."""
-    document = read_source(path, PlanError).document
+    source = read_source(path, PlanError)
     shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
-    found = document if isinstance(document, Mapping) else {}
+    found = source.document if isinstance(source.document, Mapping) else {}
     if "no_plan" in found:
         raise PlanError(f"{path}: contains the answer that there is no plan")
     if not (predicted := {key: found[key] for key in ANSWER_KEYS if key in found}):
-        return read_plan(path, shape)
+        return build_plan(source, shape)
     fields = {key: found[key] for key in PLAN_KEYS if key in found}
     fields |= {"predicted": predicted, "policy": policy_document(NO_POLICY)}
-    return replace(parse_plan(fields, shape, where=str(path)), policy=NO_POLICY)
+    return replace(build_plan(replace(source, document=fields), shape), policy=NO_POLICY)
 
 
 def policy_of(plan: Plan) -> PolicySpec | None:

@@ -178,7 +178,7 @@ def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
 
     Raises PlanError with the file, the line, the error and the allowed values.
     """
-    return _build(read_source(path, PlanError), shape)
+    return build_plan(read_source(path, PlanError), shape)
 
 
 def parse_plan(document: object, shape: ModelShape | None = None, *, where: str = "plan") -> Plan:
@@ -186,10 +186,11 @@ def parse_plan(document: object, shape: ModelShape | None = None, *, where: str 
 
     If a shape is given, the records of a `recorded` policy must exist. A shape is given where the service is started.
     """
-    return _build(Source(document=document, where=where, raises=PlanError), shape)
+    return build_plan(Source(document=document, where=where, raises=PlanError), shape)
 
 
-def _build(source: Source, shape: ModelShape | None) -> Plan:
+def build_plan(source: Source, shape: ModelShape | None) -> Plan:
+    """Returns the plan of a file that was read, as `read_plan` does."""
     document = source.parse(PlanDocument, called="the plan")
     with source.errors_at():
         return document.plan(shape)

@@ -160,6 +160,15 @@ def test_a_plan_file_and_the_planners_json_simulate_alike(problem: Path, tmp_pat
     assert of_answer["plan"]["policy"] is None
 
 
+def test_a_plan_may_come_from_a_pipe(problem: Path, plan: Path, capsys: Captured) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, plan.read_bytes())
+    os.close(writing)
+    found = played(capsys, problem, "--plan", f"/dev/fd/{reading}")
+    os.close(reading)
+    assert found["plan"]["policy"] == {"name": "entropy", "thresholds": 0.4}
+
+
 def test_load_above_the_plans_rate_is_dropped_by_admission_or_at_the_deadline(problem: Path, capsys: Captured) -> None:
     settled = ("--duration", 6, "--warm-up", 4)  # the queue grows no more
     found = played(capsys, problem, "--strategy", "stock", *settled, arrivals="uniform:4000")
