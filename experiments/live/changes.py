@@ -27,7 +27,7 @@ from deployments.local_ray.cluster import LocalCluster
 from experiments.data import RUNS
 from experiments.kit import print_table, write_json
 from experiments.live.validation import Bench, Driven, bench, drive, is_right, options_of, possible_answers
-from offramp.demo.turns import RunningService, manual_control, served
+from offramp.demo.turns import apply, manual_control, served
 from offramp.load.generator import RequestRecord
 from offramp.load.sustained import percentile
 from optimizer.plans.plan import Plan
@@ -51,17 +51,17 @@ class Step(NamedTuple):
     end_s: float
 
 
-async def run(setup: Bench, service: RunningService, plans: Mapping[str, Plan], names: Sequence[str]) -> dict[str, Any]:
+async def run(setup: Bench, url: str, plans: Mapping[str, Plan], names: Sequence[str]) -> dict[str, Any]:
     """Sends the load, performs the steps, and returns the outcomes of the requests."""
     rate_per_s = setup.options.share * min(plan.predicted["rate_per_s"] for plan in plans.values())
     began_s = time.monotonic()
-    load = asyncio.create_task(drive(setup, service.url, rate_per_s, setup.options.seconds, slo_s=PATIENCE_S))
+    load = asyncio.create_task(drive(setup, url, rate_per_s, setup.options.seconds, slo_s=PATIENCE_S))
     steps = [Step(names[0], plans[names[0]], 0.0, 0.0)]
-    async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         for name in names[1:]:
             await asyncio.sleep(PAUSE_S)
             begin_s, plan = time.monotonic() - began_s, plans.get(name, steps[-1].plan)
-            await (kill(client, plan) if name == KILL else service.apply(plan, hold=True))
+            await (kill(client, plan) if name == KILL else apply(plan))
             steps.append(Step(name, plan, begin_s, time.monotonic() - began_s))
             print(f"{name}: {begin_s:.1f} to {steps[-1].end_s:.1f} s", flush=True)
         await asyncio.sleep(PAUSE_S)
@@ -126,8 +126,8 @@ def main() -> None:
     control = manual_control(setup.problem, setup.policy, RUNS / "live" / "changes.sqlite")
     control = control.model_copy(update={"watch_s": PATIENCE_S})  # otherwise a stage that is empty for 30 s is given up
     settings = setup.settings(plans[names[0]]).model_copy(update={"slo_s": None, "control": control})
-    with served(settings, plans[names[0]], LocalCluster(port=setup.options.port)) as service:
-        result = asyncio.run(run(setup, service, plans, names))
+    with served(settings, plans[names[0]], LocalCluster(port=setup.options.port)) as url:
+        result = asyncio.run(run(setup, url, plans, names))
     print(f"errors: {result['errors']}, counted by the ingress: {result['counted']}, CPU {result['machine']:.0%}")
     print(f"written: {write_json(result, RUNS / 'live' / 'changes.json')}")
 

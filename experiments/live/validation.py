@@ -223,8 +223,8 @@ def run(setup: Bench) -> list[dict[str, Any]]:
         for share in map(float, setup.options.loads.split(",")):
             rate_per_s = share * plan.predicted["rate_per_s"]
             seconds = WARM_SLOS * setup.slo_s + setup.options.requests * INPUTS_PER_REQUEST / rate_per_s
-            with served(setup.settings(plan), plan, LocalCluster(port=setup.options.port)) as service:
-                driven = asyncio.run(drive(setup, service.url, rate_per_s, seconds, slo_s=setup.slo_s))
+            with served(setup.settings(plan), plan, LocalCluster(port=setup.options.port)) as url:
+                driven = asyncio.run(drive(setup, url, rate_per_s, seconds, slo_s=setup.slo_s))
             rows.append({"run": f"{name}-{share:g}", **compare(setup.problem, plan, setup.records, driven)})
             print(rows[-1], flush=True)
     return rows

@@ -24,7 +24,7 @@ from deployments.local_ray.cluster import HttpFront, LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.errors import OfframpError
 from experiments.peers.processes import LOGS, Server, running, threads_of
-from offramp.demo.turns import served
+from offramp.demo.turns import apply, served
 from optimizer.plans.plan import Plan
 from optimizer.plans.plan_file import parse_plan, plan_document
 
@@ -91,10 +91,10 @@ def main() -> None:
     """Serves, and follows the named plans."""
     options = OfframpOptions.model_validate_json(Path(sys.argv[1]).read_bytes())
     cluster = LocalCluster(port=options.port, metrics_port=options.metrics_port, front=options.front)
-    with served(options.settings, options.settings.plan, cluster) as service:
+    with served(options.settings, options.settings.plan, cluster):
         print(READY, flush=True)
         for line in sys.stdin:
-            asyncio.run(service.apply(parse_plan(options.plans[line.strip()]), hold=True))
+            asyncio.run(apply(parse_plan(options.plans[line.strip()])))
             print(DONE, flush=True)
 
 

@@ -216,8 +216,8 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     settings = _settings(prepared, problem, plans, control=control, backend=profile.backend)
     load = _load(prepared, problem, keys=None, seconds=5.0, warm_s=2.0)
     start_per_s = PROCESSORS_SHARE * plans["planned"].predicted["rate_per_s"]
-    with served(settings, plans["stock"], LocalCluster(port=port)) as service:
-        rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
+    with served(settings, plans["stock"], LocalCluster(port=port)) as url:
+        rate_per_s, ran = compare_plans(url, plans, load, start_per_s, console)
     console.print(results_table(f"{rate_per_s:.0f} texts/s for each plan, within {1e3 * load.slo_s:.0f} ms", ran))
     spent = ran["planned"].cpu_per_answer_s / ran["stock"].cpu_per_answer_s
     slower = stock_s(problem, LARGEST_BATCH) / stock_s(problem)
@@ -241,8 +241,8 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
     keys, warm_s = prepared.expected.records.sample_ids, 2 * problem.slo.latency_s
     load = _load(prepared, problem, keys=keys, seconds=6.0, warm_s=warm_s, inputs_per_request=V100_BATCH)
     start_per_s = plans["planned"].predicted["rate_per_s"]
-    with served(settings, plans["stock"], LocalCluster(port=port)) as service:
-        rate_per_s, ran = compare_plans(service, plans, load, start_per_s, console)
+    with served(settings, plans["stock"], LocalCluster(port=port)) as url:
+        rate_per_s, ran = compare_plans(url, plans, load, start_per_s, console)
     slo_ms = 1e3 * load.slo_s / TIME_SCALE
     title = f"{TIME_SCALE * rate_per_s:,.0f} texts/s for each plan, within {slo_ms:.0f} ms; emulated seconds"
     console.print(results_table(title, ran, time_scale=TIME_SCALE))

@@ -36,7 +36,7 @@ NEVER_S = 1e9
 def manual_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
     """Returns the settings of a controller that makes no plans, and deletes its state of earlier runs.
 
-    Plans are set by `RunningService.apply`.
+    Plans are set by `apply`.
     """
     state.parent.mkdir(parents=True, exist_ok=True)
     for file in state.parent.glob(f"{state.name}*"):  # SQLite's file and its journals
@@ -44,32 +44,26 @@ def manual_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> Con
     return ControlSettings(problem=problem, policy=policy, state=str(state.resolve()), period_s=NEVER_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningService:
-    """A running service with a controller."""
+async def apply(plan: Plan, *, hold: bool = True, app: str = "offramp") -> None:
+    """Switches a running service to a plan, and returns when the old one has drained.
 
-    url: str
-    app: str = "offramp"
-
-    async def apply(self, plan: Plan, *, hold: bool = False) -> None:
-        """Switches to a plan, and returns when the old one has drained. `hold`: the controller may not replace it."""
-        call = "apply", plan_document(plan), hold
-        await asyncio.to_thread(call_controller, self.app, *call, timeout_s=APPLY_TIMEOUT_S)
+    `hold`: the controller may not replace the plan.
+    """
+    await asyncio.to_thread(call_controller, app, "apply", plan_document(plan), hold, timeout_s=APPLY_TIMEOUT_S)
 
 
 @contextmanager
-def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterator[RunningService]:
-    """Starts a service on this machine and yields it when it is ready and runs the plan; stops it at the end.
+def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterator[str]:
+    """Starts a service on this machine and yields its URL when it runs the plan; stops the service at the end.
 
     A controller that makes plans may replace the plan later.
     """
     with serving(settings, cluster) as url:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
-        service = RunningService(url=url, app=settings.app)
         if settings.control is not None:
-            asyncio.run(service.apply(plan, hold=settings.control.period_s == NEVER_S))
-        yield service
+            asyncio.run(apply(plan, hold=settings.control.period_s == NEVER_S, app=settings.app))
+        yield url
 
 
 ROUNDS = 2
@@ -124,12 +118,12 @@ class PlanRun:
 
 
 def compare_plans(
-    service: RunningService, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
+    url: str, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
 ) -> tuple[float, dict[str, PlanRun]]:
     """Finds a rate that `planned` sustains, and measures each plan at it; returns the rate and the mean results."""
 
     def measure(name: str, load: Load, seed: int, tries: int = 2) -> PlanRun:
-        result = asyncio.run(run(service, plans[name], load, rate_per_s, seed))
+        result = asyncio.run(run(url, plans[name], load, rate_per_s, seed))
         if result.load_late_s <= LATE * load.slo_s or tries == 1:
             return result
         late_ms = 1e3 * result.load_late_s
@@ -150,16 +144,16 @@ def compare_plans(
     return rate_per_s, {name: mean(runs) for name, runs in results.items()}
 
 
-async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int) -> PlanRun:
+async def run(url: str, plan: Plan, load: Load, rate_per_s: float, seed: int) -> PlanRun:
     """Switches to the plan and sends the load at this rate, in inputs per second.
 
     Replicas reset the counts of their batches with the first call of another plan.
     """
-    await service.apply(plan, hold=True)
+    await apply(plan)
     process = Poisson(rate_per_s=rate_per_s / load.inputs_per_request)
     times_s = process.draw(load.warm_s + load.seconds, np.random.default_rng(seed)).tolist()
     config = LoadConfig(
-        url=service.url,
+        url=url,
         inputs=load.texts,
         keys=load.keys,
         send_times_s=times_s,
@@ -171,7 +165,7 @@ async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float
     before_s = children_cpu_s()
     records = await run_load(config)
     spent_s = children_cpu_s() - before_s
-    return summarize(plan, load, records, batch_counts(service.url), spent_s)
+    return summarize(plan, load, records, batch_counts(url), spent_s)
 
 
 def summarize(plan: Plan, load: Load, records: Sequence[RequestRecord], counts: Counts, spent_s: float) -> PlanRun:
