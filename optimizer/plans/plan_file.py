@@ -174,10 +174,7 @@ class PlanDocument(StrictDocument):
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
-    """Reads a plan file, and checks that it fits a model's shape if one is given.
-
-    Raises PlanError with the file, the line, the error and the allowed values.
-    """
+    """Reads a plan file, and checks that it fits a model's shape if one is given; raises the errors of `build_plan`."""
     return build_plan(read_source(path, PlanError), shape)
 
 
@@ -190,7 +187,7 @@ def parse_plan(document: object, shape: ModelShape | None = None, *, where: str 
 
 
 def build_plan(source: Source, shape: ModelShape | None) -> Plan:
-    """Returns the plan of a file that was read, as `read_plan` does."""
+    """Returns the plan of a file; raises PlanError with the file, the line, the error and the allowed values."""
     document = source.parse(PlanDocument, called="the plan")
     with source.errors_at():
         return document.plan(shape)
