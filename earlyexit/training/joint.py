@@ -24,8 +24,10 @@ from earlyexit.training.ramps import Descent, TrainOptions, after_exits, derived
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointOptions(TrainOptions):
-    """Options of joint training. With `imitate`, all exits learn from the initial network's outputs, not labels."""
+    """Options of joint training."""
 
+    imitate: bool = False
+    """Whether all exits learn from the initial network's outputs rather than from labels."""
     augmentation: Augmentation | None = None
     """Random changes of images in each epoch; None for no changes."""
     backbone_pace: float = 1.0

@@ -42,8 +42,6 @@ class TrainOptions:
     learning_rate: float = 1e-2
     weight_decay: float = 0.1
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    imitate: bool = False
-    """Whether ramps on a frozen backbone learn from the full model's outputs rather than from labels."""
     seed: int = 0
     progress: Progress = field(default=no_progress)
 
@@ -184,23 +182,22 @@ def train_ramps(
     *,
     features: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Train all ramps on the frozen backbone, and also the full model's head unless it came from a checkpoint.
+    """Train the full model's head, unless it came from a checkpoint, and then all ramps on the frozen backbone.
 
-    Every input trains every ramp. Ramps do not influence each other by gradients or by random numbers, so a ramp that
-    is trained alone gets the same weights (Apparate section 3.1). Bridges are initialised from the backbone's blocks,
-    and their heads from the full model's head (PAME section 5.2). `features`: of `exit_features`; None to compute them.
+    Ramps learn the full model's outputs. Every input trains every ramp. Ramps do not influence each other by gradients
+    or by random numbers, so a ramp that is trained alone gets the same weights (Apparate section 3.1). Bridges are
+    initialised from the backbone's blocks, their heads from the full model's head (PAME section 5.2).
+    `features`: those of `exit_features`; None to compute them.
     """
-    options = options or TrainOptions()
+    options, last = options or TrainOptions(), model.num_blocks - 1
     features = features or exit_features(model, encoded, progress=options.progress)
-    last = model.num_blocks - 1
     ramps = {block: model.exit_head(block) for block in model.ramp_indices}
-    head = {} if "head" in model.info.provenance else {last: model.head}
-    heads, targets_N = head if options.imitate else ramps | head, torch.from_numpy(targets)
-    _train_heads(model, heads, features, model.task.training_loss, targets_N, options)
-    if options.imitate:
-        with torch.inference_mode():
-            full_NC = model.head.classify(features[last].to(model.device)).cpu()
-        _train_heads(model, ramps, features, model.task.imitation_loss, full_NC, options)
+    if "head" not in model.info.provenance:
+        head, targets_N = {last: model.head}, torch.from_numpy(targets)
+        _train_heads(model, head, features, model.task.training_loss, targets_N, options, "epochs, head")
+    with torch.inference_mode():
+        full_NC = model.head.classify(features[last].to(model.device)).cpu()
+    _train_heads(model, ramps, features, model.task.imitation_loss, full_NC, options, "epochs, ramps")
 
 
 def _train_heads(
@@ -210,6 +207,7 @@ def _train_heads(
     loss_of: Callable[[Tensor, Tensor], Tensor],
     wanted_N: Tensor,
     options: TrainOptions,
+    what: str,
 ) -> None:
     """Trains heads. `loss_of`: maps outputs, (B, C), and the entries of `wanted_N` for these inputs to their loss."""
     if not heads:
@@ -234,7 +232,7 @@ def _train_heads(
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     descent = Descent([(parameters, 1.0)], len(next(iter(features.values()))), options)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        descent.run(losses)
+        descent.run(losses, what)
     model.eval()
 
 

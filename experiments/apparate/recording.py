@@ -118,7 +118,7 @@ def record(
         if epochs is None:
             batches = math.ceil(len(material.learn) / TrainOptions().batch)
             epochs = max(TrainOptions().epochs, LEAST_STEPS // batches)
-        options = TrainOptions(epochs=epochs, imitate=True, seed=SEED, progress=progress)
+        options = TrainOptions(epochs=epochs, seed=SEED, progress=progress)
         train_ramps(ramped, material.learn, unknown_N[: len(material.learn)], options)
         outputs = exit_outputs(ramped, material.inputs, progress=progress)
     given_N = unknown_N[: len(material.inputs)] if truth_N is None else truth_N

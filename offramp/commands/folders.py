@@ -102,9 +102,8 @@ def calibrate_command(folder: Path) -> str:
 
 
 def keeps_answers(provenance: Mapping[str, Any]) -> bool:
-    """Returns whether the full model's scores are unchanged: it was injected, or ramps imitate its own head."""
-    imitated = provenance.get("imitate") and provenance.get("head") == "checkpoint" and not provenance.get("joint")
-    return "cuts" in provenance or bool(imitated)
+    """Returns whether the full model's scores are unchanged: it was injected, or its head is a checkpoint's."""
+    return "cuts" in provenance or (provenance.get("head") == "checkpoint" and not provenance.get("joint"))
 
 
 @contextmanager

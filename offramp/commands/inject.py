@@ -128,20 +128,18 @@ def inject(
         if unknown := {*learned.label_names, *(() if held is None else held.label_names)} - {*names, ""}:
             print(f"labels are ignored: {min(unknown)!r} is none of the model's {len(names)} answers")
             learned, held = unlabelled(learned), None if held is None else unlabelled(held)
-        imitate = job.from_answers or not learned.are_labelled
         facts = provenance(
             backbone=job.backbone,
             backbone_sha256=model.backbone.sha256(),
             cuts=cuts,
             data=job.source,
             rows=len(learned),
-            imitate=imitate,
             seed=job.seed,
         )
         model.info = replace(model.info, task=LabelTask(names), provenance=facts | dict(model.info.provenance))
         own_labels = [names[k] for k in answers.tolist()]
         truth_N = model.task.targets(learned.labels if learned.are_labelled else own_labels)
-        options = training_options(job, TrainOptions(), imitate=imitate, progress=progress)
+        options = training_options(job, TrainOptions(), progress=progress)
         train_ramps(model, encoded, truth_N, options, features=features)
         save_model(model, folder)
         outputs = outputs_of_features(model, features)
@@ -286,8 +284,7 @@ def run(job: InjectOptions) -> None:
     with progress_bars() as progress:
         done = inject(job, rows, job.out, progress=progress)
     facts, ramps = done.model.info.provenance, list(done.model.ramp_indices)
-    source = "the model's own answers" if facts["imitate"] else "labels"
-    print(f"{facts['rows']} rows, ramps after blocks {ramps} trained from {source}: {job.out}")
+    print(f"{facts['rows']} rows, ramps after blocks {ramps} trained on the model's outputs: {job.out}")
     if done.right is not None:
         print(f"the model answers {done.right:.1%} of the rows as they are labelled")
     elif job.labels is None:

@@ -194,8 +194,8 @@ class TrainJob(NewModelJob):
     """Train the whole model, not only its ramps: takes minutes instead of seconds, and is better if no checkpoint was
     trained for your labels (TREC: 94.8 % instead of 89.0 % right, after 3.3 instead of 4.6 blocks)."""
     imitate: bool = False
-    """Train ramps on the full model's outputs instead of the labels; with --joint, all exits learn the outputs of the
-    network before training."""
+    """With --joint: train all exits on the outputs of the network before training instead of the labels. Ramps on a
+    frozen backbone always learn the full model's outputs."""
     augment: bool = False
     """With --joint: shift and mirror images at random in each epoch."""
     augmentation: Augmentation | None = Field(default=None, exclude=True)
@@ -226,6 +226,8 @@ class TrainJob(NewModelJob):
             raise InputError("--joint, --imitate and --dtype are not for decoders: their ramps train in float32 alone")
         if self.task == TOKEN and {"codec", "head_style", "pooling"} & self.model_fields_set:
             raise InputError("--codec, --head-style and --pooling are not for decoders, whose ramps share their head")
+        if self.imitate and not self.joint:
+            raise InputError("--imitate goes with --joint: ramps on a frozen backbone always learn the model's outputs")
         if not self.joint and (self.augmentation or self.patience):
             name = "--augment" if self.augmentation else "--patience"
             raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
@@ -271,7 +273,7 @@ class InjectJob(NewModelJob):
     backbone: str = Field(json_schema_extra={"argument": "MODEL"})
     """ONNX file, or module:function that returns a torch module and example inputs."""
     from_answers: bool = False
-    """Train ramps on the model's own answers; labels then only name the answers."""
+    """Use labels only to name the model's answers; they need not be its answers."""
     image_size: tuple[int, int] | None = None
     """Size of images (HEIGHTxWIDTH), if the ONNX file leaves it open. None: the file's."""
     mean: tuple[float, float, float] | None = None

@@ -24,7 +24,7 @@ from profiles.latency import LatencyProfile
 
 
 def run(job: RampJob) -> None:
-    """Trains ramps that imitate the checkpoint, calibrates them on other rows, and prints the time that they save."""
+    """Trains ramps for the checkpoint, calibrates them on other rows, and prints the time that they save."""
     labels = checkpoint_labels(job.folder)
     out, source = job.out or Path("runs") / model_name_for(job.folder), str(job.data)
     promise = CalibrateJob(
@@ -32,7 +32,7 @@ def run(job: RampJob) -> None:
     )
     rows = read_log(job, labels)
     learned, held = _divided(rows, promise)
-    training = TrainJob(backbone=str(job.folder), name=model_name_for(out), imitate=True, seed=job.seed, source=source)
+    training = TrainJob(backbone=str(job.folder), name=model_name_for(out), seed=job.seed, source=source)
     with progress_bars() as progress:
         train(training, unlabelled(learned), out, progress=progress)
         lengths = [each.length for each in held.encode(find_codec(read_card(out).codec, out))]

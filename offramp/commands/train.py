@@ -202,11 +202,11 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
         else:
             if data.are_labelled:
                 task = early or task_for(job, data, backbone.inputs)
-            elif job.imitate and not job.joint and pretrained.head and pretrained.label_names:
+            elif not job.joint and pretrained.head and pretrained.label_names:
                 task = LabelTask(pretrained.label_names)  # ramps imitate the checkpoint's own classifier
             else:
                 source = job.source or "the data"
-                raise DataError(f"{source}: rows without labels; only ramps that imitate a classifier need none")
+                raise DataError(f"{source}: rows without labels; only ramps of a trained classifier need none")
             options = training_options(job, _default_options(job, task, pretrained), progress=progress)
             if job.codec is None and pretrained.codec is not None:
                 codec = pretrained.codec
@@ -214,7 +214,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
                 codec = codec_for(job, backbone.inputs, data, longest=backbone.max_length)
             dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
             trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
-            facts = {"joint": job.joint, "imitate": job.imitate} | trained | dtype
+            facts = {"joint": job.joint, "imitate": job.imitate or not job.joint} | trained | dtype
         facts = provenance(backbone=job.backbone, data=job.source, rows=len(data), **facts, seed=job.seed)
         model = add_ramps(
             pretrained, name=job.name, family=family, codec=codec, task=task, ramps=ramps, provenance=facts

@@ -258,7 +258,7 @@ def classified() -> EarlyExitModel:
 def test_training_changes_ramps_and_leaves_the_networks_own_answers(classified: EarlyExitModel) -> None:
     encoded, labels = pictures(32)
     before = exit_outputs(classified, encoded)
-    train_ramps(classified, encoded, labels, TrainOptions(epochs=2, batch=16, imitate=True))
+    train_ramps(classified, encoded, labels, TrainOptions(epochs=2, batch=16))
     after = exit_outputs(classified, encoded)
     assert after[2].equal(before[2])
     assert not after[0].equal(before[0])

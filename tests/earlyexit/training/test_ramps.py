@@ -110,13 +110,13 @@ def test_the_head_of_a_checkpoint_is_not_trained() -> None:
     assert changed(model.ramps, ramps) == set(ramps)
 
 
-def test_ramps_that_imitate_learn_the_full_models_answers_not_the_labels() -> None:
+def test_ramps_learn_the_full_models_answers_not_the_labels() -> None:
     model = random_model(SIZES)
     inputs, labels = toy(seed=0)
     train_ramps(model, inputs, labels, QUICK)
     model.info = replace(model.info, provenance={"head": "checkpoint"})
     before = copy_of(model.head)
-    train_ramps(model, inputs, 1 - labels, replace(QUICK, imitate=True))
+    train_ramps(model, inputs, 1 - labels, QUICK)
     assert changed(model.head, before) == set()
     assert min(accuracies(model, seed=1).values()) > 0.92
 
@@ -148,10 +148,9 @@ def test_ramps_learn_on_maps_of_a_frozen_network(style: RampStyle, pooling: Pool
         assert (outputs_NC.argmax(1).numpy() == labels).mean() > 0.9
 
 
-@pytest.mark.parametrize("imitate", [False, True], ids=["from labels", "from the model's answers"])
 @pytest.mark.parametrize(("style", "pooling"), [("light", "mean"), ("mlp", "grid"), ("conv", "mean")], ids=str)
-def test_a_ramp_trained_alone_becomes_the_same_among_others(style: RampStyle, pooling: Pooling, imitate: bool) -> None:
-    options = TrainOptions(epochs=4, batch=8, learning_rate=2e-2, imitate=imitate)
+def test_a_ramp_trained_alone_becomes_the_same_among_others(style: RampStyle, pooling: Pooling) -> None:
+    options = TrainOptions(epochs=4, batch=8, learning_rate=2e-2)
     together, alone = resnet(pooling, style), resnet(pooling, style, at=(1,))
     for model in (together, alone):
         train_ramps(model, *pictures(32, seed=0), options)
@@ -222,7 +221,8 @@ def test_progress_is_reported_for_epochs_and_features() -> None:
     told: list[tuple[str, int, int]] = []
     options = TrainOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
     train_ramps(random_model(SIZES), *toy(seed=0), options)
-    assert told == [("features", 64, 96), ("features", 96, 96), ("epochs", 1, 2), ("epochs", 2, 2)]
+    epochs = [(f"epochs, {what}", done, 2) for what in ("head", "ramps") for done in (1, 2)]
+    assert told == [("features", 64, 96), ("features", 96, 96), *epochs]
 
 
 NOBODY_LEAVES = ConfidencePolicy(1.1)

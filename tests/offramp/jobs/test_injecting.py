@@ -198,7 +198,6 @@ def test_with_from_answers_labels_only_name_the_answers(folder: Path, tmp_path: 
     named = rows_of(2 * HELD, labels=("b", "c", "a"))
     done = injected_into(tmp_path / "model", named, hold_out=0.5, from_answers=True)
     assert sorted(done.model.task.spec()["label_names"]) == ["a", "b", "c"]
-    assert done.model.info.provenance["imitate"]
     assert done.right is not None
     assert done.held_out is not None
     held = read_labelled(done.held_out)

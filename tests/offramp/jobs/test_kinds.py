@@ -73,7 +73,7 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     images: Path, resnet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model"
-    options = ["--ramp-style", "mlp", "--pooling", "grid", "--imitate", "--epochs", "2", "--hold-out", "0.5"]
+    options = ["--ramp-style", "mlp", "--pooling", "grid", "--epochs", "2", "--hold-out", "0.5"]
     assert run("train", "--data", str(images), "--backbone", str(resnet), "--out", str(out), *options) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"10 of 20 rows held out: {out / 'held_out.zip'}",

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = with_ramps(pictures_taken(saved(pictures_graph(), folder / "from"), folder / "model"))
     encoded = random_pictures(ROWS)
     targets = exit_outputs(model, encoded)[2].argmax(1).numpy()
-    train_ramps(model, encoded, targets, TrainOptions(epochs=120, batch=64, learning_rate=3e-2, imitate=True))
+    train_ramps(model, encoded, targets, TrainOptions(epochs=120, batch=64, learning_rate=3e-2))
     save_model(model, folder / "model")
     return folder / "model"
 
