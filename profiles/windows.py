@@ -69,8 +69,8 @@ class SurvivalHistory:
         self._check_worth()
         if (np.abs(survival_WK[:, 0] - 1) > ROUNDING).any() or (survival_WK < 0).any():
             raise DataError("survival must be 1 at the first block and at least 0 after it")
-        if (np.diff(survival_WK, axis=1) > ROUNDING).any():
-            raise DataError("survival must not rise from block to block")
+        if (rises_W := (np.diff(self.survival_WK, axis=1) > ROUNDING).any(1) & ~self.missing_W).any():
+            raise DataError(f"survival must not rise from block to block, as it does in window {rises_W.argmax()}")
 
     def _check_worth(self) -> None:
         if self.worth_WR is None:

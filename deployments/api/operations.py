@@ -268,8 +268,7 @@ _INFERS: _Fields = {"models": "answers"}
 _GENERATES: _Fields = {"models": "generates"}
 _TENSORS: _Fields = {
     **{"request_types": (BYTES,), "answer": V2Answer, "response_types": (JSON, BYTES), "parameters": (JSON_LENGTH,)},
-    **_INFERS,
-    **_OF_MODEL,
+    **(_INFERS | _OF_MODEL),
 }
 _PARTS: _Fields = {"response_types": (EVENTS,), **_OF_MODEL, **_GENERATES}
 _READY: _Fields = {"answer": Ready, "other_responses": {"503": ("The model is not ready.", Ready)}, **_OF_MODEL}
@@ -393,7 +392,8 @@ def _messages(error: ValidationError) -> list[str]:
     for each in errors:
         # A location ends with the alternative of the field's type that pydantic tried.
         path = takewhile(lambda part: part not in TYPE_NAMES and "[" not in part, map(str, each["loc"]))
-        by_field.setdefault(".".join(path) or "the body", {})[each["msg"]] = None
+        message = "unknown field; see /openapi.json" if each["type"] == "extra_forbidden" else each["msg"]
+        by_field.setdefault(".".join(path) or "the body", {})[message] = None
     return [f"{field}: {' or '.join(messages)}" for field, messages in list(by_field.items())[:3]]
 
 

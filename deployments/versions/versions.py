@@ -261,7 +261,7 @@ class Versions(TrafficSplitter):
     def check_control(self) -> None:
         """Raises ControlRefusedError unless the settings allow changes over HTTP."""
         if self.settings.repository.control != "explicit":
-            raise ControlRefusedError("changing versions over HTTP needs the setting repository.control: explicit")
+            raise ControlRefusedError("changes over HTTP need repository: {control: explicit} in the service file at /")
 
     async def change(self, version: str, **fields: Any) -> dict[str, Any]:
         """Stores a change of fields of the last division, follows it, and returns the report.

@@ -90,7 +90,7 @@ def load_state_file(path: Path) -> tuple[Pretrained, str]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise many kinds of errors for broken files
-        raise ModelFolderError(f"{path} cannot be read as weights: {error}") from error
+        raise ModelFolderError(f"{path} cannot be read as weights by torch.load: {type(error).__name__}") from error
     if isinstance(state, dict):
         state = state.get("state_dict", state.get("model", state))
     if not isinstance(state, dict) or not all(

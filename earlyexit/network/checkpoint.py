@@ -132,10 +132,10 @@ def _untrained(path: Path) -> tuple[Pretrained, str]:
         config = json.loads(path.read_text(encoding="utf-8"))
         family = config.pop("family")
         backbone = find_family(family).build(config)
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} cannot be read as a network's configuration: {error}") from error
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ModelFolderError(f"{path}: needs a JSON object with `family` and its configuration: {error}") from error
+    except KeyError as error:
+        raise ModelFolderError(f"{path}: `family` is missing; see docs/models.md#parts-of-a-model") from error
+    except (OSError, AttributeError, TypeError, ValueError, ModelFolderError) as error:
+        raise ModelFolderError(f"{path}: a JSON object with `family` and its sizes is needed: {error}") from error
     return Pretrained(backbone=backbone, head=None, label_names=None), family
 
 

@@ -215,15 +215,13 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
         raise InputError(f"{folder} is a model folder already; to calibrate its exits: {calibrate}")
     path = folder / CONFIG
     if not path.is_file():
-        raise ModelFolderError(
-            f"{folder} is neither a model folder (it has no {CARD_FILE}) nor a checkpoint of transformers (it has no "
-            f"{CONFIG})"
-        )
+        neither = f" is neither a model folder (no {CARD_FILE}) nor a checkpoint of transformers (no {CONFIG})"
+        raise ModelFolderError(f"{folder}{neither if folder.exists() else ': no such file or folder'}")
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind, [architecture, *_] = str(config["model_type"]), config["architectures"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelFolderError(f"{path}: the model_type and architectures of transformers are missing") from error
+        raise ModelFolderError(f"{path}: a JSON object with model_type and architectures is needed") from error
     out = ("--out", f"runs/{model_name_for(folder)}")
     if kind not in CLASSIFIERS:
         inject = command("inject", "MODULE:FUNCTION", "--data", "ROWS", "--tokenizer", folder, *out)

@@ -448,8 +448,8 @@ def few_rows_advice(job: CalibrateJob, num_rows: int, needed: Callable[[Calibrat
     for budget in BUDGETS:
         larger = job.model_copy(update={"budget": budget})
         if budget > job.budget and needed(larger) <= num_rows:
-            text = larger.guarantee_text
-            return f"give more rows, or --budget {budget:g}: {needed(larger)} rows are needed for {text}"
+            needs = f"{needed(larger)} rows for {larger.guarantee_text}"
+            return f"give more rows, or use --budget {budget:g}, which needs {needs}"
     return "give more rows"
 
 

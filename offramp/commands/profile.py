@@ -384,7 +384,8 @@ def choose(folder: Path, options: ServeJob, notify: Notify) -> tuple[Plan, Backe
     else:  # the host prepares one batch while the GPU computes the other
         unit, room = "GPU", "a GPU each"
         plan = replace(plan, stages=tuple(replace(stage, replicas=workers) for stage in plan.stages)).in_pairs()
-    notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a {unit}, without exits {stock_per_s:.0f}")
+    beside = f", without exits {stock_per_s:.0f}" if plan.ramps else ""
+    notify(f"plan: {_plan_text(plan)}; {rate_per_s:.0f} inputs/s by a {unit}{beside}")
     notify(
         f"replicas: {plan.stages[0].replicas}{' with two batches at once' if plan.overlap_below else ''}, "
         f"{threads} {'thread' if threads == 1 else 'threads'} for each batch by {profile.backend}, "

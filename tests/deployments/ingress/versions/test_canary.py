@@ -72,7 +72,7 @@ async def test_a_canary_ends_without_a_share_or_when_it_becomes_the_default(worl
 async def test_without_explicit_control_every_change_is_a_403(tmp_path: Path, order: Any) -> None:
     world = World(tmp_path, control="none")
     status, message = refused(await order(world))
-    assert (status, "repository.control: explicit" in message) == (403, True)
+    assert (status, "repository: {control: explicit}" in message) == (403, True)
     assert (world.cluster.of_models, world.cluster.put_last) == ({}, None)
 
 
