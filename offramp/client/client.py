@@ -502,7 +502,7 @@ class AsyncClient:
         except httpx.TimeoutException:
             return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:
-            message = f"no connection to {http.base_url}: {error or type(error).__name__}"
+            message = f"no connection to {http.base_url}: {error or type(error).__name__}; is the service running?"
             return NoReply(kind="connection", message=message)
         if request.streams and response.status_code == HTTPStatus.OK:
             return Reply(status=HTTPStatus.OK, payload=response)

@@ -6,7 +6,7 @@ The codec and the task of a new model are those of the options, or those that fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
@@ -310,7 +310,8 @@ def codec_for(job: NewModelJob, inputs: Boundary, data: LabelledRows, *, longest
     """
     if job.codec is not None:
         options = {} if job.max_length is None else {"max_length": job.max_length}
-        return make_codec({**_own(job.codec, "codec", [name for name in CODECS if name != CHAIN]), **options}).spec()
+        others = f"{', '.join(name for name in CODECS if name != CHAIN)} follow from the data"
+        return make_codec({**_own(job.codec, "codec", others), **options}).spec()
     names = data.kind
     if names in ((TEXT,), (TEXT, PAIR)):
         if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):
@@ -360,7 +361,7 @@ def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
     if job.task in TASKS:
         task = _task_of_data(job.task, data, inputs, job.source or "the data")
     else:
-        task = find_task(_own(job.task, "task", TASKS))
+        task = find_task(_own(job.task, "task", f"{', '.join(TASKS)} are allowed as well"))
     mirrors = job.augmentation is not None and job.augmentation.mirror
     if mirrors and isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
         raise InputError(
@@ -433,11 +434,9 @@ def _has_token_types(inputs: Boundary, backbone: str) -> bool:
     return bool(others)
 
 
-def _own(name: str, option: str, known: Iterable[str]) -> NamedSpec:
+def _own(name: str, option: str, others: str) -> NamedSpec:
     if not is_own(name):
-        raise InputError(
-            f"--{option} {name!r}: it must be your own module:function; {', '.join(known)} follow from the data"
-        )
+        raise InputError(f"--{option} {name!r}: it must be your own module:function; {others}")
     return {"name": name}
 
 
