@@ -47,9 +47,11 @@ def run(job: RampJob) -> None:
         f"the same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks",
     ]
     if held.are_labelled:
-        lines.append(f"{percent(tested['accuracy'])} as labelled, {percent(tested['full_accuracy'])} by the checkpoint")
+        full = percent(tested["full_accuracy"])
+        lines.append(f"{percent(tested['accuracy'])} of the answers equal the label; of the checkpoint's, {full}")
+    best = out if saved > 0 else job.folder  # exits that save nothing make the service slower
     document = {"saved": saved, "rows": len(rows), "thresholds": card.thresholds, "tested": tested}
-    print_result(document, lines=[*lines, f"next: {command('serve', out)}"], as_json=job.as_json)
+    print_result(document, lines=[*lines, f"next: {command('serve', best)}"], as_json=job.as_json)
     for each in calibration_warnings(card, {}, read_card(out).provenance, None, labelled=held.are_labelled):
         warn(each)
 

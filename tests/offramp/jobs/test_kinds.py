@@ -338,7 +338,7 @@ def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_pa
         said = capsys.readouterr().out
         assert "of the model's processor time; at least 99 % of the answers stay the same, with 90 % confidence" in said
         assert "of 700 rows: " in said
-        assert ("as labelled" in said) == labelled
+        assert ("equal the label" in said) == labelled
     with (out / WEIGHTS_FILE).open("ab") as weights:
         weights.write(b" ")
     with pytest.raises(ModelFolderError, match=r"ramped in .* was trained or calibrated since: calibrate again"):
