@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
     "batches: of more than there are": lambda: replace(batches(), size=8),
     "batches: shape": lambda: replace(batches(), ramps=(0,)),
     "batches: a ramp after the last block": lambda: replace(batches(), ramps=(0, 3)),
-    "batches: half a label": lambda: replace(batches(), losses_NR=np.full((7, 2), 0.5)),
+    "batches: a loss above 1": lambda: replace(batches(), losses_NR=np.full((7, 2), 1.5)),
     "batches: losses where no input leaves": lambda: replace(batches(), losses_NR=np.ones((7, 2))),
     "batches: ramps not recorded": lambda: batches().exits_N((0, 1)),
     # Networks of a chain
