@@ -7,7 +7,6 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import lru_cache
 from itertools import count, groupby
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -118,7 +117,6 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
-@lru_cache(maxsize=10_000)  # a choice ranks all replicas, of few different loads
 def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     """Returns the rank of a replica with this load, for a call of `weight`. The smallest rank is the best.
 
@@ -208,7 +206,9 @@ class StageReplicas(Generic[ReplicaT]):
 
     def assign(self, weight: int, batch: int, *, fills: bool) -> ReplicaLoad[ReplicaT]:
         """Assigns a call to the best replica, and returns it. There must be one. See `weight_of` and `rank`."""
-        chosen = min(self._available, key=lambda each: rank(each.load, weight, batch, fills))
+        loads = {each.load for each in self._available}  # few, even in simulations of thousands of replicas
+        best = min(loads, key=lambda load: rank(load, weight, batch, fills))
+        chosen = next(each for each in self._available if each.load == best)
         chosen.load += weight
         return chosen
 
