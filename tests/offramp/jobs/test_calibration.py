@@ -79,8 +79,8 @@ def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> No
         calibrate(tmp_path / "no model", few, CalibrateJob(source="d.csv"))
     assert str(refused.value) == (
         "d.csv: 305 rows; at least 306 are needed to promise agreement of 0.99 with confidence 0.9: "
-        "25% of the rows choose thresholds, and 230 rows test them; give more rows, or --budget 0.02: 152 rows are "
-        "needed for 98 % at 90 %"
+        "25% of the rows choose thresholds, and 230 rows test them; give more rows, or use --budget 0.02, which "
+        "needs 152 rows for 98 % at 90 %"
     )
 
 
