@@ -127,10 +127,10 @@ class Task(Named, ABC):
         """Returns the right answers of images after `moves`. By default, they do not change."""
         return targets_B
 
-    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, softness: float) -> Tensor:
         """Returns the distillation loss of an exit against the full model's outputs, float32 ().
 
-        With `keep_scale`, the minimum is at outputs equal to the full model's, rather than at a multiple of them.
+        `softness`: the temperature of the probabilities of labels, which raises small ones. Other tasks ignore it.
         """
         return self.training_loss(outputs_BC, self.answer(full_BC))
 

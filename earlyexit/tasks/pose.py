@@ -202,7 +202,7 @@ class PoseTask(Task):
         positions_B = torch.where(moves.mirrored_B[:, None, None], mirrored_B, targets_B)
         return moves.of_points(positions_B, self.image_side, self.image_side)
 
-    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, softness: float) -> Tensor:
         """Returns mean squared error to the full model's heatmaps."""
         return (outputs_BC.float() - full_BC.float()).square().mean()
 

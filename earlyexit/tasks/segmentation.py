@@ -200,9 +200,9 @@ class SegmentationTask(Task):
         """Returns maps moved with their images. New pixels get an ignored class, or class 0 if none is ignored."""
         return moves.of_classes(targets_B, outside=next(iter(self._ignored_ids), 0))
 
-    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, softness: float) -> Tensor:
         """Returns cross-entropy to the full model's softened probabilities, over the map's pixels."""
-        return distillation_loss(outputs_BC, full_BC, keep_scale=keep_scale)
+        return distillation_loss(outputs_BC, full_BC, softness)
 
 
 def _array(value: Value) -> ValueArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from statistics import median
 from typing import Literal
@@ -23,6 +24,8 @@ from earlyexit.network.piece import Layout, Tensors, wait_for
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import ValueArray
 
+SOFTNESS = 2.0
+"""The softness of `Task.imitation_loss`. Of 1, 2, 3 and 4, it gave the fewest mean blocks on CLINC150 (budget 1 %)."""
 RISING = 0.1
 """Share of all steps in which the learning rate rises, before it falls (Smith and Topin 2018)."""
 Progress = Callable[[str, int, int], None]
@@ -197,7 +200,8 @@ def train_ramps(
         _train_heads(model, head, features, model.task.training_loss, targets_N, options, "epochs, head")
     with torch.inference_mode():
         full_NC = model.head.classify(features[last].to(model.device)).cpu()
-    _train_heads(model, ramps, features, model.task.imitation_loss, full_NC, options, "epochs, ramps")
+    loss = partial(model.task.imitation_loss, softness=SOFTNESS)
+    _train_heads(model, ramps, features, loss, full_NC, options, "epochs, ramps")
 
 
 def _train_heads(

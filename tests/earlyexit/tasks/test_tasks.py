@@ -247,8 +247,8 @@ def test_invisible_joints_have_no_loss_and_imitation_uses_the_full_models_heatma
     assert BODY.training_loss(right + 0.5, targets) == pytest.approx(0.25), "of the one joint that is seen"
     assert BODY.training_loss(right + 0.5, torch.full((1, 3, 2), NAN)) == 0
     full = torch.rand(2, *BODY.output_shape)
-    assert BODY.imitation_loss(full, full) == 0
-    assert BODY.imitation_loss(full + 0.5, full) == pytest.approx(0.25)
+    assert BODY.imitation_loss(full, full, 2.0) == 0
+    assert BODY.imitation_loss(full + 0.5, full, 2.0) == pytest.approx(0.25)
 
 
 ROAD, CAR, SKY, UNKNOWN = range(4)
