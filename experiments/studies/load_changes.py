@@ -277,7 +277,7 @@ def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figure
             "before": figures(case, served, 0, changed),
             "changed": figures(case, served, changed, end),
         }
-        if changed < served.settled < end - BATCH:
+        if changed < served.settled <= end - 2 * BATCH:  # at least one whole batch
             results[side]["after the reaction"] = figures(case, served, served.settled, end)
     return results
 
