@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import first_line
-from earlyexit.network.boundary import Budget, Lengths, Segment
+from earlyexit.network.boundary import Budget, Lengths, Segment, round_up
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 
@@ -169,12 +169,6 @@ def _row_lengths(max_length: int) -> list[int]:
     while lengths[-1] < max_length:
         lengths.append(min(2 * lengths[-1], max_length))
     return lengths
-
-
-def round_up(number: int, steps: int, *, least: int = 1) -> int:
-    """Returns the next number on a grid with `steps` numbers per octave, which are at least `least` apart."""
-    step = max(least, _next_power(number + 1) // 2 // steps)
-    return -(-number // step) * step
 
 
 def _next_power(number: int) -> int:

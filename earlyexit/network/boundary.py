@@ -416,3 +416,9 @@ def stack_values(values: Sequence[Value]) -> npt.NDArray[Any]:
     if len(values) == 1 and isinstance(values[0], PackedArray):
         return values[0].numpy()[None]
     return np.array([value.numpy() if isinstance(value, PackedArray) else value for value in values])
+
+
+def round_up(number: int, steps: int, *, least: int = 1) -> int:
+    """Returns the next number on a grid with `steps` numbers per octave, which are at least `least` apart."""
+    step = max(least, (1 << number.bit_length()) // 2 // steps)
+    return -(-number // step) * step

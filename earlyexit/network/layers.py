@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from earlyexit.backends.captured import CapturedSegments, recorder_of, round_up
+from earlyexit.backends.captured import CapturedSegments, recorder_of
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import round_up
 from earlyexit.network.model import EarlyExitModel, SegmentRunner
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
