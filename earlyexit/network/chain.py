@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import isfinite
 
 from earlyexit.errors import ModelFolderError, PlanError
 
@@ -32,22 +31,6 @@ def check_ends(weights: Weights, networks: tuple[int, ...]) -> None:
         raise PlanError(f"weights {dict(weights)} need a chain of networks; the model is a single network")
     if others:
         raise PlanError(f"weights after blocks {others}: a weight must be after a network before the last: {ends}")
-
-
-def proportional(parts: Mapping[int, float], last: float) -> dict[int, float]:
-    """Returns the weights with which each network counts in proportion to a number.
-
-    `parts`: the numbers of all networks but the last, by their last block. `last`: the number of the last network.
-    Raises PlanError for numbers that are negative, not finite, or all zero.
-    """
-    ends = sorted(parts)
-    numbers = [*(parts[end] for end in ends), last]
-    if not all(map(isfinite, numbers)) or min(numbers) < 0 or numbers[0] + numbers[1] <= 0:
-        raise PlanError(f"weights in proportion to {numbers}: the numbers must be at least 0, and not all 0")
-    totals = list(accumulate(numbers))
-    weights = {end: before / after for end, (before, after) in zip(ends, pairwise(totals), strict=True)}
-    check_weights(weights)
-    return weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ from offramp.commands.thresholds import (
 )
 from optimizer.calibration.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
 from optimizer.calibration.confidences import LEVELS, choose_confidences
-from optimizer.calibration.ensemble import RULES, fit_weights, held_out_gain
+from optimizer.calibration.ensemble import fit_weights, held_out_gain
 from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
 from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets
@@ -64,8 +64,6 @@ from profiles.scores import SCORES, BoolArray, Score
 
 OWN = ""
 """Name of the model's own calibration, which is in the model folder itself."""
-SERVED = "likelihood"
-"""Rule whose weights are used for serving; the weights of other rules are only reported."""
 ANSWER_TOKENS = 64
 """Maximum number of tokens of an answer, if neither the job nor the training of the ramps sets it."""
 MAX_PROMPT_TOKENS = 128
@@ -81,14 +79,12 @@ def calibrate(
     data: LabelledRows,
     job: CalibrateJob,
     *,
-    outputs: Iterable[Outputs] | None = None,
     progress: Progress = no_progress,
 ) -> Calibrated:
     """Finds thresholds, and writes them with the exit records into the model folder.
 
-    `outputs`: the outputs of these rows if they are known, of a single model without temperatures; None: the model
-    runs. Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that
-    the model does not support.
+    Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that the
+    model does not support.
     """
     check_rows(data, job)
     card = read_card(folder)
@@ -98,13 +94,12 @@ def calibrate(
     check_rows(data, job)  # a chain has several calibrations
     task, facts, (design, _) = find_task(card.task), calibration_facts(job), design_and_test_rows(data, job)
     policy, is_one = choose_score(task, job.policy), card.chain.is_one
-    labels = tokens_N = None
+    labels = None
     if data.are_labelled or not keeps_answers(card.provenance):
         labels = data.targets(task, find_codec(card.codec, folder))
     elif job.metric == "harm":
         raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
-    if outputs is None:
-        outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
+    outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
     outputs = outputs if task.large else list(outputs)
     if labels is None:
         [(_, raw)] = outputs
@@ -416,11 +411,11 @@ def find_ensemble(
     """
     shares = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
     truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
-    by_rule = {name: dict(fit_weights(shares, truth, goes_on, chain.end_ramps, rule)) for name, rule in RULES.items()}
-    gain = held_out_gain(shares, truth, goes_on, chain.end_ramps, RULES[SERVED])
+    weights = fit_weights(shares, truth, goes_on, chain.end_ramps)
+    gain = held_out_gain(shares, truth, goes_on, chain.end_ramps)
     is_on = gain is not None and gain.is_sure
-    results = {"on": is_on, "weights": by_rule, "gain": None if gain is None else asdict(gain)}
-    return by_rule[SERVED] if is_on else None, results
+    results = {"on": is_on, "weights": weights, "gain": None if gain is None else asdict(gain)}
+    return weights if is_on else None, results
 
 
 def mixed_outputs(

@@ -360,6 +360,8 @@ class SitesJob(JsonOption):
     """Size of the axes that an ONNX file leaves open: tokens, or the side of an image in pixels."""
 
 
+DESIGN_SHARE = 0.25
+"""Largest share of the inputs that is used to choose candidate thresholds. The other inputs test them."""
 BUDGETS = (0.02, 0.05, 0.1, 0.2)
 """Larger budgets that error messages suggest if there are too few rows."""
 
@@ -381,8 +383,6 @@ class CalibrateJob(Job):
     """Probability that the budget is kept."""
     among: int = Field(default=1, exclude=True)
     """Number of calibrations that are tested with the same inputs, as in `optimizer.calibration.risk.Guarantee`."""
-    design_share: float = Field(default=0.25, exclude=True)
-    """Largest share of the inputs that is used to choose candidate thresholds. The other inputs test them."""
     ramps: Integers | Literal["all", "ends"] | None = None
     """Ramps that get thresholds: blocks such as 0,3,5, `all`, or `ends` (the ends of a chain's networks). The guarantee
     holds for every subset of the ramps, so with fewer ramps more inputs may leave at each. None: all; for a chain the
@@ -415,8 +415,6 @@ class CalibrateJob(Job):
             check_share(self.prune)
         if self.decay is not None:
             check_decay(self.decay)
-        if not 0 < self.design_share < 1:
-            raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -432,7 +430,7 @@ class CalibrateJob(Job):
 
         num_tested = self.guarantee.least_inputs
         for num_rows in count(num_tested + 1):
-            num_design = design_rows(num_rows, self.guarantee, self.design_share)
+            num_design = design_rows(num_rows, self.guarantee, DESIGN_SHARE)
             if num_design >= 1 and num_rows - num_design >= num_tested:
                 return num_rows
         raise AssertionError("unreachable")

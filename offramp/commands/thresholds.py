@@ -16,7 +16,7 @@ from earlyexit.errors import DataError
 from earlyexit.tasks.base import IntArray, Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from offramp.commands.jobs import CalibrateJob, few_rows_advice
+from offramp.commands.jobs import DESIGN_SHARE, CalibrateJob, few_rows_advice
 from offramp.commands.output import provenance
 from optimizer.calibration.calibration_file import AMONG, CalibrationCard
 from optimizer.calibration.risk import Guarantee, Metric
@@ -169,14 +169,14 @@ def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metr
 
 def design_and_test_rows(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
     """Returns design rows and test rows."""
-    return split_rows(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
+    return split_rows(len(data), design_rows(len(data), job.guarantee, DESIGN_SHARE), job.seed)
 
 
 def calibration_facts(job: CalibrateJob) -> dict[str, Any]:
     """Returns the provenance of a calibration."""
     dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
     latency = {} if job.latency is None else {"latency": str(job.latency)}
-    return provenance(data=job.source, seed=job.seed, design_share=job.design_share, **dtype, **latency)
+    return provenance(data=job.source, seed=job.seed, **dtype, **latency)
 
 
 def promised_records(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
@@ -207,7 +207,7 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
     several = f" for {guarantee.among} calibrations (only one if --ramps is set)" if guarantee.among > 1 else ""
     raise DataError(
         f"{job.source or 'the data'}: {len(data)} rows; at least {job.min_rows} are needed to promise {metric} with "
-        f"confidence {guarantee.confidence:.4g}{several}: {job.design_share:.0%} of the rows choose thresholds, and "
+        f"confidence {guarantee.confidence:.4g}{several}: {DESIGN_SHARE:.0%} of the rows choose thresholds, and "
         f"{guarantee.least_inputs} rows test them; {advice}"
     )
 

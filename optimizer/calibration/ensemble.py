@@ -6,12 +6,11 @@ answer of the next network (`earlyexit/network/chain.py`). It is fitted on the i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from earlyexit.network.chain import proportional
 from profiles.records import IntArray
 from profiles.scores import BoolArray, FloatArray
 
@@ -52,7 +51,7 @@ def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: flo
     spoilt = int((right_before_N & ~right_after_N).sum())
     low, high = 0.0, 1.0
     if fixed + spoilt:
-        from scipy.stats import binomtest  # as in `by_likelihood`
+        from scipy.stats import binomtest  # as in `likeliest_weight`
 
         low, high = binomtest(fixed, fixed + spoilt).proportion_ci(confidence)
     changed = (fixed + spoilt) / len(right_before_N)
@@ -79,23 +78,13 @@ def mix_networks(probabilities: Sequence[FloatArray], weights: Mapping[int, floa
     return mixed_NC
 
 
-Rule = Callable[[Sequence[FloatArray], FloatArray, IntArray], float]
-"""Returns the weight of an end from the networks' probabilities, the mixture up to the end, and the true labels."""
+def likeliest_weight(before_NC: FloatArray, own_NC: FloatArray, truth_N: IntArray) -> float:
+    """Returns the weight of the mixture up to an end in the next network's answer that makes the labels most likely.
 
-
-def by_accuracy(probabilities: Sequence[FloatArray], _before_NC: FloatArray, truth_N: IntArray) -> float:
-    """Weights networks in proportion to their accuracy on these inputs, as Tabi does."""
-    *earlier, last = (float((each_NC.argmax(1) == truth_N).mean()) for each_NC in probabilities)
-    if not last:
-        return 0.0
-    weights = proportional(dict(enumerate(earlier)), last)
-    return min(weights[len(earlier) - 1], MAX_WEIGHT)
-
-
-def by_likelihood(probabilities: Sequence[FloatArray], before_NC: FloatArray, truth_N: IntArray) -> float:
-    """Returns the weight of maximum likelihood. The mean log-likelihood of a mixture is concave in the weight."""
+    The mean log-likelihood of a mixture is concave in the weight. Tabi weights networks by their accuracy instead.
+    """
     rows = np.arange(len(truth_N))
-    before_N, own_N = before_NC[rows, truth_N], probabilities[-1][rows, truth_N]
+    before_N, own_N = before_NC[rows, truth_N], own_NC[rows, truth_N]
 
     def likelihood(weight: float) -> float:
         return float(np.log(np.maximum((1 - weight) * own_N + weight * before_N, MIN_PROBABILITY)).mean())
@@ -109,20 +98,8 @@ def by_likelihood(probabilities: Sequence[FloatArray], before_NC: FloatArray, tr
     return best if likelihood(best) > likelihood(0.0) else 0.0
 
 
-def best_accuracy(probabilities: Sequence[FloatArray], before_NC: FloatArray, truth_N: IntArray) -> float:
-    """Returns the most accurate weight among the hundredths; the smallest one if several are."""
-    weights = np.arange(0, 100) / 100
-    own_NC = probabilities[-1]
-    right = [(((1 - weight) * own_NC + weight * before_NC).argmax(1) == truth_N).sum() for weight in weights]
-    return float(weights[int(np.argmax(right))])
-
-
-RULES: Mapping[str, Rule] = {"accuracy": by_accuracy, "likelihood": by_likelihood, "best": best_accuracy}
-"""Rules for weights: proportional to accuracy (Tabi), maximum likelihood, and highest accuracy."""
-
-
 def fit_weights(
-    probabilities: Sequence[FloatArray], truth_N: IntArray, goes_on_NE: BoolArray, ends: Sequence[int], rule: Rule
+    probabilities: Sequence[FloatArray], truth_N: IntArray, goes_on_NE: BoolArray, ends: Sequence[int]
 ) -> dict[int, float]:
     """Returns a weight for each end, fitted in order on the inputs that continue there; 0 if no input continues.
 
@@ -132,14 +109,14 @@ def fit_weights(
     weights: dict[int, float] = {}
     for column, end in enumerate(ends):
         rows = np.flatnonzero(goes_on_NE[:, column])
-        networks = [each_NC[rows] for each_NC in probabilities[: column + 2]]
-        before_NC = mix_networks(networks[:-1], weights, ends[:column])
-        weights[end] = rule(networks, before_NC, truth_N[rows]) if len(rows) else 0.0
+        *earlier, own_NC = (each_NC[rows] for each_NC in probabilities[: column + 2])
+        before_NC = mix_networks(earlier, weights, ends[:column])
+        weights[end] = likeliest_weight(before_NC, own_NC, truth_N[rows]) if len(rows) else 0.0
     return weights
 
 
 def held_out_gain(
-    probabilities: Sequence[FloatArray], truth_N: IntArray, goes_on_NE: BoolArray, ends: Sequence[int], rule: Rule
+    probabilities: Sequence[FloatArray], truth_N: IntArray, goes_on_NE: BoolArray, ends: Sequence[int]
 ) -> Gain | None:
     """Returns the cross-validated gain of the ensemble over the last network alone, or None without inputs.
 
@@ -154,6 +131,6 @@ def held_out_gain(
     for fold in range(FOLDS):
         fitting, held_out = np.flatnonzero(fold_N != fold), np.flatnonzero(fold_N == fold)
         known = [each_NC[fitting] for each_NC in probabilities]
-        weights = fit_weights(known, truth_N[fitting], goes_on_NE[fitting], ends, rule)
+        weights = fit_weights(known, truth_N[fitting], goes_on_NE[fitting], ends)
         mixed_NC[held_out] = mix_networks([each_NC[held_out] for each_NC in probabilities], weights, ends)
     return gain(alone_NC[rows].argmax(1) == right_N, mixed_NC[rows].argmax(1) == right_N)

@@ -33,7 +33,6 @@ from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
 from earlyexit.named import make_named
 from earlyexit.network.boundary import Split, cast_column, parse_numbers
-from earlyexit.network.chain import proportional
 from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_model
 from earlyexit.network.model import Cut, EarlyExitModel
 from earlyexit.policies import make_policy
@@ -193,7 +192,6 @@ CASES: dict[str, Case] = {
     "ensemble: a judge with a state": lambda: make_policy("voting", weights={5: 0.2}, votes=2),
     "ensemble: no labels": lambda: EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.2}).check_task(STARS),
     "ensemble: weight out of range": lambda: EnsemblePolicy(ConfidencePolicy(0.5), {5: 1.0}),
-    "ensemble: no parts": lambda: proportional({5: 0.0}, 0.0),
     # Tasks
     "task: unknown": lambda: find_task({"name": "boxes"}),
     "task: none": lambda: find_task({"name": f"{__name__}:nothing"}),

@@ -5,14 +5,10 @@ import pytest
 from scipy.stats import binomtest
 
 from optimizer.calibration.ensemble import (
-    RULES,
-    Rule,
-    best_accuracy,
-    by_accuracy,
-    by_likelihood,
     fit_weights,
     gain,
     held_out_gain,
+    likeliest_weight,
     mix_networks,
 )
 from profiles.records import IntArray
@@ -65,47 +61,38 @@ def test_an_ensemble_is_the_weighted_mean_of_its_networks() -> None:
     assert mix_networks(said, {5: 0.4}, ENDS) == pytest.approx(of([0.5, 0.5]))
 
 
-def test_weights_are_proportional_to_accuracy_or_of_maximum_likelihood() -> None:
-    truth_N = np.array([0, 0, 0, 1])
-    small = of([0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.1])  # 2 of 4
-    large = of([0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1])  # 3 of 4
-    assert by_accuracy([small, large], small, truth_N) == pytest.approx(2 / 5)
-    assert by_accuracy([small, small, large], small, truth_N) == pytest.approx(4 / 7)
-    assert by_accuracy([large, 1 - large], large, np.zeros(4, dtype=np.int64)) == 0
+def test_weights_are_of_maximum_likelihood() -> None:
     truth_N = np.zeros(3, dtype=np.int64)
     small, large = of([0.9, 0.1], [0.2, 0.8], [0.5, 0.5]), of([0.2, 0.8], [0.9, 0.1], [0.6, 0.4])
-    weight = by_likelihood([small, large], small, truth_N)
+    weight = likeliest_weight(small, large, truth_N)
     slopes = (small - large)[:, 0] / ((1 - weight) * large + weight * small)[:, 0]
     assert slopes.sum() == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("rule", [by_likelihood, best_accuracy])
-def test_a_network_that_adds_nothing_gets_no_weight(rule: Rule) -> None:
+def test_a_network_that_adds_nothing_gets_no_weight() -> None:
     truth_N = np.zeros(4, dtype=np.int64)
     useless, large = of(*[[0.1, 0.9]] * 4), of(*[[0.8, 0.2]] * 4)
-    assert rule([useless, large], useless, truth_N) == 0
+    assert likeliest_weight(useless, large, truth_N) == 0
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_each_end_is_fitted_on_the_inputs_that_continue_there(rule: Rule) -> None:
+def test_each_end_is_fitted_on_the_inputs_that_continue_there() -> None:
     said, truth_N = random_networks(1, 400, (1.0, 1.5, 2.0))
     goes_on = np.column_stack([np.arange(400) < 300, np.arange(400) < 100])
-    found = fit_weights(said, truth_N, goes_on, ENDS, rule)
-    first = rule([each[:300] for each in said[:2]], said[0][:300], truth_N[:300])
-    assert found[5] == first
+    found = fit_weights(said, truth_N, goes_on, ENDS)
+    assert found[5] == likeliest_weight(said[0][:300], said[1][:300], truth_N[:300])
     some = [each[:100] for each in said]
-    assert found[11] == rule(some, mix_networks(some[:2], found, ENDS[:1]), truth_N[:100])
-    assert fit_weights(said, truth_N, np.zeros((400, 2), dtype=bool), ENDS, rule) == {5: 0.0, 11: 0.0}
+    assert found[11] == likeliest_weight(mix_networks(some[:2], found, ENDS[:1]), some[2], truth_N[:100])
+    assert fit_weights(said, truth_N, np.zeros((400, 2), dtype=bool), ENDS) == {5: 0.0, 11: 0.0}
 
 
 def test_equally_accurate_networks_with_independent_errors_gain_as_an_ensemble() -> None:
     said, truth_N = random_networks(2, 4000, (1.5, 1.5))
-    found = held_out_gain(said, truth_N, np.ones((4000, 1), dtype=bool), ENDS[:1], by_likelihood)
+    found = held_out_gain(said, truth_N, np.ones((4000, 1), dtype=bool), ENDS[:1])
     assert found is not None
     assert found.is_sure
     assert found.after - found.before > 0.05
     said, truth_N = random_networks(3, 50, (1.0, 2.0))
-    assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1], by_accuracy) is None
+    assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1]) is None
 
 
 def test_overfitted_weights_have_no_held_out_gain() -> None:
@@ -114,7 +101,7 @@ def test_overfitted_weights_have_no_held_out_gain() -> None:
         rng = np.random.default_rng(seed)
         truth_N = rng.integers(0, 2, 60)
         noise, large = (np.column_stack([share, 1 - share]) for share in rng.random((2, 60)))
-        found = held_out_gain([noise, large], truth_N, np.ones((60, 1), dtype=bool), ENDS[:1], best_accuracy)
+        found = held_out_gain([noise, large], truth_N, np.ones((60, 1), dtype=bool), ENDS[:1])
         assert found is not None
         sure += found.is_sure
     assert sure <= 2

@@ -14,7 +14,6 @@ from scipy.integrate import quad
 from torch import Tensor
 
 from earlyexit.network.boundary import PackedArray, values_of
-from earlyexit.network.chain import check_weights, proportional
 from earlyexit.network.model import Cut
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
@@ -266,15 +265,6 @@ def test_half_precision_keeps_probabilities_to_a_thousandth_and_zero_finite() ->
     entropy_B, labels_B = policy.look(7, certain, state_BS, PAIR)
     assert entropy_B.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
     assert labels_B.tolist() == [0, 0]
-
-
-def test_weights_in_proportion_give_every_network_its_part() -> None:
-    weights = proportional({5: 0.72, 11: 0.81}, 0.9)
-    last = 1 - weights[11]
-    middle = weights[11] * (1 - weights[5])
-    first = weights[11] * weights[5]
-    assert [first / last, middle / last] == pytest.approx([0.72 / 0.9, 0.81 / 0.9])
-    check_weights(weights)
 
 
 CONFIDENCES = np.linspace(0, 1, 1001)

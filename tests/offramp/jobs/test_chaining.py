@@ -297,7 +297,7 @@ def test_thresholds_of_the_ends_are_one_calibration(models: Path, rows: Labelled
 
 
 def _recalibrated(models: Path, rows: LabelledRows) -> None:
-    calibrate(models / "large", rows, EASY.model_copy(update={"seed": 5, "design_share": 0.6}))
+    calibrate(models / "large", rows, EASY.model_copy(update={"seed": 5}))
 
 
 def _replaced(models: Path, rows: LabelledRows) -> None:
@@ -422,11 +422,28 @@ def outputs_of(folder: Path, rows: LabelledRows, skills: Mapping[int, float]) ->
     }
 
 
-def test_an_ensemble_of_networks_with_different_errors_keeps_the_budget(models: Path) -> None:
+Calibrates = Callable[[Path, LabelledRows, CalibrateJob, Mapping[int, float]], tuple[CalibrationCard, ExitRecords]]
+
+
+@pytest.fixture
+def calibrated_by(monkeypatch: pytest.MonkeyPatch) -> Calibrates:
+    """Calibrates as if the model gave `outputs_of` these skills."""
+
+    def calibrate_given(folder: Path, given: LabelledRows, job: CalibrateJob, skills: Mapping[int, float]) -> Any:
+        outputs = [(range(len(given)), outputs_of(folder, given, skills))], None
+        monkeypatch.setattr("offramp.commands.calibrate.compute_outputs", lambda *_, **__: outputs)
+        return calibrate(folder, given, job)
+
+    return calibrate_given
+
+
+def test_an_ensemble_of_networks_with_different_errors_keeps_the_budget(
+    models: Path, calibrated_by: Calibrates
+) -> None:
     folder = models / "chain"
     given = rows_of(folder)
     outputs = outputs_of(folder, given, SKILLS)
-    card, records = calibrate(folder, given, JOB, outputs=[(range(len(given)), outputs)])
+    card, records = calibrated_by(folder, given, JOB, SKILLS)
     assert card.weights is not None, card.tested["ensemble"]
     assert set(card.weights) == {2}
     assert 0.05 < card.weights[2] < 0.5
@@ -464,12 +481,12 @@ def test_an_ensemble_of_networks_with_different_errors_keeps_the_budget(models: 
         check_weights(records, None, "exit_records.npz")
 
 
-def test_an_ensemble_without_a_gain_is_not_used(models: Path) -> None:
+def test_an_ensemble_without_a_gain_is_not_used(models: Path, calibrated_by: Calibrates) -> None:
     folder = models / "chain"
     given = rows_of(folder)
-    outputs = [(range(len(given)), outputs_of(folder, given, SKILLS | {2: 0.0, 5: 9.0}))]
-    card, records = calibrate(folder, given, JOB, outputs=outputs)
-    plain, alone = calibrate(folder, given, JOB.model_copy(update={"ensemble": False}), outputs=outputs)
+    skills = SKILLS | {2: 0.0, 5: 9.0}
+    card, records = calibrated_by(folder, given, JOB, skills)
+    plain, alone = calibrated_by(folder, given, JOB.model_copy(update={"ensemble": False}), skills)
     assert card.weights is None
     assert not card.tested["ensemble"]["on"]
     assert "weights" not in json.loads(card.to_json())
@@ -477,17 +494,15 @@ def test_an_ensemble_without_a_gain_is_not_used(models: Path) -> None:
     assert card.thresholds == plain.thresholds
     assert weights_of(records) is None
     np.testing.assert_array_equal(records.scores_NR, alone.scores_NR)
-    outputs = [(range(len(given)), outputs_of(folder, given, SKILLS))]
-    calibrate(folder, given, JOB, outputs=outputs)
+    calibrated_by(folder, given, JOB, SKILLS)
     assert (folder / ALONE_FILE).exists()
-    calibrate(folder, given, JOB.model_copy(update={"ensemble": False}), outputs=outputs)
+    calibrated_by(folder, given, JOB.model_copy(update={"ensemble": False}), SKILLS)
     assert not (folder / ALONE_FILE).exists()
 
 
-def test_an_ensemble_of_one_network_or_with_shares_is_refused(models: Path) -> None:
+def test_an_ensemble_of_one_network_or_with_shares_is_refused(models: Path, calibrated_by: Calibrates) -> None:
     given = rows_of(models / "small")
     with pytest.raises(DataError, match="small is a single network: --prune and --ensemble are for chains"):
         calibrate(models / "small", given, JOB)
-    outputs = [(range(len(given)), outputs_of(models / "chain", given, SKILLS))]
     with pytest.raises(DataError, match="ensembles need the policy entropy or confidence, not share"):
-        calibrate(models / "chain", given, JOB.model_copy(update={"policy": "share"}), outputs=outputs)
+        calibrated_by(models / "chain", given, JOB.model_copy(update={"policy": "share"}), SKILLS)

@@ -176,8 +176,6 @@ CASES: dict[str, Case] = {
         for ending in ("pt", "pth", "pkl", "bin")
     },
     "train: joints without sides": lambda: pairs_of("0", "1", augmentation=Augmentation()),
-    "calibrate: no design": lambda: CalibrateJob(design_share=0.0),
-    "calibrate: design alone": lambda: CalibrateJob(design_share=1.0),
     "calibrate: shares of unknown values": lambda: calibrate_records(SHARES, CalibrateJob(budget=0.05)),
     "plan: an unknown device": on_abacus,
 }
