@@ -10,10 +10,9 @@ import asyncio
 import json
 import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from http import HTTPStatus
 from pathlib import Path
@@ -21,30 +20,27 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypedDict, Type
 
 import httpx
 
-from deployments.api.operations import OPERATION_BY_NAME, path_of
+from deployments.api.operations import OPERATION_BY_NAME
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
 from offramp.client.protocol import (
     JSON_LENGTH_HEADER,
-    REQUEST_ID_HEADER,
+    Failure,
     Input,
-    NoReply,
     Outcome,
     Prediction,
-    Reply,
-    TensorBody,
-    answers_are_large,
+    Request,
     are_texts,
-    encode_files,
-    error_kind,
-    error_of,
+    connection_failure,
+    failure_of,
     key_header,
-    predict_body,
+    new_id,
+    predict_request,
     read_predictions,
     read_reply,
     resolve,
     send_with_retries,
-    tensor_body,
+    timeout_failure,
 )
 
 DATA, DONE = "data: ", "[DONE]"
@@ -202,7 +198,7 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
             try:
                 event, before = json.loads(data), self._answer
                 if "error" in event:
-                    raise self._noted(error_of(Reply(status=HTTPStatus.INTERNAL_SERVER_ERROR, payload=event)))
+                    raise self._noted(failure_of(HTTPStatus.INTERNAL_SERVER_ERROR, event).error)
                 self._answer = before.plus(event)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
@@ -227,34 +223,6 @@ POLL_S = 0.5
 T = TypeVar("T")
 P = ParamSpec("P")
 Row: TypeAlias = dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A request for an operation of the API, which may be sent several times."""
-
-    operation: str
-    body: dict[str, object] | TensorBody | None = None
-    _: KW_ONLY
-    named: Mapping[str, str] = field(default_factory=dict)
-    """The parameters of the operation's path."""
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    sends_timeout: bool = False
-    """Whether the body contains the timeout."""
-    streams: bool = False
-    """Whether the body of an answer with status 200 is streamed. The reply's payload is then the open response."""
-
-    def arguments(self, timeout_s: float) -> dict[str, Any]:
-        """Returns the arguments of `httpx.Client.build_request`."""
-        body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
-        method, path = OPERATION_BY_NAME[self.operation].method, path_of(self.operation, **self.named)
-        arguments = {"method": method, "url": path, "headers": headers, "timeout": timeout_s}
-        if isinstance(body, TensorBody):
-            content, more = body.content(timeout_s)
-            return arguments | {"content": content, "headers": headers | more}
-        if body is not None and self.sends_timeout:
-            body = body | {"timeout_s": timeout_s}
-        return arguments | {"json": body}
 
 
 class AsyncClient:
@@ -311,7 +279,7 @@ class AsyncClient:
 
         Answers with many numbers are arrays.
         """
-        [prediction] = await self._predict([given], given, options)
+        [prediction] = await self._predict([given], options, many=False)
         return prediction
 
     async def predict_many(self, given: Sequence[Input], **options: Unpack[PredictOptions]) -> list[Prediction]:
@@ -319,7 +287,7 @@ class AsyncClient:
         if isinstance(given, str | bytes | Path | Mapping):
             raise InputError("predict_many takes a list of inputs; use predict for a single one")
         rows = list(given)
-        return await self._predict(rows, rows, options) if rows else []
+        return await self._predict(rows, options, many=True) if rows else []
 
     async def live(self) -> bool:
         """Returns whether the server is running and reachable."""
@@ -388,8 +356,8 @@ class AsyncClient:
 
         async def is_served(left_s: float) -> bool:
             """Serve may report an application as running a little earlier; another route prefix answers 404."""
-            outcome = await self._attempt(_Request("model_ready", named={"model": model, "version": version}), left_s)
-            return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
+            outcome = await self._attempt(Request("model_ready", named={"model": model, "version": version}), left_s)
+            return not isinstance(outcome, Failure) or isinstance(outcome.error, InputError)
 
         if not await self._poll(is_served, until_s - self._clock.now_s(), POLL_S):
             raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
@@ -414,24 +382,19 @@ class AsyncClient:
             raise DeadlineError(f"version {version!r} of {model!r} is {row['state']} after {timeout_s:g} s")
         return row
 
-    async def _predict(self, rows: Sequence[Input], as_json: object, options: PredictOptions) -> list[Prediction]:
-        """Sends one request with all inputs; `as_json`: the inputs as JSON data, if they are texts."""
-        truncate, timeout_s = options.get("truncate", False), options.get("timeout_s")
-        operation, named, request_id = "predict", dict[str, str](), options.get("request_id") or uuid.uuid4().hex
-        body: dict[str, object] | TensorBody
-        if are_texts(rows):
-            body = predict_body(as_json, truncate=truncate)
-        else:
-            if not self._metadata:
-                self._metadata.update(await self.metadata())
-            in_words = options.get("in_words", False) and answers_are_large(self._metadata)
-            if in_words and (files := encode_files(rows)) is not None:
-                body = predict_body(files, truncate=truncate)
-            else:
-                body = tensor_body(rows, self._metadata, {"truncate": True} if truncate else {})
-                operation, named = "infer", {"model": body.model}
-        request = _Request(operation, body, named=named, request_id=request_id, sends_timeout=True)
-        payload = await self._send_with_retries(request, self._timeout_s if timeout_s is None else timeout_s)
+    async def _predict(self, rows: Sequence[Input], options: PredictOptions, *, many: bool) -> list[Prediction]:
+        """Sends one request with all inputs."""
+        if not are_texts(rows) and not self._metadata:
+            self._metadata.update(await self.metadata())
+        request = predict_request(
+            rows,
+            self._metadata,
+            many=many,
+            request_id=options.get("request_id"),
+            truncate=options.get("truncate", False),
+            in_words=options.get("in_words", False),
+        )
+        payload = await self._send_with_retries(request, options.get("timeout_s"))
         return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
 
     async def _send_generation(self, prompt: Prompt, options: Options, *, streams: bool) -> tuple[Any, str]:
@@ -443,15 +406,15 @@ class AsyncClient:
         content = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(each) for each in prompt]}
         sampling = {name: value for name, value in options.items() if name not in ("timeout_s", "request_id")}
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-        request = _Request(
+        request = Request(
             "completions" if isinstance(prompt, str) else "chat",
             {"model": self._model_name, "temperature": 0.0, "exits": True, **content, **sampling, **streaming},
-            request_id=options.get("request_id") or uuid.uuid4().hex,
+            request_id=options.get("request_id") or new_id(),
             streams=streams,
             # The default timeout of a stream limits each wait for a piece, which the server need not know.
             sends_timeout=not streams or "timeout_s" in options,
         )
-        payload = await self._send_with_retries(request, options.get("timeout_s", self._timeout_s))
+        payload = await self._send_with_retries(request, options.get("timeout_s"))
         return payload, request.request_id
 
     async def _served_model(self) -> str:
@@ -466,20 +429,20 @@ class AsyncClient:
 
     async def _call(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
         """Returns the server's answer to an operation; `named` are the parameters of its path."""
-        return await self._send_with_retries(_Request(operation, body, named=named), self._timeout_s)
+        return await self._send_with_retries(Request(operation, body, named=named))
 
-    async def _send_with_retries(self, request: _Request, timeout_s: float) -> Any:
-        """Sends a request, with retries under the same id; returns the payload, or raises the answer's error."""
-        outcome, _ = await self._retry(partial(self._attempt, request), timeout_s)
-        if isinstance(outcome, Reply) and error_kind(outcome) is None:
-            return outcome.payload
-        error = error_of(outcome)
-        error.add_note(f"request id {request.request_id}")
-        raise error
+    async def _send_with_retries(self, request: Request, timeout_s: float | None = None) -> Any:
+        """Sends a request, with retries under the same id; returns the payload, or raises the failure's error."""
+        outcome, _ = await self._retry(
+            partial(self._attempt, request), self._timeout_s if timeout_s is None else timeout_s
+        )
+        if isinstance(outcome, Failure):
+            outcome.error.add_note(f"request id {request.request_id}")
+            raise outcome.error
+        return outcome
 
     async def _is_ok(self, operation: str, timeout_s: float) -> bool:
-        outcome = await self._attempt(_Request(operation), timeout_s)
-        return isinstance(outcome, Reply) and outcome.status == HTTPStatus.OK
+        return not isinstance(await self._attempt(Request(operation), timeout_s), Failure)
 
     async def _poll(self, is_done: Callable[[float], Awaitable[bool]], timeout_s: float, poll_s: float) -> bool:
         """Repeats a check, which gets the seconds that are left, until it holds; returns False after the timeout."""
@@ -490,22 +453,21 @@ class AsyncClient:
             await resolve(self._sleep(poll_s))
         return True
 
-    async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
-        http = self._http
+    async def _attempt(self, request: Request, timeout_s: float) -> Outcome:
+        http, method = self._http, OPERATION_BY_NAME[request.operation].method
+        content, headers = request.content(timeout_s)
+        built = http.build_request(method, request.path, content=content, headers=headers, timeout=timeout_s)
         try:
-            built = http.build_request(**request.arguments(timeout_s))
             response: httpx.Response = await resolve(http.send(built, stream=request.streams))
-            if request.streams and response.status_code != HTTPStatus.OK:
+            if request.streams and response.status_code == HTTPStatus.OK:
+                return response
+            if request.streams:
                 await resolve(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
-        except UnicodeEncodeError as error:  # a command-line argument that was not UTF-8
-            raise InputError(f"the text is not Unicode: {error.reason}") from error
         except httpx.TimeoutException:
-            return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
+            return timeout_failure(f"no answer from {http.base_url} within {timeout_s:g} s")
         except httpx.RequestError as error:
-            message = f"no connection to {http.base_url}: {error or type(error).__name__}; is the service running?"
-            return NoReply(kind="connection", message=message)
-        if request.streams and response.status_code == HTTPStatus.OK:
-            return Reply(status=HTTPStatus.OK, payload=response)
+            reason = error or type(error).__name__
+            return connection_failure(f"no connection to {http.base_url}: {reason}; is the service running?")
         retry_after, json_length = map(response.headers.get, ("Retry-After", JSON_LENGTH_HEADER))
         return read_reply(response.status_code, response.content, retry_after, json_length)
 

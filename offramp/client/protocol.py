@@ -7,10 +7,10 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,57 +68,82 @@ class Prediction(SimpleNamespace):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A response of the server."""
+class Failure:
+    """Why a request has no answer."""
 
-    status: int
-    payload: Any
-    """The body's JSON, or its text if it is not JSON."""
-    retry_after_s: float | None = None
+    error: OfframpError
+    """The error that a client raises."""
+    kind: str
+    """The server's name of the error, or `http_` and the status if it has none; `connection` or `timeout`."""
+    is_transient: bool = False
+    """Whether a retry may succeed."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoReply:
-    """Why a request got no answer."""
-
-    kind: Literal["connection", "timeout"]
-    message: str
+    @property
+    def retry_after_s(self) -> float:
+        return self.error.retry_after_s if isinstance(self.error, RetryableError) else 0.0
 
 
-Outcome: TypeAlias = Reply | NoReply
-TOO_LATE = NoReply(kind="timeout", message="the timeout had passed before the client could send")
+Outcome: TypeAlias = Any
+"""A `Failure`, or the payload of an answer: its JSON, or its text if it is not JSON."""
 Header: TypeAlias = str | bytes | None
 Send: TypeAlias = Callable[[float], Awaitable[Outcome]]
 Sleep: TypeAlias = Callable[[float], object]
 """A function that waits for some seconds, or returns an awaitable that does."""
 
 
-def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] | None = None) -> dict[str, object]:
-    """Returns the JSON body of `POST /predict`, without `timeout_s`, which is set when it is sent."""
-    body: dict[str, object] = {"inputs": inputs}
-    if truncate:
-        body["truncate"] = True
-    if ids is not None:
-        body["ids"] = list(ids)
-    return body
-
-
-def read_reply(status: int, content: bytes, retry_after: Header, json_length: Header = None) -> Reply:
-    """Parses a response. A `Retry-After` that is a date is ignored.
+def read_reply(status: int, content: bytes, retry_after: Header = None, json_length: Header = None) -> Outcome:
+    """Returns the outcome of a request with this response.
 
     `json_length`: the length of the JSON in a v2 answer with binary tensors.
     """
-    try:
-        retry_after_s = max(0.0, float(retry_after)) if retry_after else None
-    except ValueError:
-        retry_after_s = None
     try:
         length = len(content) if json_length is None else int(json_length)
         payload = json.loads(content[:length])
         payload = payload if json_length is None else attach_tensors(payload, memoryview(content)[length:])
     except (InputError, KeyError, TypeError, ValueError):
         payload = content.decode(errors="replace")
-    return Reply(status=status, payload=payload, retry_after_s=retry_after_s)
+    return payload if 200 <= status < 300 else failure_of(status, payload, retry_after)
+
+
+def failure_of(status: int, payload: Any, retry_after: Header = None) -> Failure:
+    """Returns the failure that a response reports. A `Retry-After` that is a date is ignored."""
+    try:
+        retry_after_s = max(0.0, float(retry_after)) if retry_after else None
+    except ValueError:
+        retry_after_s = None
+    # Serve's proxy answers in plain text: 500 without an ingress, 404 while a service starts or stops.
+    is_of_proxy = not isinstance(payload, dict) and (status == 500 or "/-/routes for" in str(payload))
+    kind, message = _kind_and_message(status, payload)
+    by_status = _ERRORS_BY_STATUS.get(status, InputError if 400 <= status < 500 else OfframpError)
+    error_type: type[OfframpError] = OfframpError if is_of_proxy else ERRORS_BY_KIND.get(kind, by_status)
+    is_retryable = issubclass(error_type, RetryableError)
+    is_rate_limited = status == RateLimitError.http_status and retry_after_s is not None
+    return Failure(
+        error=error_type(message, **({"retry_after_s": retry_after_s or 0.0} if is_retryable else {})),
+        kind=kind or f"http_{status}",
+        is_transient=status in RETRIED_STATUSES or is_of_proxy or is_rate_limited,
+    )
+
+
+def timeout_failure(message: str) -> Failure:
+    """Returns the failure of a request that was not answered in time."""
+    return Failure(error=DeadlineError(message), kind="timeout")
+
+
+def connection_failure(message: str) -> Failure:
+    """Returns the failure of a request whose connection broke or was never made."""
+    return Failure(error=OfframpError(message), kind="connection", is_transient=True)
+
+
+def _kind_and_message(status: int, payload: Any) -> tuple[str, str]:
+    match payload:
+        case {"error": {"kind": str(kind), "message": str(message)}}:
+            return kind, message
+        case {"error": {"code": code, "message": str(message)}}:  # below /v1, in OpenAI's format
+            return _KIND_OF_CODE.get(str(code), str(code)), message
+        case {"error": str(message)}:  # below /v2
+            return "", message
+    return "", f"HTTP {status} from the server: {payload!s:.200}"
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
@@ -145,11 +170,12 @@ async def send_with_retries(
     until_s, left_s, attempt = clock.now_s() + timeout_s, timeout_s, 0
     while True:
         attempt += 1
-        outcome = await send(left_s) if left_s > 0 else TOO_LATE
-        wait_s = rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
-        if isinstance(outcome, Reply):
-            wait_s += outcome.retry_after_s or 0.0
-        if attempt >= max_attempts or not _is_transient(outcome) or wait_s >= until_s - clock.now_s():
+        late = "the timeout had passed before the client could send"
+        outcome = await send(left_s) if left_s > 0 else timeout_failure(late)
+        if not isinstance(outcome, Failure) or not outcome.is_transient or attempt >= max_attempts:
+            return outcome, attempt
+        wait_s = outcome.retry_after_s + rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
+        if wait_s >= until_s - clock.now_s():
             return outcome, attempt
         await resolve(sleep(wait_s))
         left_s = until_s - clock.now_s()
@@ -158,50 +184,6 @@ async def send_with_retries(
 async def resolve(result: Awaitable[T] | T) -> T:
     """Returns a result of httpx or of `sleep`, after awaiting it if the client is asynchronous."""
     return await result if isinstance(result, Awaitable) else result
-
-
-def error_kind(outcome: Outcome) -> str | None:
-    """Returns the kind of an outcome's error; None for an answer."""
-    if isinstance(outcome, NoReply):
-        return outcome.kind
-    if 200 <= outcome.status < 300:
-        return None
-    return _kind_and_message(outcome)[0] or f"http_{outcome.status}"
-
-
-def error_of(outcome: Outcome) -> OfframpError:
-    """Returns the exception for an outcome without an answer."""
-    if isinstance(outcome, NoReply):
-        return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
-    kind, message = _kind_and_message(outcome)
-    by_status = _ERRORS_BY_STATUS.get(outcome.status, InputError if 400 <= outcome.status < 500 else OfframpError)
-    error: type[OfframpError] = OfframpError if _is_of_proxy(outcome) else ERRORS_BY_KIND.get(kind, by_status)
-    if issubclass(error, RetryableError):
-        return error(message, retry_after_s=outcome.retry_after_s or 0.0)
-    return error(message)
-
-
-def _is_transient(outcome: Outcome) -> bool:
-    if isinstance(outcome, NoReply):
-        return outcome.kind == "connection"
-    is_rate_limited = outcome.status == RateLimitError.http_status and outcome.retry_after_s is not None
-    return outcome.status in RETRIED_STATUSES or _is_of_proxy(outcome) or is_rate_limited
-
-
-def _is_of_proxy(reply: Reply) -> bool:
-    """Whether Serve's proxy answered, in plain text: 500 without an ingress, 404 while a service starts or stops."""
-    return not isinstance(reply.payload, dict) and (reply.status == 500 or "/-/routes for" in str(reply.payload))
-
-
-def _kind_and_message(reply: Reply) -> tuple[str, str]:
-    match reply.payload:
-        case {"error": {"kind": str(kind), "message": str(message)}}:
-            return kind, message
-        case {"error": {"code": code, "message": str(message)}}:  # below /v1, in OpenAI's format
-            return _KIND_OF_CODE.get(str(code), str(code)), message
-        case {"error": str(message)}:  # below /v2
-            return "", message
-    return "", f"HTTP {reply.status} from the server: {reply.payload!s:.200}"
 
 
 def _prediction(row: Any, request_id: str) -> Prediction:
@@ -240,27 +222,81 @@ Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, A
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorBody:
-    """The body of `POST /v2/models/{model}/infer`: JSON, followed by the tensors as bytes."""
+def new_id() -> str:
+    """Returns a new id of a request."""
+    return f"{random.getrandbits(128):032x}"
 
-    model: str
-    inputs: tuple[Mapping[str, object], ...]
-    tail: bytes
-    parameters: Mapping[str, object] = field(default_factory=dict)
-    outputs: tuple[Mapping[str, object], ...] | None = None
-    """The requested outputs with their parameters; None for all outputs as JSON."""
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for an operation of the API, which may be sent several times."""
+
+    operation: str
+    body: dict[str, Any] | None = None
+    _: KW_ONLY
+    tail: bytes = b""
+    """The tensors of `POST /v2/models/{model}/infer` as bytes, which follow the JSON."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The parameters of the operation's path."""
+    request_id: str = field(default_factory=new_id)
+    sends_timeout: bool = False
+    """Whether the body contains the timeout."""
+    streams: bool = False
+    """Whether an answer with status 200 is streamed. The outcome is then the open response."""
 
     @property
     def path(self) -> str:
-        return path_of("infer", model=self.model)
+        return path_of(self.operation, **self.named)
 
     def content(self, timeout_s: float) -> tuple[bytes, dict[str, str]]:
-        """Returns the bytes and the headers, with the timeout in microseconds, as in Triton."""
-        parameters = {**self.parameters, "timeout": max(1, int(timeout_s * 1e6))}
-        outputs = {} if self.outputs is None else {"outputs": self.outputs}
-        head = json.dumps({"inputs": self.inputs, "parameters": parameters, **outputs}).encode()
-        return head + self.tail, {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
+        """Returns the bytes of the body, and the headers; raises InputError for a text that is not Unicode."""
+        body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
+        if body is None:
+            return b"", headers
+        if self.operation == "infer":  # the timeout is in microseconds, as in Triton
+            body = body | {"parameters": body["parameters"] | {"timeout": max(1, int(timeout_s * 1e6))}}
+        elif self.sends_timeout:
+            body = body | {"timeout_s": timeout_s}
+        try:
+            head = _to_json(body).encode()
+        except UnicodeEncodeError as error:  # a command-line argument that was not UTF-8
+            raise InputError(f"the text is not Unicode: {error.reason}") from error
+        if self.operation != "infer":
+            return head, headers | {"Content-Type": "application/json"}
+        types = {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
+        return head + self.tail, headers | types
+
+
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def predict_request(
+    rows: Sequence[Input],
+    metadata: Mapping[str, Any],
+    *,
+    many: bool,
+    request_id: str | None = None,
+    truncate: bool = False,
+    ids: Sequence[str] | None = None,
+    in_words: bool = False,
+) -> Request:
+    """Returns a request for predictions: of texts in JSON, and of all other inputs as tensors.
+
+    `metadata`: the model's, which texts do not need. `many`: False for a single input, whose answer is then no list.
+    `in_words`: whether image files are sent in base64 if answers are large; their answers are then JSON too. Raises
+    InputError for inputs of several kinds.
+    """
+    options: dict[str, Any] = {"truncate": True} if truncate else {}
+    if ids is not None:
+        options["ids"] = list(ids)
+    contents: Sequence[object] = rows
+    if not are_texts(rows):
+        are_files = all(isinstance(row, bytes | Path) for row in rows)
+        if not (in_words and are_files and any(map(_is_large, metadata.get("outputs", ())))):
+            return _tensor_request(rows, metadata, options, request_id or new_id())
+        contents = [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
+    body = {"inputs": list(contents) if many else contents[0], **options}
+    return Request("predict", body, request_id=request_id or new_id(), sends_timeout=True)
 
 
 def are_texts(rows: Sequence[Input]) -> bool:
@@ -271,39 +307,26 @@ def are_texts(rows: Sequence[Input]) -> bool:
     )
 
 
-def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: Mapping[str, object]) -> TensorBody:
-    """Returns the request body for images or arrays; raises InputError for inputs of several kinds."""
-    columns = _columns(rows, metadata["inputs"])
+def _tensor_request(
+    rows: Sequence[Input], metadata: Mapping[str, Any], parameters: Mapping[str, Any], request_id: str
+) -> Request:
+    """Returns a v2 request for images or arrays. Large outputs are requested as bytes."""
     inputs, tails = [], []
-    for name, (datatype, column) in columns.items():
+    for name, (datatype, column) in _columns(rows, metadata["inputs"]).items():
         tail = pack_elements(datatype, column)
         sized = {"binary_data_size": len(tail)}
         inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
         tails.append(tail)
+    body: dict[str, Any] = {"inputs": inputs, "parameters": parameters}
     outputs = metadata.get("outputs", ())
-    requested = tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in outputs)
-    return TensorBody(
-        model=metadata["name"],
-        inputs=tuple(inputs),
-        tail=b"".join(tails),
-        parameters=parameters,
-        outputs=requested if answers_are_large(metadata) else None,
-    )
-
-
-def encode_files(rows: Sequence[Input]) -> list[str] | None:
-    """Returns image files in base64, as `POST /predict` expects them; None for other inputs."""
-    if not all(isinstance(row, bytes | Path) for row in rows):
-        return None
-    return [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
-
-
-def answers_are_large(metadata: Mapping[str, Any]) -> bool:
-    """Returns whether a model has outputs with many numbers per input, such as class maps and keypoints."""
-    return any(map(_is_large, metadata.get("outputs", ())))
+    if any(map(_is_large, outputs)):
+        body["outputs"] = [{"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in outputs]
+    named = {"model": metadata["name"]}
+    return Request("infer", body, tail=b"".join(tails), named=named, request_id=request_id, sends_timeout=True)
 
 
 def _is_large(output: Mapping[str, Any]) -> bool:
+    """Returns whether an output has many numbers per input, such as class maps and keypoints."""
     return len(output.get("shape", ())) > 1
 
 

@@ -7,7 +7,6 @@ are not followed.
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,26 +16,24 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from deployments.api.operations import path_of
 from earlyexit.errors import InputError
 from offramp.client.protocol import (
     JSON_LENGTH_HEADER,
-    REQUEST_ID_HEADER,
-    NoReply,
+    Failure,
     Outcome,
-    TensorBody,
+    Request,
+    connection_failure,
     key_header,
     read_reply,
+    timeout_failure,
 )
 
-Body: TypeAlias = dict[str, object] | TensorBody
-Post: TypeAlias = Callable[[str, Body, float], Awaitable[Outcome]]
-"""Sends a body with a request id, and returns the outcome within a timeout in seconds. It raises no error."""
+Post: TypeAlias = Callable[[Request, float], Awaitable[Outcome]]
+"""Sends a request, and returns its outcome within a timeout in seconds. It raises no error."""
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection."""
 SWITCHING_PROTOCOLS = 101
-JSON = "Content-Type: application/json\r\n"
 JSON_LENGTH, RETRY_AFTER = JSON_LENGTH_HEADER.lower().encode(), b"retry-after"
 WITH_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 """Headers which show that the end of the connection is not the end of the body."""
@@ -66,27 +63,26 @@ class Connections:
         self._head = _lines({"Host": parts.netloc, "User-Agent": "offramp", "Accept": "*/*", **headers})
         self._free: deque[Connection] = deque()
 
-    async def post(self, request_id: str, body: Body, timeout_s: float) -> Outcome:
+    async def post(self, request: Request, timeout_s: float) -> Outcome:
         """Sends a request and waits at most `timeout_s` for the answer. Without one, the connection is closed."""
-        if isinstance(body, TensorBody):
-            path, (content, more) = body.path, body.content(timeout_s)
-            headers = _lines(more)
-        else:
-            path, content, headers = path_of("predict"), json.dumps(body).encode(), JSON
+        try:
+            content, headers = request.content(timeout_s)
+        except InputError as error:
+            return Failure(error=error, kind=error.kind)
         head = (
-            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}{headers}{REQUEST_ID_HEADER}: {request_id}\r\n"
+            f"POST {self._prefix}{request.path} HTTP/1.1\r\n{self._head}{_lines(headers)}"
             f"Content-Length: {len(content)}\r\n\r\n"
         )
         loop = asyncio.get_running_loop()
         now_s = loop.time()
+        late = timeout_failure(f"no answer within {timeout_s:g} s")
         try:
             connection = self._take_free(now_s) or await self._connect(loop, now_s + timeout_s)
         except TimeoutError:
-            return _timeout(timeout_s)
+            return late
         except OSError as error:
-            return NoReply(kind="connection", message=str(error) or type(error).__name__)
-        outcome = await connection.send(head.encode("latin-1") + content, now_s + timeout_s)
-        return _timeout(timeout_s) if outcome is None else outcome
+            return connection_failure(str(error) or type(error).__name__)
+        return await connection.send(head.encode("latin-1") + content, now_s + timeout_s, late)
 
     async def close(self) -> None:
         """Closes all connections, which must be free."""
@@ -120,22 +116,22 @@ class Connection(asyncio.Protocol):
         self._free = free
         self._loop = asyncio.get_running_loop()
         self._parser = HttpResponseParser(self)
-        self._outcome: asyncio.Future[Outcome | None] | None = None
+        self._outcome: asyncio.Future[Outcome] | None = None
         self._transport: asyncio.Transport
         self._begin()
 
-    async def send(self, data: bytes, until_s: float) -> Outcome | None:
-        """Sends a request; returns None if it is not answered in time. The connection is free or closed afterwards."""
-        outcome: asyncio.Future[Outcome | None] = self._loop.create_future()
+    async def send(self, data: bytes, until_s: float, late: Failure) -> Outcome:
+        """Sends a request, and returns its outcome, or `late` after its time. The connection is then free or closed."""
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._outcome = outcome
         self._begin()
-        timer = self._loop.call_at(until_s, self._end, None)
+        timer = self._loop.call_at(until_s, self._end, late)
         self._transport.write(data)
         try:
             return await outcome
         finally:
             timer.cancel()
-            if outcome.cancelled() or outcome.result() is None:
+            if outcome.cancelled() or outcome.result() is late:
                 self.close()
 
     def close(self) -> None:
@@ -153,7 +149,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self._end(NoReply(kind="connection", message=f"the answer is not HTTP: {error}"))
+            self._end(connection_failure(f"the answer is not HTTP: {error}"))
             self.close()
 
     def eof_received(self) -> None:
@@ -163,7 +159,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if exc is None and self._has_headers and not WITH_LENGTH & self._headers.keys():
             self._end(self._reply())
-        self._end(NoReply(kind="connection", message=str(exc or "the server closed the connection")))
+        self._end(connection_failure(str(exc or "the server closed the connection")))
 
     # httptools
 
@@ -185,7 +181,7 @@ class Connection(asyncio.Protocol):
         """Finishes the request, unless this is an interim response (RFC 9110, section 15.2)."""
         status = self._parser.get_status_code()
         if status == SWITCHING_PROTOCOLS:
-            self._end(NoReply(kind="connection", message="the server switched to another protocol (101)"))
+            self._end(connection_failure("the server switched to another protocol (101)"))
             self.close()
         elif status < 200:
             self._begin()
@@ -208,7 +204,7 @@ class Connection(asyncio.Protocol):
         retry_after, json_length = map(self._headers.get, (RETRY_AFTER, JSON_LENGTH))
         return read_reply(self._parser.get_status_code(), b"".join(self._body), retry_after, json_length)
 
-    def _end(self, outcome: Outcome | None) -> None:
+    def _end(self, outcome: Outcome) -> None:
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
         self._outcome = None
@@ -230,10 +226,6 @@ def _split(url: str) -> SplitResult:
     if not is_address:
         raise wrong
     return parts
-
-
-def _timeout(timeout_s: float) -> NoReply:
-    return NoReply(kind="timeout", message=f"no answer within {timeout_s:g} s")
 
 
 def _lines(headers: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,17 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import OfframpError
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import (
+    Failure,
     Input,
-    NoReply,
     Outcome,
     Prediction,
-    TensorBody,
+    Request,
     are_texts,
-    error_kind,
-    error_of,
-    predict_body,
+    predict_request,
     read_predictions,
     send_with_retries,
-    tensor_body,
 )
-from offramp.load.connections import Body, Post, connected
+from offramp.load.connections import Post, connected
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -199,41 +197,43 @@ class Generator:
         """Sends one request, with retries under the same id, and returns its record."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
-        request_id, body = f"{random.getrandbits(128):032x}", self._body(input_indices)
-
-        async def post(left_s: float) -> Outcome:
-            timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
-            return await self.post(request_id, timed, left_s)
-
+        request = self._request(input_indices)
         timeout_s = start_s + scheduled_s + self.config.timeout_s - self.clock.now_s()
         outcome, num_attempts = await send_with_retries(
-            post, timeout_s, self.config.retries + 1, clock=self.clock, rng=self.rng, sleep=self.sleep
+            partial(self.post, request),
+            timeout_s,
+            self.config.retries + 1,
+            clock=self.clock,
+            rng=self.rng,
+            sleep=self.sleep,
         )
         return RequestRecord(
-            request_id=request_id,
+            request_id=request.request_id,
             input_indices=input_indices,
             scheduled_s=scheduled_s,
             sent_s=sent_s,
             done_s=self.clock.now_s() - start_s,
             num_attempts=num_attempts,
-            **_read(outcome, len(input_indices), request_id),
+            **_read(outcome, len(input_indices), request.request_id),
         )
 
-    def _body(self, input_indices: Sequence[int]) -> Body:
+    def _request(self, input_indices: Sequence[int]) -> Request:
         config = self.config
-        rows = [config.inputs[index] for index in input_indices]
-        ids = None if config.keys is None else [config.keys[index] for index in input_indices]
-        if are_texts(rows):
-            return predict_body(rows[0] if config.inputs_per_request == 1 else rows, truncate=config.truncate, ids=ids)
-        return tensor_body(rows, self.metadata, {} if ids is None else {"ids": ids})
+        return predict_request(
+            [config.inputs[index] for index in input_indices],
+            self.metadata,
+            many=config.inputs_per_request > 1,
+            truncate=config.truncate,
+            ids=None if config.keys is None else [config.keys[index] for index in input_indices],
+        )
 
 
 def _read(outcome: Outcome, num_inputs: int, request_id: str) -> dict[str, Any]:
     """Returns the predictions, or the kind and the message of the error, as fields of a record."""
-    if isinstance(outcome, NoReply) or error_kind(outcome) is not None:
-        return {"error": error_kind(outcome), "message": str(error_of(outcome))}
+    if isinstance(outcome, Failure):
+        return {"error": outcome.kind, "message": str(outcome.error)}
     try:
-        predictions = read_predictions(outcome.payload, num_inputs=num_inputs, request_id=request_id)
+        predictions = read_predictions(outcome, num_inputs=num_inputs, request_id=request_id)
     except OfframpError as error:  # counted, like every other failure of a single request
         return {"error": "malformed", "message": str(error)}
     return {"predictions": tuple(map(_without_arrays, predictions))}

@@ -27,7 +27,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from offramp.client.client import AsyncClient, Client, Prediction
-from offramp.client.protocol import ERRORS_BY_KIND, find_api_key, tensor_body
+from offramp.client.protocol import ERRORS_BY_KIND, find_api_key, predict_request
 from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -120,9 +120,9 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
     assert client.predict_many(["x", "y"]) == [Prediction(**row, request_id="r7") for row in rows]
     assert len(server.requests) == 1
     metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
-    assert tensor_body([np.array([0, 255]), np.array([7, 8])], metadata, {}).tail == bytes([0, 255, 7, 8])
+    assert predict_request([np.array([0, 255]), np.array([7, 8])], metadata, many=True).tail == bytes([0, 255, 7, 8])
     with pytest.raises(InputError, match="the model takes UINT8, not uint16: UINT8 holds 0 to 255, not 256"):
-        tensor_body([np.array([0, 256], dtype=np.uint16)], metadata, {})
+        predict_request([np.array([0, 256], dtype=np.uint16)], metadata, many=True)
 
 
 @pytest.mark.parametrize(

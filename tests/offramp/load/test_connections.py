@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.client.protocol import NoReply, Reply, TensorBody
+from offramp.client.protocol import Failure, Request, timeout_failure
 from offramp.load import connections
 from offramp.load.connections import Connection, connected
 from offramp.load.generator import exact_sleep
@@ -28,26 +28,30 @@ SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 2.5\r\nContent-Length: 4\r\n\r\nbusy"
 
 
+PLAIN = Request("predict", {}, request_id="r")
+
+
 async def asked(said: Sequence[Said], num: int = 1, timeout_s: float = 30.0) -> list[object]:
     """Returns the outcomes of requests that are sent one after the other."""
     async with scripted(*said) as server, connected(server.url) as post:
-        outcomes = [await post("r", {}, timeout_s) for _ in range(num)]
-    return [each.kind if isinstance(each, NoReply) else (each.status, each.payload) for each in outcomes]
+        outcomes = [await post(PLAIN, timeout_s) for _ in range(num)]
+    return [(each.kind, str(each.error)) if isinstance(each, Failure) else each for each in outcomes]
 
 
 async def test_a_request_has_its_key_body_and_address() -> None:
     async with scripted() as server, connected(f"{server.url}/below/", api_key="k") as post:
-        await post("the-id", {"inputs": "so"}, 30.0)
+        await post(Request("predict", {"inputs": "so"}, request_id="the-id"), 30.0)
     lines = server.heads[0].decode().split("\r\n")
     assert lines[0] == "POST /below/predict HTTP/1.1"
     assert lines[1] == f"Host: {server.url.removeprefix('http://')}"
     assert {"Authorization: Bearer k", "Content-Type: application/json", "X-Request-ID: the-id"} < set(lines)
     assert server.bodies == [b'{"inputs": "so"}']
     async with scripted() as server, connected(f"{server.url}/bü cher%20/") as post:
-        await post("r", {}, 30.0)
+        await post(PLAIN, 30.0)
     assert server.heads[0].startswith(b"POST /b%C3%BC%20cher%20/predict HTTP/1.1\r\n")
     async with scripted() as server, connected(server.url) as post:
-        await post("r", TensorBody(model="m", inputs=(), tail=b"\x00\xff"), 2.0)
+        body: dict[str, object] = {"inputs": [], "parameters": {}}
+        await post(Request("infer", body, tail=b"\x00\xff", named={"model": "m"}), 2.0)
     assert server.heads[0].startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
     assert b"Inference-Header-Content-Length: 50\r\n" in server.heads[0]
     assert server.bodies == [b'{"inputs": [], "parameters": {"timeout": 2000000}}\x00\xff']
@@ -59,26 +63,26 @@ async def test_bodies_and_retry_after_of_answers_are_read() -> None:
     head = f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(content)}\r\n"
     said = f"{head}Content-Length: {len(content) + 4}\r\n\r\n".encode() + content + bytes([0, 1, 2, 3])
     async with scripted((said,), (ok("5"),)) as server, connected(server.url) as post:
-        first, second = [await post("r", {}, 30.0) for _ in range(2)]
-    assert isinstance(first, Reply)
-    assert first.payload["outputs"][0]["data"].tolist() == [0, 1, 2, 3]
-    assert second == Reply(status=200, payload=5)
+        first, second = [await post(PLAIN, 30.0) for _ in range(2)]
+    assert first["outputs"][0]["data"].tolist() == [0, 1, 2, 3]
+    assert second == 5
     async with scripted((BUSY,), (HINTS, ok())) as server, connected(server.url) as post:
-        busy, fine = [await post("r", {}, 30.0) for _ in range(2)]
-    assert busy == Reply(status=503, payload="busy", retry_after_s=2.5)
-    assert isinstance(fine, Reply)
-    assert fine.retry_after_s is None
+        busy, fine = [await post(PLAIN, 30.0) for _ in range(2)]
+    assert isinstance(busy, Failure)
+    assert (busy.kind, busy.is_transient, busy.retry_after_s) == ("http_503", True, 2.5)
+    assert str(busy.error) == "HTTP 503 from the server: busy"
+    assert not isinstance(fine, Failure)
 
 
 @pytest.mark.parametrize(
     ("said", "outcome"),
     [
-        pytest.param((ok("12345")[:20], ok("12345")[20:-2], b"45"), (200, 12345), id="an answer in pieces"),
-        pytest.param(CHUNKED, (200, {"a": 1}), id="an answer in chunks"),
-        pytest.param((TO_THE_END + b"7", None), (200, 7), id="an answer that ends with its connection"),
-        pytest.param((CLOSING, None), (503, ""), id="no body, and the connection ends"),
-        pytest.param((refusal(503),), (503, ""), id="refused"),
-        pytest.param((HINTS, HINTS + ok("12345")), (200, 12345), id="an answer after interim ones"),
+        pytest.param((ok("12345")[:20], ok("12345")[20:-2], b"45"), 12345, id="an answer in pieces"),
+        pytest.param(CHUNKED, {"a": 1}, id="an answer in chunks"),
+        pytest.param((TO_THE_END + b"7", None), 7, id="an answer that ends with its connection"),
+        pytest.param((CLOSING, None), "http_503", id="no body, and the connection ends"),
+        pytest.param((refusal(503),), "http_503", id="refused"),
+        pytest.param((HINTS, HINTS + ok("12345")), 12345, id="an answer after interim ones"),
         pytest.param((HINTS, None), "connection", id="an interim answer alone"),
         pytest.param((SWITCHING,), "connection", id="another protocol"),
         pytest.param((ok()[:-1], None), "connection", id="an answer that is cut off"),
@@ -87,16 +91,19 @@ async def test_bodies_and_retry_after_of_answers_are_read() -> None:
     ],
 )
 async def test_every_broken_answer_is_an_outcome_and_the_next_request_is_answered(said: Said, outcome: object) -> None:
-    assert await asked([said, (ok("1"),)], num=2) == [outcome, (200, 1)]
+    first, second = await asked([said, (ok("1"),)], num=2)
+    assert (first[0] if isinstance(first, tuple) else first, second) == (outcome, 1)
 
 
 @pytest.mark.parametrize("patience_s", [0.2, 30.0], ids=["timed out", "cancelled"])
 async def test_a_connection_is_not_reused_after_a_timeout(patience_s: float) -> None:
     async with scripted((ok(),), then=()) as server, connected(server.url) as post:
-        await post("r", {}, 30.0)
+        await post(PLAIN, 30.0)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(post("r", {}, patience_s), 0.4)
-        assert await post("r", {}, 0.2) == NoReply(kind="timeout", message="no answer within 0.2 s")
+            await asyncio.wait_for(post(PLAIN, patience_s), 0.4)
+        late = await post(PLAIN, 0.2)
+        assert isinstance(late, Failure)
+        assert (late.kind, late.is_transient, str(late.error)) == ("timeout", False, "no answer within 0.2 s")
     assert 0 not in server.connections[2:]
 
 
@@ -105,7 +112,7 @@ async def test_a_connection_is_not_reused_after_a_cancelled_request() -> None:
     async with scripted(then=()) as server:
         loop, (host, port) = asyncio.get_running_loop(), server.url.removeprefix("http://").split(":")
         _, connection = await loop.create_connection(lambda: Connection(free), host, int(port))
-        asking = asyncio.create_task(connection.send(b"", loop.time() + 30.0))
+        asking = asyncio.create_task(connection.send(b"", loop.time() + 30.0, timeout_failure("late")))
         await asyncio.sleep(0)
         asking.cancel()
         connection.data_received(ok())
@@ -117,9 +124,9 @@ async def test_a_connection_is_not_reused_after_a_cancelled_request() -> None:
 
 async def test_free_connections_are_used_in_turn_and_new_ones_opened_if_all_are_busy() -> None:
     async with scripted() as server, connected(server.url) as post:
-        await asyncio.gather(*(post("r", {}, 30.0) for _ in range(3)))
+        await asyncio.gather(*(post(PLAIN, 30.0) for _ in range(3)))
         for _ in range(6):
-            await post("r", {}, 30.0)
+            await post(PLAIN, 30.0)
     assert server.num_connections == 3
     assert sorted(server.connections[3:6]) == sorted(server.connections[6:]) == [0, 1, 2]
 
@@ -128,10 +135,10 @@ async def test_free_connections_are_used_in_turn_and_new_ones_opened_if_all_are_
 async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "KEEP_ALIVE_S", 30.0 if None in said else 0.0)
     async with scripted(said) as server, connected(server.url) as post:
-        await post("r", {}, 30.0)
+        await post(PLAIN, 30.0)
         for _ in range(20):  # until the close has come through
             await asyncio.sleep(0)
-        assert isinstance(await post("r", {}, 30.0), Reply)
+        assert not isinstance(await post(PLAIN, 30.0), Failure)
     assert server.num_connections == 2
 
 
@@ -139,10 +146,10 @@ async def test_a_missing_listener_or_failed_tls_is_a_connection_error() -> None:
     with socket.socket() as bound:  # no other process takes the port
         bound.bind(("127.0.0.1", 0))
         async with connected(f"http://127.0.0.1:{bound.getsockname()[1]}") as post:
-            outcome = await post("r", {}, 30.0)
-    assert isinstance(outcome, NoReply)
-    assert outcome.kind == "connection"
-    assert "Connect call failed" in outcome.message
+            outcome = await post(PLAIN, 30.0)
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, outcome.is_transient) == ("connection", True)
+    assert "Connect call failed" in str(outcome.error)
     first: list[bytes] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -150,9 +157,9 @@ async def test_a_missing_listener_or_failed_tls_is_a_connection_error() -> None:
         writer.close()
 
     async with listening(listen) as port, connected(f"https://127.0.0.1:{port}") as post:
-        outcome = await post("r", {}, 30.0)
+        outcome = await post(PLAIN, 30.0)
     assert first == [b"\x16"], "a handshake"
-    assert isinstance(outcome, NoReply)
+    assert isinstance(outcome, Failure)
     assert outcome.kind == "connection"
 
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from offramp.client.protocol import NoReply, Outcome, Prediction, Reply
+from offramp.client.protocol import Outcome, Prediction, Request, connection_failure, failure_of
 from offramp.commands.bench import render, summarize
 from offramp.commands.options import BenchJob
 from offramp.commands.predict import lines_of, stream_inputs
@@ -56,16 +56,16 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 async def test_latency_is_counted_from_the_schedule() -> None:
     clock = ManualClock()
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+    async def post(request: Request, timeout_s: float) -> Outcome:
         clock.advance(0.25)
-        return Reply(status=200, payload=ANSWER)
+        return ANSWER
 
     clock.advance(2.5)  # the request of second 2 is sent half a second late
     record = await generator_of(config_of(), post, clock).request(0, start_s=0.0, scheduled_s=2.0)
     assert (record.scheduled_s, record.sent_s, record.done_s) == (2.0, 2.5, 2.75)
     assert (record.latency_s, record.lateness_s) == (0.75, 0.5)
     clock = ManualClock(31.0)
-    record = await generator_of(config_of(), None, clock).request(0, start_s=0.0, scheduled_s=0.0)
+    record = await generator_of(config_of(), post, clock).request(0, start_s=0.0, scheduled_s=0.0)
     assert record.error == "timeout"
 
 
@@ -74,12 +74,12 @@ async def test_an_open_loop_never_waits_for_an_answer() -> None:
     sent_at_s: list[float] = []
     all_are_sent = asyncio.Event()
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+    async def post(request: Request, timeout_s: float) -> Outcome:
         sent_at_s.append(clock.now_s())
         if len(sent_at_s) == 3:
             all_are_sent.set()
         await all_are_sent.wait()  # no request is answered before the last is sent
-        return Reply(status=200, payload=ANSWER)
+        return ANSWER
 
     records: list[RequestRecord] = []
     generator = generator_of(config_of(), post, clock)
@@ -91,13 +91,13 @@ async def test_an_open_loop_never_waits_for_an_answer() -> None:
 async def test_a_closed_loop_keeps_one_request_per_worker_running() -> None:
     under_way, most = 0, 0
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+    async def post(request: Request, timeout_s: float) -> Outcome:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         await asyncio.sleep(0)
         under_way -= 1
-        return Reply(status=200, payload=ANSWER)
+        return ANSWER
 
     records: list[RequestRecord] = []
     await generator_of(config_of(concurrency=4), post, ManualClock()).closed_loop(iter(range(10)), records.append)
@@ -109,11 +109,11 @@ async def test_a_closed_loop_keeps_one_request_per_worker_running() -> None:
 async def test_a_repeated_request_keeps_its_id_and_counts_from_its_first_schedule() -> None:
     clock = ManualClock()
     ids: list[str] = []
-    busy = Reply(status=503, payload="", retry_after_s=1.0)
-    outcomes: list[Outcome] = [busy, NoReply(kind="connection", message="cut"), Reply(status=200, payload=ANSWER)]
+    busy = failure_of(503, "", "1.0")
+    outcomes: list[Outcome] = [busy, connection_failure("cut"), ANSWER]
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
-        ids.append(request_id)
+    async def post(request: Request, timeout_s: float) -> Outcome:
+        ids.append(request.request_id)
         clock.advance(0.5)
         return outcomes.pop(0)
 
@@ -125,14 +125,14 @@ async def test_a_repeated_request_keeps_its_id_and_counts_from_its_first_schedul
 
 @pytest.mark.parametrize("retries", [0, 3])
 async def test_a_request_is_retried_only_after_a_temporary_error(retries: int) -> None:
-    bodies: list[dict[str, object]] = []
+    requests: list[Request] = []
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
-        bodies.append(body)
-        return Reply(status=422, payload={"error": {"kind": "unprocessable_input", "message": "too long"}})
+    async def post(request: Request, timeout_s: float) -> Outcome:
+        requests.append(request)
+        return failure_of(422, {"error": {"kind": "unprocessable_input", "message": "too long"}})
 
     record = await generator_of(config_of(retries=retries), post, ManualClock()).request(0, 0.0, 0.0)
-    assert (record.error, record.num_attempts, len(bodies)) == ("unprocessable_input", 1, 1)
+    assert (record.error, record.num_attempts, len(requests)) == ("unprocessable_input", 1, 1)
 
 
 async def test_every_request_is_counted_exactly_once_whatever_its_outcome() -> None:
@@ -205,8 +205,8 @@ async def test_class_maps_of_a_run_are_not_kept() -> None:
     ]
     outputs = [{"name": name, "datatype": kind, "shape": shape, "data": data} for name, kind, shape, data in tensors]
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
-        return Reply(status=200, payload={"model_name": "m", "outputs": outputs})
+    async def post(request: Request, timeout_s: float) -> Outcome:
+        return {"model_name": "m", "outputs": outputs}
 
     record = await generator_of(config_of(), post, ManualClock()).request(0, start_s=0.0, scheduled_s=0.0)
     assert [(each.task_values, each.exit) for each in record.predictions] == [({"score": 0.5}, 4)]
