@@ -24,13 +24,15 @@ from deployments.api.server import HttpServer, below_prefix, start_in_serve, wit
 from deployments.api.service import InferService
 from deployments.api.state import LivePage, StateRoutes
 from deployments.ingress.build import build_core
-from deployments.ingress.core.calls import IngressCounts, latencies_within
+from deployments.ingress.core.calls import latencies_within
 from deployments.ingress.core.generation import GenerationLoop
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.dispatcher import Dispatcher, LinkTo, ReplicaLink, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.ops.dashboard import ServiceFacts, image_facts
+from deployments.ops.prometheus import Sample
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.versions.repository import VersionRoutes
@@ -73,18 +75,16 @@ class IngressMetrics:
         """Requests by route and HTTP status. Requests over gRPC count under the corresponding HTTP status."""
         self.metrics = LazyMetrics()
 
-    def export(self, report: IngressReport, counts: IngressCounts, hops: collections.deque[tuple[str, float]]) -> None:
-        """Exports the counts since the last export.
-
-        `report` and `counts` come from the ingress core. `hops`, from the dispatcher, are removed.
-        """
+    def export(self, core: IngressCore, now_s: float, hops: collections.deque[tuple[str, float]]) -> None:
+        """Exports the core's counts since the last export. `hops`, from the dispatcher, are removed."""
+        counts = core.counts
         set_total, set_gauge, set_totals = self.metrics.set_total, self.metrics.set_gauge, self.metrics.set_totals
         for (route, status), number in self.finished.items():
             set_total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
         for block, number in counts.all_exits.items():
             where = {"exit": str(block), "network": self._chain.name_of(block)}
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
-        set_totals("offramp_drops", "Inputs without an answer, by reason", report.drops, "reason")
+        set_totals("offramp_drops", "Inputs without an answer, by reason", counts.drops, "reason")
         set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
         hops_s = collections.defaultdict[str, list[float]](list)
         while hops:
@@ -93,26 +93,28 @@ class IngressMetrics:
         for slot, values in hops_s.items():
             hop = "offramp_hop_seconds", "Time a call spent outside its stage"
             self.metrics.observe(*hop, SECONDS, values, slot=slot)
-        set_total("offramp_inputs", "Inputs that arrived, including refused ones", report.arrived)
-        set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", report.in_slo)
-        latencies = latencies_within(report.latencies)
+        set_total("offramp_inputs", "Inputs that arrived, including refused ones", counts.arrived)
+        set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", counts.in_slo)
+        latencies = latencies_within(counts.latencies)
         set_totals("offramp_latency_seconds_bucket", "Answers by latency, at most `le`", latencies, "le")
-        set_total("offramp_answered_tokens", "Tokens of answered inputs", report.answered_tokens)
+        set_total("offramp_answered_tokens", "Tokens of answered inputs", counts.answered_tokens)
         for name, description, totals in (
-            ("offramp_crossings", "Inputs that were passed to another network", report.crossings),
-            ("offramp_crossing_seconds", "Time inputs waited to be encoded again", report.crossing_s),
-            ("offramp_words", "Words that could be pruned at a crossing", report.words),
-            ("offramp_pruned_words", "Words pruned at a crossing", report.pruned_words),
+            ("offramp_crossings", "Inputs that were passed to another network", counts.crossings),
+            ("offramp_crossing_seconds", "Time inputs waited to be encoded again", counts.crossing_s),
+            ("offramp_words", "Words that could be pruned at a crossing", counts.words),
+            ("offramp_pruned_words", "Words pruned at a crossing", counts.pruned_words),
         ):
             for block, amount in totals.items():
                 set_total(name, description, amount, network=self._chain.name_of(block))
-        set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", report.waiting)
-        set_gauge("offramp_unanswered", "Inputs that wait or are in flight", report.unanswered)
-        set_gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are in flight", report.unanswered_tokens)
-        self._lengths |= report.oldest_s.keys()
+        set_gauge("offramp_ingress_plan_epoch", "The plan that the ingress follows", core.placed.epoch)
+        set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", core.num_waiting)
+        set_gauge("offramp_unanswered", "Inputs that wait or are in flight", core.num_unanswered)
+        set_gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are in flight", core.unanswered_tokens)
+        oldest_s = core.chains.oldest_s(now_s)
+        self._lengths |= oldest_s.keys()
         oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that were not sent to any stage yet"
         for length in self._lengths:
-            set_gauge(*oldest, report.oldest_s.get(length, 0.0), tokens=str(length))
+            set_gauge(*oldest, oldest_s.get(length, 0.0), tokens=str(length))
 
 
 def export_sequence_metrics(metrics: LazyMetrics, loop: GenerationLoop) -> None:
@@ -208,7 +210,9 @@ class Ingress(BackgroundTasks):
             )
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink, VersionMetrics().export)
+        self._version_metrics = VersionMetrics()
+        export = self._version_metrics.export
+        self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink, export)
 
     def __serve_build_asgi_app__(self) -> ApiRouter:
         settings = self._settings
@@ -275,7 +279,7 @@ class Ingress(BackgroundTasks):
     async def _keep_exporting(self) -> None:
         while True:
             await asyncio.sleep(EXPORT_S)
-            self._metrics.export(await self.peek(), self._core.counts, self._dispatcher.hops)
+            self._metrics.export(self._core, self._clock.now_s(), self._dispatcher.hops)
             if self._generation is not None:
                 export_sequence_metrics(self._metrics.metrics, self._generation.loop)
 
@@ -327,6 +331,11 @@ class Ingress(BackgroundTasks):
         """Returns the counts so far, and removes the observations that it returns with them."""
         return self._core.report(self._clock.now_s(), time.time())
 
+    async def samples(self) -> list[Sample]:
+        """Returns the last values of the metrics."""
+        both = self._metrics.metrics, self._version_metrics.metrics
+        return [sample for metrics in both for sample in metrics.samples(ingress=self._core.name)]
+
     async def peek(self) -> IngressReport:
         """Returns the counts so far, and leaves the observations for the controller."""
-        return self._core.peek(self._clock.now_s())
+        return self._core.peek()

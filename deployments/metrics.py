@@ -1,4 +1,4 @@
-"""Prometheus metrics that all parts of a service share. They go through Ray, and every name starts with `offramp_`."""
+"""The Prometheus metrics of one process, for Ray's page and for `GET /metrics`. Every name starts with `offramp_`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from ray.serve.metrics import Counter, Gauge
+
+from deployments.ops.prometheus import Sample
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -20,11 +22,14 @@ class LazyMetrics:
         """Counters and gauges by name."""
         self.totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
         """The last total by name and labels. After they are cleared, totals are expected to start at zero."""
+        self._values: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        """The value of each counter and gauge, by name and labels."""
 
     def add(self, name: str, description: str, amount: float, **labels: str) -> None:
         counter = self.instruments.get(name) or self._create(Counter, name, description, labels)
         if amount > 0:  # Ray's counters refuse zero
             counter.inc(amount, labels)
+        self._values[name, tuple(labels.items())] += amount
 
     def set_total(self, name: str, description: str, total: float, **labels: str) -> None:
         """Adds the difference to the last total to a counter."""
@@ -42,6 +47,7 @@ class LazyMetrics:
         gauge = self.instruments.get(name) or self._create(Gauge, name, description, labels)
         if value is not None:
             gauge.set(value, labels)
+            self._values[name, tuple(labels.items())] = value
 
     def observe(
         self, name: str, description: str, ends: Sequence[float], values: Sequence[float], **labels: str
@@ -57,6 +63,15 @@ class LazyMetrics:
         self.add(f"{name}_bucket", description, len(sorted_V), **labels, le="+Inf")
         self.add(f"{name}_count", description, len(sorted_V), **labels)
         self.add(f"{name}_sum", description, float(sorted_V.sum()), **labels)
+
+    def samples(self, **process: str) -> list[Sample]:
+        """Returns all values. `process`: labels that identify this process."""
+        found = []
+        for (name, labels), value in self._values.items():
+            instrument = self.instruments[name]
+            full_name = f"{name}_total" if isinstance(instrument, Counter) else name
+            found.append(Sample(full_name, instrument.info["description"], {**process, **dict(labels)}, value))
+        return found
 
     def _create(self, kind: Any, name: str, description: str, labels: dict[str, str]) -> Any:
         instrument = self.instruments[name] = kind(name, description, tuple(labels))

@@ -17,7 +17,6 @@ from deployments.ingress.core.generation import GenerationCounts
 from deployments.ingress_deployment import IngressMetrics, VersionMetrics, export_sequence_metrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.traffic import Tally
-from deployments.wire.messages import COUNT_FIELDS, IngressReport
 from earlyexit.engine.device import Answered, MemoryUse
 from earlyexit.engine.engine import Batch
 from earlyexit.network.boundary import Answer, Split
@@ -35,9 +34,12 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     """Records all metrics once, because each instrument is created with its first value."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(slo_s=math.inf)
     counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
-    kept: dict[str, Any] = {name: {0: 1} for name in COUNT_FIELDS} | {"drops": {"late": 1}}
-    kept |= dict.fromkeys(("arrived", "in_slo", "answered", "answered_tokens", "unanswered", "waiting"), 1)
-    ingress.export(IngressReport(**kept, name="a", epoch=0, oldest_epoch=0), counts, deque([("cpu-0", 0.1)]))
+    counts.drops["late"] = counts.latencies[0] = 1
+    counts.record_crossings(0, [0.1], words=2, pruned_words=1)
+    waiting = {"num_waiting": 1, "num_unanswered": 1, "unanswered_tokens": 1}
+    chains = SimpleNamespace(oldest_s=lambda _: {})
+    core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, **waiting)
+    ingress.export(core, 0.0, deque([("cpu-0", 0.1)]))
     versions, stage, tally = VersionMetrics(), StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
     stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])

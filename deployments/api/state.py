@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from pydantic_core import to_json
@@ -20,7 +21,7 @@ from deployments.api.operations import LIMIT
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import SHARES_S, ServiceFacts, Snapshot, page_state, within
 from deployments.ops.prometheus import CONTENT_TYPE, metrics_text
-from deployments.wire.controller_link import ControllerLink
+from deployments.wire.controller_link import CONTROLLER, ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import (
@@ -218,12 +219,13 @@ class StateRoutes:
         return [] if self.controller is None else await self.controller.ask("history", limit)
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """Answers with the counts of all ingresses and replicas, for Prometheus; raises StageUnavailableError."""
-        ingresses, replicas = await self._ask_service()
+        """Answers with the metrics of all processes, for Prometheus; raises StageUnavailableError."""
+        names = "ingress", *self._stage_deployments, *([] if self.controller is None else [CONTROLLER])
+        ingresses, *others = await asyncio.gather(*(self.ask_all(each, "samples") for each in names))
         if ingresses is None:
-            raise StageUnavailableError("the ingresses do not report their counts", retry_after_s=1.0)
-        text = metrics_text(ingresses, replicas, self.facts.card.chain)
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+            raise StageUnavailableError("the ingresses do not report their metrics", retry_after_s=1.0)
+        processes = chain(ingresses, *(each or () for each in others))
+        return Response(metrics_text(chain.from_iterable(processes)), headers={"content-type": CONTENT_TYPE})
 
     async def event(self) -> bytes | None:
         """Returns the page's present state as a server-sent event; None if this ingress is being stopped."""
@@ -255,11 +257,14 @@ class StateRoutes:
 
     async def _ask_service(self) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
         """Returns the reports of all ingresses, or None without an answer, and of the replicas on the plan's types."""
-        types = (deployment_name(device) for device in self.ingress.placed.occupied)
         ingresses, *of_types = await asyncio.gather(
-            self.ask_all("ingress", "peek"), *(self.ask_all(each, "report") for each in types)
+            self.ask_all("ingress", "peek"), *(self.ask_all(each, "report") for each in self._stage_deployments)
         )
         return ingresses, [report for reports in of_types for report in reports or ()]
+
+    @property
+    def _stage_deployments(self) -> list[str]:
+        return [deployment_name(device) for device in self.ingress.placed.occupied]
 
     async def _poll_controller(self) -> None:
         now_s = self.wall.now_s()

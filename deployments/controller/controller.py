@@ -18,6 +18,7 @@ from deployments.controller.observe import Fleet, room
 from deployments.controller.remember import History
 from deployments.local_ray.private import bind_calls, scale_deployment
 from deployments.metrics import LazyMetrics
+from deployments.ops.prometheus import Sample
 from deployments.process_setup import BackgroundTasks
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.controller_link import DeploymentHandles
@@ -83,6 +84,10 @@ class Controller(BackgroundTasks):
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last plans of the history, newest first."""
         return self._history.plans(limit)
+
+    async def samples(self) -> list[Sample]:
+        """Returns the last values of the metrics."""
+        return self._metrics.samples()
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
         """See `ControlLoop.replan`."""

@@ -17,6 +17,7 @@ from ray import serve
 
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, LazyMetrics
+from deployments.ops.prometheus import Sample
 from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
@@ -83,6 +84,10 @@ class StageReplica(BackgroundTasks):
         """Returns the report for the controller."""
         context = serve.get_replica_context()
         return self._host.report(replica=context.replica_tag, node=ray.get_runtime_context().get_node_id())
+
+    async def samples(self) -> list[Sample]:
+        """Returns the last values of the metrics."""
+        return self._metrics.metrics.samples(replica=serve.get_replica_context().replica_tag)
 
     def check_health(self) -> None:
         """Raises an error if the replica must be replaced. Serve calls it every second."""

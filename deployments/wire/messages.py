@@ -263,12 +263,8 @@ class IngressReport(Counts):
     """The epoch of its oldest call in flight; equal to `epoch` if there is no call."""
     unanswered: int
     """Inputs that wait at the ingress or are in flight."""
-    unanswered_tokens: int = 0
-    """Tokens of these inputs."""
     waiting: int
     """Unanswered inputs that were not sent to any stage yet."""
-    oldest_s: dict[int, float] = field(default_factory=dict)
-    """Longest wait of a present input by length class, named by the largest number of tokens in the class."""
     probes: Observations | None = None
     """Records of probes, and of inputs that continued after their answer, with wall-clock times; None without any."""
 

@@ -38,7 +38,9 @@ PAUSE_S = 10.0
 PATIENCE_S = 60.0
 """A quarter of the timeout of a request, in seconds."""
 LOOK_S = 0.5
-COUNTED = ("inputs", "answered", "drops")
+UPDATE_S = 3.0
+"""Longer than `GET /metrics` needs to be up to date, in seconds."""
+COUNTED = ("inputs", "answers", "drops")
 """The counts of the ingress that are checked."""
 
 
@@ -67,6 +69,7 @@ async def run(setup: Bench, url: str, plans: Mapping[str, Plan], names: Sequence
         await asyncio.sleep(PAUSE_S)
         assert time.monotonic() - began_s < setup.options.seconds, "the load ended before the last step: more --seconds"
         driven = await load
+        await asyncio.sleep(UPDATE_S)
         page = (await client.get("/metrics")).text
     counted = {each: sum(map(float, re.findall(rf"^offramp_{each}_total{{.*}} (.+)$", page, re.M))) for each in COUNTED}
     return {"counted": counted, **outcomes(setup, driven, steps)}

@@ -84,6 +84,10 @@ class IngressCore(Unanswered):
         return sum([len(chain.queue.inputs) for chain in self.chains.active])
 
     @property
+    def unanswered_tokens(self) -> int:
+        return sum([chain.unanswered_tokens for chain in self.chains.active])
+
+    @property
     def agreement(self) -> float | None:
         """The share of the inputs observed so far that got the full model's answer; None before the first."""
         return self.observations.agreement
@@ -440,9 +444,9 @@ class IngressCore(Unanswered):
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
         """Returns all counts and removes the completed observations. `now_s` and `wall_s`: the time on both clocks."""
-        return replace(self.peek(now_s), probes=self.observations.take_completed(wall_s - now_s))
+        return replace(self.peek(), probes=self.observations.take_completed(wall_s - now_s))
 
-    def peek(self, now_s: float) -> IngressReport:
+    def peek(self) -> IngressReport:
         """Returns all counts so far, and keeps the observations."""
         return IngressReport(
             name=self.name,
@@ -450,9 +454,7 @@ class IngressCore(Unanswered):
             suspended=self.suspended is not None,
             oldest_epoch=self.oldest_epoch,
             unanswered=self.num_unanswered,
-            unanswered_tokens=sum(chain.unanswered_tokens for chain in self.chains.active),
             waiting=self.num_waiting,
-            oldest_s=self.chains.oldest_s(now_s),
             **self.counts.totals(),
         )
 

@@ -301,7 +301,7 @@ def test_how_long_the_oldest_have_waited_is_reported_by_length() -> None:
         world.now_s = float(second)
         world.submit("bcdef"[second], length, deadline_s=20.0)
     world.give_up("b")
-    assert world.core.peek(10.0).oldest_s == {1: 6.0, 4: 9.0, 128: 8.0}
+    assert world.core.chains.oldest_s(10.0) == {1: 6.0, 4: 9.0, 128: 8.0}
 
 
 # Replicas that share processors
@@ -499,7 +499,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
     assert world.outcomes.keys() == set(submitted)
     world.until(world.now_s + 10 + CALL_GRACE_S)
     report = world.core.report(0.0, 0.0)
-    assert (report.waiting, report.unanswered, report.unanswered_tokens) == (0, 0, 0)
+    assert (report.waiting, report.unanswered, world.core.unanswered_tokens) == (0, 0, 0)
     assert report.oldest_epoch == report.epoch
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
     assert not any(call.num_remaining for call in world.calls)
