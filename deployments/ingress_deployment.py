@@ -81,7 +81,7 @@ class IngressMetrics:
         set_total, set_gauge, set_totals = self.metrics.set_total, self.metrics.set_gauge, self.metrics.set_totals
         for (route, status), number in self.finished.items():
             set_total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
-        for block, number in counts.all_exits.items():
+        for block, number in counts.exits.items():
             where = {"exit": str(block), "network": self._chain.name_of(block)}
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
         set_totals("offramp_drops", "Inputs without an answer, by reason", counts.drops, "reason")

@@ -33,7 +33,7 @@ DESCRIBED: dict[str, Any] = {
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
     """Records all metrics once, because each instrument is created with its first value."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(slo_s=math.inf)
-    counts.all_exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
+    counts.exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     counts.drops["late"] = counts.latencies[0] = 1
     counts.record_crossings(0, [0.1], words=2, pruned_words=1)
     waiting = {"num_waiting": 1, "num_unanswered": 1, "unanswered_tokens": 1}

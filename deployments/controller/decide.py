@@ -406,7 +406,8 @@ Deviation = tuple[float, str]
 def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
     """Returns the deviations of the stream from the forecast, by the field of the state that records their start."""
     state, found = view.state, dict[str, Deviation]()
-    intervals = view.stream.counts(max(state.followed_s, forecast.at_s))
+    # Inputs that were sent before the switch may be answered during the look after it.
+    intervals = view.stream.counts(max(state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
     survival = _survival_deviation(forecast, state.placed.plan, intervals, ticks * len(RECENT_INPUTS))
     if survival is not None:

@@ -197,7 +197,7 @@ class Counts:
     in_slo: int = 0
     """Answers within the SLO; all answers if there is no SLO."""
     exits: dict[int, int] = field(default_factory=Counter)
-    """Answers under the present epoch, by the block after which the input left."""
+    """Answers by the block after which the input left."""
     drops: dict[str, int] = field(default_factory=Counter)
     """Inputs without an answer, by reason."""
     latencies: dict[int, int] = field(default_factory=Counter)
@@ -314,7 +314,7 @@ def counts_between(
 ) -> Interval | None:
     """Returns the counts of all ingresses since their earlier reports, by name; None without new reports or time.
 
-    An ingress without an earlier report started at zero. Exits restart at zero under every epoch.
+    An ingress without an earlier report started at zero.
     """
     if not now or at_s <= since_s:
         return None
@@ -322,8 +322,6 @@ def counts_between(
     for report in now:
         start = before.get(report.name, Counts())
         counted: dict[str, Any] = {name: _less(getattr(report, name), getattr(start, name)) for name in COUNT_FIELDS}
-        if isinstance(start, IngressReport) and start.epoch != report.epoch:
-            counted["exits"] = dict(report.exits)
         grown.append(Interval(since_s=since_s, at_s=at_s, **counted))
     return total(grown)
 

@@ -209,7 +209,7 @@ class AwaitedCall(Call):
         """`placements`: those of its inputs' sequences, if they have any. `refused`: the error of taking its parts."""
         of_inputs = placements or (None,) * len(message.remaining_s)
         inputs = [PendingInput(0, 0.0, math.inf, placement=placement) for placement in of_inputs]
-        super().__init__(ROUTE, inputs, 0.0, 0, 0.0, None, message.serial, False)
+        super().__init__(ROUTE, inputs, 0.0, 0.0, None, message.serial, False)
         self.num_remaining = len(inputs)
         self.message, self.refused = message, refused
         self.end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()

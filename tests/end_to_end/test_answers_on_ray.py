@@ -130,6 +130,7 @@ def test_the_statistics_count_what_every_split_ran(tiny: Tiny, http: httpx.Clien
 
 
 def test_the_services_own_port_has_metrics_for_prometheus(tiny: Tiny, http: httpx.Client) -> None:
+    http.post("/predict", json={"inputs": tiny.texts}).raise_for_status()
     ran = sum(split_inputs(http))
     time.sleep(UPDATE_S)
     page = http.get("/metrics")

@@ -41,8 +41,6 @@ class Call:
     inputs: Inputs
     """All inputs that the call was sent with."""
     started_s: float
-    epoch: int
-    """The epoch of the plan under which its inputs were sent to the first stage."""
     reserve_s: float
     """The expected seconds of the stages after this one, plus the slack."""
     watch: Watch | None
@@ -248,8 +246,6 @@ class IngressCounts(Counts):
     """The counts of one ingress. Each arrived input is later counted once as answered or as dropped."""
 
     slo_s: float
-    all_exits: Counter[int] = field(default_factory=Counter)
-    """Answers under all plans so far, by the block after which the inputs left."""
     retries: Counter[str] = field(default_factory=Counter)
     """Inputs that were retried or lost because a replica failed, by slot."""
 
@@ -258,16 +254,14 @@ class IngressCounts(Counts):
         counted = {name: getattr(self, name) for name in COUNT_FIELDS}
         return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
 
-    def record_answers(self, block: int, latencies_s: Sequence[float], num_tokens: int, *, is_current: bool) -> None:
-        """Counts the answers of one exit. `is_current`: whether they were sent under the current plan."""
+    def record_answers(self, block: int, latencies_s: Sequence[float], num_tokens: int) -> None:
+        """Counts the answers of one exit."""
         self.answered += len(latencies_s)
         self.answered_tokens += num_tokens
         for latency_s in latencies_s:
             self.latencies[bucket_of(latency_s)] += 1
             self.in_slo += latency_s <= self.slo_s
-        self.all_exits[block] += len(latencies_s)
-        if is_current:
-            self.exits[block] += len(latencies_s)
+        self.exits[block] += len(latencies_s)
 
     def record_crossings(self, block: int, took_s: Sequence[float], *, words: int = 0, pruned_words: int = 0) -> None:
         """Counts inputs that entered the network whose first block is `block`.
@@ -283,34 +277,6 @@ class IngressCounts(Counts):
 
 LONGEST_RETRY_S = 30.0
 """The longest Retry-After. Longer estimates are unreliable: they come from light load or from a fallen limit."""
-
-
-@dataclass(slots=True)
-class AnswerRate:
-    """Answers per second, as a moving average over about ten seconds. It determines the Retry-After of refusals."""
-
-    rate_per_s: float = 0.0
-    _since_s: float | None = None
-    _count: int = 0
-
-    def begin(self, now_s: float) -> None:
-        """Restarts the measurement, because the ingress was idle until now."""
-        self._since_s, self._count = now_s, 0
-
-    def record(self, count: int, now_s: float) -> None:
-        if self._since_s is None:
-            self._since_s = now_s
-        self._count += count
-        elapsed_s = now_s - self._since_s
-        if elapsed_s >= 1.0:
-            weight = 1 - math.exp(-elapsed_s / 10)
-            self.rate_per_s += (self._count / elapsed_s - self.rate_per_s) * (weight if self.rate_per_s else 1.0)
-            self._since_s, self._count = now_s, 0
-
-    def seconds_for(self, count: int) -> float:
-        """Returns how long `count` answers take, at least 1 s (HTTP's Retry-After counts whole seconds)."""
-        return min(max(1.0, count / self.rate_per_s), LONGEST_RETRY_S) if self.rate_per_s else 1.0
-
 
 LATE = "deadline"
 """The drop reason of an input that missed its deadline: the kind of a DeadlineError."""
@@ -330,7 +296,6 @@ class Unanswered:
         most = int(min(MOST_OPEN, options.max_queued))
         self.observations = ExitObservations(options.shape, options.loss, most_open=most)
         self._make_call = make_call
-        self._rate = AnswerRate()
         self._num_calls = 0
         self._num_open: Counter[int] = Counter()
         """The number of open calls, by the epoch of the plan under which they were sent."""
@@ -351,7 +316,6 @@ class Unanswered:
         stage: StageRoute,
         inputs: Inputs,
         now_s: float,
-        epoch: int,
         watch: Watch | None,
         *,
         held: Inputs | None = None,
@@ -368,7 +332,7 @@ class Unanswered:
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
         self._num_calls += 1
-        call = self._make_call(stage, inputs, now_s, epoch, reserve_s, watch, self._num_calls, is_first)
+        call = self._make_call(stage, inputs, now_s, reserve_s, watch, self._num_calls, is_first)
         for each in held:
             each.holder = call
         call.num_remaining = len(held)
@@ -409,14 +373,15 @@ class Unanswered:
         Raises InputError for a request that could never fit.
         """
         limit, unanswered = self.options.max_queued, self.num_unanswered
-        if not unanswered:
-            self._rate.begin(now_s)
         if unanswered + num_inputs <= limit:
             return
         if num_inputs > limit:
             raise InputError(f"a request has {num_inputs} inputs; this ingress holds at most {limit} at a time")
         message = f"{unanswered} inputs wait for their answers; this ingress holds at most {limit}"
-        self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(unanswered)), num_inputs)
+        first_s = min([each.queue.inputs[0].since_s for each in self.chains.active if each.queue.inputs], default=now_s)
+        # New inputs would wait about as long as the oldest queued one has. HTTP's Retry-After counts whole seconds.
+        retry_after_s = min(max(1.0, now_s - first_s), LONGEST_RETRY_S)
+        self.refuse(OverloadedError(message, retry_after_s=retry_after_s), num_inputs)
 
     def settle(self, call: Call, inputs: Inputs, block: int, answers: Answers, now_s: float) -> Actions:
         """Settles the inputs of a chain with their answers. Inputs that already have an outcome are skipped."""
@@ -425,10 +390,9 @@ class Unanswered:
         if not fresh:
             return []
         num_tokens = self._remove_settled(fresh)
-        self._rate.record(len(fresh), now_s)
         chain = fresh[0].chain.current
         latencies_s = [now_s - each.arrived_s for each in fresh]
-        self.counts.record_answers(block, latencies_s, num_tokens, is_current=call.epoch == chain.route.epoch)
+        self.counts.record_answers(block, latencies_s, num_tokens)
         if chain.admission.is_on and block >= chain.route.last_split:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)

@@ -104,14 +104,12 @@ class IngressCore(Unanswered):
 
     def follow(self, placed: PlacedPlan) -> None:
         """Switches to a plan. A plan older than the current one is ignored. Raises PlanError for another model."""
-        epoch, stayed = self.placed.epoch, self.chains.stays
-        if placed.epoch < epoch:
+        if placed.epoch < self.placed.epoch:
             return
+        stayed = self.chains.stays
         self.chains.follow(placed)
         if stayed and not self.chains.stays:
             self.observations.stop_staying()
-        if placed.epoch > epoch:
-            self.counts.exits.clear()
         self.suspended = None
 
     def suspend(self, reason: str, now_s: float) -> Actions:
@@ -198,7 +196,7 @@ class IngressCore(Unanswered):
                 inputs = chain.queue.pop_batch(route.first.budgets[0], self.placed.plan.order, now_s)
                 if inputs[0].placement is None:
                     watch = self.observations.draw(inputs, route.plan, self.options.probe_share, self._rng, now_s)
-                    call = self.begin(route, route.first, inputs, now_s, route.epoch, watch, is_first=True)
+                    call = self.begin(route, route.first, inputs, now_s, watch, is_first=True)
                     actions.append(SendCall(call, *route.entrance(probe=call.probe)))
                 else:
                     self._begin_sequences(route, inputs)
@@ -252,7 +250,7 @@ class IngressCore(Unanswered):
             if before is None:
                 actions.append(self._enter_steps(route, chosen, now_s, is_probe=is_probe))
             else:
-                call = self.begin(route, stage, chosen, now_s, before.epoch, before.watch)
+                call = self.begin(route, stage, chosen, now_s, before.watch)
                 actions.append(SendCall(call, block, payload, None, None if len(rows) == len(inputs) else tuple(rows)))
         return actions
 
@@ -268,7 +266,7 @@ class IngressCore(Unanswered):
             self.observations.begin(observed, route.plan, "probe", now_s)
         watch: Watch | None = "probe" if is_probe else None
         is_first = not placements[0].keepers
-        call = self.begin(route, route.first, inputs, now_s, route.epoch, watch, is_first=is_first)
+        call = self.begin(route, route.first, inputs, now_s, watch, is_first=is_first)
         return SendCall(call, *route.entrance(probe=is_probe))
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
@@ -324,12 +322,12 @@ class IngressCore(Unanswered):
         route = held[0].chain.current.route
         network = route.crossing(block, probe=call.probe)
         if network is None:
-            onward = self.begin(route, route.at(block), inputs, now_s, call.epoch, call.watch, held=held)
+            onward = self.begin(route, route.at(block), inputs, now_s, call.watch, held=held)
             return [SendCall(onward, block, payload)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
         start = route.starts[network]
-        entering = self.begin(route, route.at(start), awaited, now_s, call.epoch, call.watch)
+        entering = self.begin(route, route.at(start), awaited, now_s, call.watch)
         actions: Actions = [SendCall(entering, start, payload, network)]
         if call.watch == "probe" and block - 1 in route.plan.prune:
             actions += self._send_unpruned(entering, now_s)
@@ -354,7 +352,7 @@ class IngressCore(Unanswered):
             return []
         route = copies[0].chain.current.route
         first, last = route.plan.networks[-2], len(route.plan.networks) - 1
-        reference = self.begin(route, route.at(first), copies, now_s, call.epoch, "unpruned")
+        reference = self.begin(route, route.at(first), copies, now_s, "unpruned")
         for copy in copies:
             self._start_timer(copy.deadline_s + CALL_GRACE_S, CALL_TIMEOUT, (copy,))
         return [SendCall(reference, first, None, last)]

@@ -287,7 +287,6 @@ class ChainRoute:
         """`plan`: the plan of this chain. `block_s`: the expected seconds of every block, from the previous plan."""
         self.block_s = block_s
         self.plan = plan
-        self.epoch = plan.epoch
         self.stages = stages
         self.first = stages[0]
         self.ramps = frozenset(plan.ramps)

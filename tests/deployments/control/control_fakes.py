@@ -138,7 +138,6 @@ class FakeFleet(Fleet):
         self._do("follow", str(placed.epoch))
         self.followed = placed
         self.is_suspended = False
-        self.exits.clear()
 
     async def suspend(self, reason: str) -> None:
         self._do("suspend", "")

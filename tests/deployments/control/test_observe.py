@@ -89,7 +89,7 @@ async def test_the_first_look_sets_a_mark_and_a_report_that_is_lost_loses_nothin
     assert (interval.seconds, interval.arrived, interval.exits) == (10.0, 200, {3: 200})
 
 
-def test_exits_are_counted_anew_under_every_plan_and_crossings_are_not() -> None:
+def test_the_counts_of_an_interval_are_differences_under_any_plan() -> None:
     crossed: dict[str, Any] = {"crossings": {6: 10}, "crossing_s": {6: 1.0}, "words": {6: 100}, "pruned_words": {6: 14}}
     later: dict[str, Any] = {
         **{"crossings": {6: 14, 18: 2}, "crossing_s": {6: 1.5, 18: 0.5}},
@@ -99,7 +99,7 @@ def test_exits_are_counted_anew_under_every_plan_and_crossings_are_not() -> None
     second = ingress(epoch=1, exits={1: 53, 3: 1}, drops={"deadline": 2}, **crossed)
     same, other = (
         since([first], second),
-        since([second], ingress(epoch=2, exits={1: 4}, drops={"deadline": 3}, **later)),
+        since([second], ingress(epoch=2, exits={1: 57, 3: 1}, drops={"deadline": 3}, **later)),
     )
     assert same is not None
     assert other is not None

@@ -1,4 +1,4 @@
-"""What an ingress counts, how long it tells refused callers to wait, its queue and its timers."""
+"""What an ingress counts, its queue and its timers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 from deployments.ingress.core.calls import (
     CALL_TIMEOUT,
     DEADLINE,
-    LONGEST_RETRY_S,
     PAUSE,
-    AnswerRate,
     IngressCounts,
     Timers,
     bucket_of,
@@ -36,43 +34,17 @@ def test_a_bucket_holds_what_lies_between_its_ends() -> None:
 def test_answers_within_the_slo_are_counted(slo_s: float, in_slo: int) -> None:
     counts = IngressCounts(slo_s=slo_s)
     for seconds in (0.1, 0.5, 0.51):
-        counts.record_answers(3, [seconds], 1, is_current=True)
+        counts.record_answers(3, [seconds], 1)
     assert (counts.answered, counts.totals()["in_slo"], counts.exits) == (3, in_slo, {3: 3})
 
 
 def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
     counts, ends = IngressCounts(slo_s=math.inf), ("0.01", "0.05", "0.1", "0.2", "+Inf")
     for seconds in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
-        counts.record_answers(1, [seconds], 1, is_current=True)
+        counts.record_answers(1, [seconds], 1)
     assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 3, 3, 4, 5]
-    counts.record_answers(
-        1, [0.04, 0.03], 2, is_current=True
-    )  # the first in a bucket that was read, both below one end
+    counts.record_answers(1, [0.04, 0.03], 2)  # the first in a bucket that was read, both below one end
     assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 5, 5, 6, 7]
-
-
-def test_the_rate_moves_to_a_new_one_within_about_ten_seconds() -> None:
-    rate = AnswerRate()
-    rate.record(0, 0.0)
-    rate.record(100, 1.0)
-    rate.record(200, 2.0)
-    assert rate.rate_per_s == pytest.approx(100 + 100 * (1 - math.exp(-0.1)))
-
-
-def test_no_caller_is_told_to_come_back_sooner_than_in_a_second_or_much_later() -> None:
-    rate = AnswerRate(rate_per_s=50.0)
-    assert rate.seconds_for(1) == 1.0
-    assert rate.seconds_for(10**6) == LONGEST_RETRY_S
-
-
-def test_an_idle_hour_does_not_count_as_slowness() -> None:
-    rate = AnswerRate()
-    rate.record(0, 0.0)
-    rate.record(100, 1.0)
-    rate.begin(3600.0)
-    rate.record(50, 3600.5)
-    rate.record(50, 3601.0)
-    assert rate.rate_per_s == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])

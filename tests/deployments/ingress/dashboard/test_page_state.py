@@ -88,8 +88,8 @@ def test_percentiles_are_the_upper_ends_of_the_buckets_that_were_added() -> None
 def test_exits_are_those_of_the_present_plan_and_may_be_at_ramps_that_it_does_not_have() -> None:
     looks = [
         snapshot(1.0, ingress(answered=50, exits={0: 50})),
-        snapshot(2.0, ingress(answered=52, epoch=1, exits={3: 2}), placed=placed(1)),
-        snapshot(3.0, ingress(answered=56, epoch=1, exits={2: 1, 3: 5}), placed=placed(1)),
+        snapshot(2.0, ingress(answered=52, epoch=1, exits={0: 50, 3: 2}), placed=placed(1)),
+        snapshot(3.0, ingress(answered=56, epoch=1, exits={0: 50, 2: 1, 3: 5}), placed=placed(1)),
     ]
     exits = page_state(FACTS, looks)["exits"]
     assert [(exit_["block"], exit_["answers"]) for exit_ in exits] == [(0, 0), (1, 0), (2, 1), (3, 3)]
