@@ -27,7 +27,7 @@ from deployments.ingress.build import build_core
 from deployments.ingress.core.calls import latencies_within
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.dispatcher import Dispatcher, LinkTo, ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import Dispatcher, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics
@@ -181,16 +181,14 @@ class Ingress(BackgroundTasks):
         self.task = find_task(self.card.task)
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
-        self._tracer, trace = None, None
-        link: LinkTo = ReplicaLink
+        self._tracer = None
         if self._settings.tracing is not None:
-            from deployments.ops.tracing import TracedLink, build_tracer  # imports OpenTelemetry
+            from deployments.ops.tracing import build_tracer  # imports OpenTelemetry
 
             self._tracer = build_tracer(self._settings.tracing, self._settings.app, self._clock, self.card.chain.starts)
-            link, trace = partial(TracedLink, self._tracer), self._tracer.record_inputs
         self._core = build_core(self._settings, self.card)
-        self._links = ReplicaLinks(self._core.placed, self._stage_handles, phase=random.random(), link=link)
-        self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec)
+        self._links = ReplicaLinks(self._core.placed, self._stage_handles, phase=random.random())
+        self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec, tracer=self._tracer)
         facts = ServiceFacts(card=self.card, settings=self._settings, image=image_facts(codec))
         ask_all = DeploymentHandles(self._settings.app).try_broadcast
         self._state = StateRoutes(facts, self._core, ask_all, self._controller, WallClock())
@@ -201,12 +199,11 @@ class Ingress(BackgroundTasks):
             self._settings,
             self._clock,
             inputs=self.card.inputs if self.card.chain.is_one else None,  # a chain's codec checks its inputs itself
-            trace=trace,
         )
         self._generation: GenerateService | None = None
         if isinstance(codec, PromptCodec) and isinstance(self.task, TokenTask):
             self._generation = GenerateService(
-                codec.tokenizer, self.task, codec.max_length, self._dispatcher, self._settings, self._clock, trace=trace
+                codec.tokenizer, self.task, codec.max_length, self._dispatcher, self._settings, self._clock
             )
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
@@ -133,8 +133,6 @@ class GenerateService:
     _: KW_ONLY
     rng: random.Random = field(default_factory=random.SystemRandom)
     """Different in every ingress, because sequences of all ingresses need different numbers at the replicas."""
-    trace: Callable[[Sequence[PendingInput]], None] | None = None
-    """Called with the first step of each sequence. Its request is traced until the first token or prompt chunk."""
     loop: GenerationLoop = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,8 +168,6 @@ class GenerateService:
         except OfframpError as refusal:
             self.loop.end(state, refusal.kind)
             raise
-        if self.trace is not None and running.step_input is not None:
-            self.trace([running.step_input])
         running.stream.on_abort = partial(self._abort, running)
         return running.stream
 

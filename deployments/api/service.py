@@ -40,8 +40,6 @@ class InferService:
     _: KW_ONLY
     inputs: Sequence[TensorSpec] | None = None
     """The network's input tensors; None if the model does not declare them."""
-    trace: Callable[[Sequence[PendingInput]], None] | None = None
-    """Called with the inputs of each request; None without tracing."""
     _encoders: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(min(MAX_ENCODER_THREADS, os.cpu_count() or 1), "encode"), init=False
     )
@@ -92,8 +90,6 @@ class InferService:
         )
         reason = ABANDONED
         try:
-            if self.trace is not None:
-                self.trace(pending)
             await done
         except OfframpError as error:  # of one input; the request's other inputs are given up
             reason = error.kind

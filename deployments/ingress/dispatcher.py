@@ -63,6 +63,15 @@ class CallOwner(Protocol):
         """Takes the end of a call, once: its last input has left it (None), or it failed or was cancelled."""
 
 
+class CallTracer(Protocol):
+    """Records traces; see `deployments.ops.tracing.Tracer`."""
+
+    def record_inputs(self, inputs: Sequence[PendingInput]) -> None: ...
+    def on_call(self, replica: str, call: Call, message: StageCall) -> StageCall: ...
+    def on_reply(self, call: Call, chunk: Chunk) -> None: ...
+    def on_end(self, call: Call, error: BaseException | None) -> None: ...
+
+
 class ReplicaLink:
     """The connection to one replica, on one event loop. It reconnects until it is closed."""
 
@@ -212,7 +221,8 @@ class ReplicaLinks:
     """
 
     owner: CallOwner
-    """Receives the replies to all calls. The dispatcher sets it."""
+    """Receives the replies to all calls. The dispatcher sets it, and the next field."""
+    tracer: CallTracer | None = None
 
     def __init__(self, placed: PlacedPlan, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
         """`devices`: the accelerator types that have replicas. `phase`: see `StageReplicas`.
@@ -261,7 +271,7 @@ class ReplicaLinks:
             self.owner.ended(call, error)
             return
         if link is not None:
-            link.begin(call, message)
+            link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
         elif slot in self._assignments:
             self._waiting[call] = message, asyncio.get_running_loop().time()
         else:  # a call for a stage of an earlier plan, which was sent late
@@ -351,11 +361,12 @@ class Dispatcher(Driver):
         *,
         later: Callable[[float, Callable[[], object]], Alarm] = call_later,
         codec: Codec[Any] | None = None,
+        tracer: CallTracer | None = None,
     ) -> None:
         """`codec`: the model's codec. A `ChainCodec` encodes inputs for every network that they enter."""
         super().__init__(core, clock)
         self._links = links
-        links.owner = self
+        links.owner, links.tracer = self, tracer
         self._codec = codec if isinstance(codec, ChainCodec) else None
         self.hops: deque[tuple[str, float]] = deque(maxlen=MOST_HOPS)
         """For parts of replies, the slot and the seconds that were spent outside the stage."""
@@ -397,6 +408,8 @@ class Dispatcher(Driver):
         ]
         self.core.submit(pending, now_s)
         self._serial += len(inputs)
+        if self._links.tracer is not None:
+            self._links.tracer.record_inputs(pending)
         self.do(())
         return pending
 
@@ -513,6 +526,8 @@ class Dispatcher(Driver):
 
     def ended(self, call: Call, error: BaseException | None) -> None:
         """Takes the end of a call. Inputs that are unsettled, because of an error, are retried."""
+        if self._links.tracer is not None:
+            self._links.tracer.on_end(call, error)
         self._sent.pop(call, None)
         call.leave_replica()
         for placement in placements_of(call.inputs):
@@ -526,6 +541,8 @@ class Dispatcher(Driver):
 
     def take(self, call: Call, chunk: Chunk) -> None:
         """Passes a part of a call's reply to the core."""
+        if self._links.tracer is not None:
+            self._links.tracer.on_reply(call, chunk)
         core, now_s, inputs = self.core, self.clock.now_s(), self._sent[call]
         if chunk.seen:
             core.observe(call, [(inputs.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])

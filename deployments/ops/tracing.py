@@ -14,7 +14,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -34,8 +34,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from deployments.choices import TracingSettings
 from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import UNPRUNED, PendingInput, serial_and_attempt
-from deployments.ingress.dispatcher import CallOwner, ReplicaLink
-from deployments.wire.messages import Address, Assignment, Chunk, StageCall, Timing
+from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 
 Value: TypeAlias = str | int | float | bool
@@ -198,6 +197,8 @@ class Tracer:
         self._starts = starts
         self._inputs: dict[int, InputSpan] = {}
         """The spans of all inputs of sampled requests, by serial number."""
+        self._calls: dict[Call, dict[str, InputSpan]] = {}
+        """For open calls, the spans of sampled inputs that no part of the reply has settled, by sample id."""
 
     def begin(self, name: str, attributes: Mapping[str, Value], headers: Mapping[str, str]) -> RequestRecord | None:
         """Starts the trace of the current task's request, as a child of the trace in the headers, if there is one.
@@ -221,9 +222,9 @@ class Tracer:
         return record
 
     def record_inputs(self, inputs: Sequence[PendingInput]) -> None:
-        """Records that the inputs of the current request are submitted."""
+        """Records that the inputs of the current request are submitted. Of a sequence, only the first step counts."""
         record = _REQUEST.get()
-        if record is None:
+        if record is None or record.inputs:
             return
         now_s = self.clock.now_s()
         record.inputs = {
@@ -266,15 +267,12 @@ class Tracer:
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
-    def on_call(self, replica: str, assignment: Assignment, call: StageCall) -> tuple[StageCall, dict[str, InputSpan]]:
-        """Records that a call is sent; returns the call, and the spans of its sampled inputs by sample id.
-
-        The returned call asks the replica for the times of these inputs.
-        """
-        inputs: dict[str, InputSpan] = {}
+    def on_call(self, replica: str, call: Call, message: StageCall) -> StageCall:
+        """Records that a call is sent; returns its message, which asks the replica for the times of sampled inputs."""
         if not self._inputs:
-            return call, inputs
-        now_s, piece = self.clock.now_s(), call.piece
+            return message
+        now_s, piece, assignment = self.clock.now_s(), message.piece, call.stage.assignment
+        inputs: dict[str, InputSpan] = {}
         positions = []
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
@@ -297,11 +295,16 @@ class Tracer:
             record.enter(stage, int(piece.lengths_B[position]) if crosses else None)
             inputs[sample_id] = record
             positions.append(position)
-        return (structs.replace(call, traced=tuple(positions)) if inputs else call), inputs
+        if not inputs:
+            return message
+        self._calls[call] = inputs
+        return structs.replace(message, traced=tuple(positions))
 
-    def on_reply(self, chunk: Chunk, inputs: dict[str, InputSpan]) -> None:
-        """Records a part of a call's reply, and removes the inputs that it settles from `inputs`."""
-        now_s = self.clock.now_s()
+    def on_reply(self, call: Call, chunk: Chunk) -> None:
+        """Records a part of a call's reply."""
+        inputs, now_s = self._calls.get(call), self.clock.now_s()
+        if inputs is None:
+            return
         timed: list[tuple[str, Timing, int | None]] = [
             (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
         ]
@@ -315,36 +318,10 @@ class Tracer:
             if sample_id in inputs:
                 inputs.pop(sample_id).leave(now_s, error=f"{error.kind}: {error}")
 
-
-class TracedLink(ReplicaLink):
-    """A link to a replica that records calls with inputs of sampled requests."""
-
-    def __init__(
-        self, tracer: Tracer, replica: str, address: Address, on_change: Callable[[], None], owner: CallOwner
-    ) -> None:
-        super().__init__(replica, address, on_change, self)
-        self._tracer = tracer
-        self._takes_replies = owner
-        self._inputs: dict[Call, dict[str, InputSpan]] = {}
-        """By open call, the spans of its sampled inputs that no part of the reply has settled."""
-
-    def begin(self, call: Call, message: StageCall) -> None:
-        message, inputs = self._tracer.on_call(self.name, call.stage.assignment, message)
-        if inputs:
-            self._inputs[call] = inputs
-        super().begin(call, message)
-
-    def take(self, call: Call, chunk: Chunk) -> None:
-        """Records a part of a call's reply, and passes it on."""
-        if call in self._inputs:
-            self._tracer.on_reply(chunk, self._inputs[call])
-        self._takes_replies.take(call, chunk)
-
-    def ended(self, call: Call, error: BaseException | None) -> None:
-        """Records the end of a call, and passes it on."""
-        for record in self._inputs.pop(call, {}).values():
-            record.leave(self._tracer.clock.now_s(), error=repr(error))
-        self._takes_replies.ended(call, error)
+    def on_end(self, call: Call, error: BaseException | None) -> None:
+        """Records the end of a call."""
+        for record in self._calls.pop(call, {}).values():
+            record.leave(self.clock.now_s(), error=repr(error))
 
 
 def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
-from deployments.ingress.dispatcher import Dispatcher, ReplicaLink, ReplicaLinks
+from deployments.ingress.dispatcher import CallTracer, Dispatcher, ReplicaLinks
 from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
@@ -73,13 +73,13 @@ async def connected(
     rules: IngressOptions,
     *,
     codec: Codec[Any] | None = None,
-    link: Callable[..., ReplicaLink] = ReplicaLink,
+    tracer: CallTracer | None = None,
 ) -> AsyncIterator[Running]:
     """All replicas are of one accelerator type."""
     [device] = {each.device for each in replicas}
-    links = ReplicaLinks(placed, [device], phase=0.0, link=link)
+    links = ReplicaLinks(placed, [device], phase=0.0)
     core = IngressCore("i", placed, rules, random.Random(0))
-    dispatcher = Dispatcher(core, links, MonotonicClock(), codec=codec)
+    dispatcher = Dispatcher(core, links, MonotonicClock(), codec=codec, tracer=tracer)
     addresses = {}
     for replica in replicas:
         replica.host.threads.start()

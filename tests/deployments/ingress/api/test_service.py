@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.api.operations import InferRequest
 from deployments.api.service import MAX_ENCODER_THREADS, InferService
-from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
 from earlyexit.errors import (
@@ -233,13 +232,3 @@ async def test_an_input_past_its_deadline_is_not_encoded(scene: Scene) -> None:
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
     assert "bill" not in codec.encoded
-
-
-async def test_inputs_are_cancelled_if_their_request_cannot_be_traced(scene: Scene) -> None:
-    def trace(_: Sequence[PendingInput]) -> None:
-        raise ValueError("no trace")
-
-    service = InferService(scene.codec, scene.dispatcher, SETTINGS, scene.clock, trace=trace)
-    with pytest.raises(ValueError, match="no trace"):
-        await service.infer(ask("pay"))
-    assert (scene.core.num_unanswered, scene.core.counts.drops) == (0, {"abandoned": 1})

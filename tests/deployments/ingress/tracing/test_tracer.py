@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from deployments.api.operations import InferRequest
 from deployments.choices import TracingSettings
+from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
 from deployments.versions.traffic import TrafficSplitter
@@ -25,7 +26,7 @@ from deployments.wire.messages import Chunk, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
-from tests.deployments.wire_fakes import ASSIGNMENT, answered, call_of, going_on, piece_of
+from tests.deployments.wire_fakes import ROUTE, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
 
@@ -70,27 +71,29 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     await asyncio.gather(*splitter.comparing)
     assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
-    assert not scene.tracer.on_call("r1", ASSIGNMENT, call_of([FIRST, SECOND]))[1]
+    message = call_of([FIRST, SECOND])
+    assert scene.tracer.on_call("r1", a_call(), message) is message
+
+
+def a_call() -> Call:
+    return Call(ROUTE, [], 0.0, 0.0, None, 1, is_first=True)
 
 
 def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
-    call = call_of([FIRST, SECOND])
-    sent, inputs = Scene(2).tracer.on_call("r1", ASSIGNMENT, call)
-    assert (sent, list(inputs)) == (structs.replace(call, traced=(1,)), [SECOND])
+    message = call_of([FIRST, SECOND])
+    assert Scene(2).tracer.on_call("r1", a_call(), message) == structs.replace(message, traced=(1,))
 
 
 def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """Returns the span names of an input. Each call takes a second (None: it fails), and so does each wait."""
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
-        _, inputs = scene.tracer.on_call(
-            "r1", ASSIGNMENT, structs.replace(call_of([sample_id]), piece=piece_of([sample_id], block))
-        )
+        call = a_call()
+        scene.tracer.on_call("r1", call, structs.replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
         scene.clock.advance(1.0)
-        if chunk is None:
-            inputs[sample_id].leave(scene.clock.now_s(), error="it died")
-        else:
-            scene.tracer.on_reply(chunk, inputs)
+        if chunk is not None:
+            scene.tracer.on_reply(call, chunk)
+        scene.tracer.on_end(call, None if chunk is not None else ConnectionError("it died"))
         scene.clock.advance(1.0)
     [_, of_input, _] = scene.record.spans(scene.clock.now_s())
     return [span.name for span in of_input.children]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from deployments.api.http import build_api
 from deployments.api.operations import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.inputs import IngressOptions
-from deployments.ingress.dispatcher import LinkTo, ReplicaLink
-from deployments.ops.tracing import TracedLink, Tracer, build_tracer
+from deployments.ops.tracing import Tracer, build_tracer
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address
@@ -101,11 +99,9 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     placed, clock = PlacedPlan(plan=settings.plan), MonotonicClock()
     tracer = None if settings.tracing is None else build_tracer(settings.tracing, settings.app, clock, ())
     rules = IngressOptions(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
-    link: LinkTo = ReplicaLink if tracer is None else partial(TracedLink, tracer)
-    async with connected(placed, await built(settings, placed), rules, link=link) as running:
+    async with connected(placed, await built(settings, placed), rules, tracer=tracer) as running:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
-        trace = None if tracer is None else tracer.record_inputs
-        service = InferService(codec, running.dispatcher, settings, clock, trace=trace)
+        service = InferService(codec, running.dispatcher, settings, clock)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
         transport = httpx.ASGITransport(build_api(backend, tracer=tracer))
         async with httpx.AsyncClient(transport=transport, base_url="http://traced", timeout=20.0) as http:
