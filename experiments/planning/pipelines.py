@@ -1,7 +1,8 @@
-"""Enumerates pipelines of PPipe's problems as columns of the master problem, and finds their best mixture.
+"""Enumerates pipelines of PPipe's problems as columns of a master problem, and finds their best mixture.
 
 All pipelines within a model's latency limit are enumerated in arrays, batch by batch, without those that others of the
-same types dominate. The master problem then chooses among the best columns at the prices of its relaxation.
+same types dominate. The master problem then chooses among the best columns at the prices of its relaxation. Unlike the
+planner's (`optimizer.search.master`), it serves several models, and replicas share devices.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 import numpy as np
 
 from optimizer.search.highs import Program, Solution
-from optimizer.search.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
+from optimizer.search.master import MARGIN
 from optimizer.search.step import FloatArray, IntArray
 
 NEAR = (10, 40)
@@ -45,14 +47,9 @@ class Pipeline:
     bounds: Sequence[int]
     hosts: Sequence[tuple[int, int]]
     work: Sequence[float]
-
-    def column(self, model: int, *, whole_devices: bool) -> Column:
-        """Returns the column; with `whole_devices`, only equal segments (by index) of one model share devices."""
-        stages = (
-            StageWork(device=device, seconds=seconds, per_device=shares, pool=(model, number) if whole_devices else ())
-            for number, ((device, shares), seconds) in enumerate(zip(self.hosts, self.work, strict=True))
-        )
-        return Column(stages=tuple(stages), model=model)
+    model: int = 0
+    whole_devices: bool = False
+    """Whether only equal segments (by index) of one model share devices."""
 
 
 def best_pipelines(segments: Segments, count: int) -> Iterator[Pipeline]:
@@ -91,86 +88,100 @@ def _irreplaceable(work_QP: FloatArray, shares_QP: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
+class Master:
+    """The master problem: the rates of columns (Q) of several models (M), and the replicas of their segments (S)."""
+
+    def __init__(self, columns: Sequence[Pipeline], weight_M: FloatArray, count_C: FloatArray) -> None:
+        self.columns, self.weight_M, self.count_C = columns, weight_M, count_C
+        self.model_Q = np.array([column.model for column in columns])
+        pools: dict[tuple[int, object], int] = {}
+        hosts = [(q, each, number, *host) for q, each in enumerate(columns) for number, host in enumerate(each.hosts)]
+        pool_of = [(device, (each.model, number) if each.whole_devices else ()) for _, each, number, device, _ in hosts]
+        self.pool_S = np.array([pools.setdefault(pool, len(pools)) for pool in pool_of])
+        self.column_S, self.shares_S = (np.array([host[at] for host in hosts]) for at in (0, 4))
+        self.work_S = np.concatenate([column.work for column in columns])
+        self.work_PQ = np.zeros((len(pools), len(columns)))
+        np.add.at(self.work_PQ, (self.pool_S, self.column_S), self.work_S / self.shares_S)
+        self.of_type_CP = np.array([device for device, _ in pools]) == np.arange(len(count_C))[:, None]
+        self.work_CQ = self.of_type_CP @ self.work_PQ
+        # Units in which the rate of a column is at most 1, and so is the share.
+        self.unit_Q = 1 / (self.work_CQ / np.maximum(count_C, 1)[:, None]).max(axis=0)
+        self.unit = max(self.unit_Q[self.model_Q == model].max() / weight for model, weight in enumerate(weight_M))
+
+    def solved(self, seconds: float, *, whole: Literal["", "devices", "replicas"]) -> Solution:
+        """Returns the best rates of columns, the devices of pools, the share, and the replicas of segments if whole.
+
+        The duals of the last rows are the prices of the types and of the models.
+        """
+        program, num_pools = Program(), len(self.work_PQ)
+        rate_Q, pool_P = program.variables(len(self.columns)), program.variables(num_pools, is_integer=bool(whole))
+        share, used = program.variables(1, cost=-1.0), (-np.eye(num_pools), pool_P)
+        if whole == "replicas":
+            replicas_S = program.variables(len(self.column_S), is_integer=True)
+            work_SQ = (self.column_S[:, None] == np.arange(len(self.columns))) * self.work_S[:, None] * self.unit_Q
+            program.rows((work_SQ * (1 + MARGIN), rate_Q), (-np.eye(len(replicas_S)), replicas_S), upper=0.0)
+            program.rows(((self.pool_S == np.arange(num_pools)[:, None]) / self.shares_S, replicas_S), used, upper=0.0)
+        else:
+            program.rows((self.work_PQ * self.unit_Q, rate_Q), used, upper=0.0)
+        program.rows((self.of_type_CP.astype(float), pool_P), upper=self.count_C)
+        own_MQ = self.model_Q == np.arange(len(self.weight_M))[:, None]
+        served_MQ = own_MQ * self.unit_Q / (self.weight_M[:, None] * self.unit)
+        program.rows((-served_MQ, rate_Q), (np.ones((len(own_MQ), 1)), share), upper=0.0)
+        solution = program.minimum(seconds)
+        assert solution is not None, "using no device keeps all limits"
+        return solution
+
+
 def best_mixture(
-    columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, seconds: float
+    columns: Sequence[Pipeline], weight_M: FloatArray, count_C: FloatArray, seconds: float
 ) -> tuple[float, float, Mapping[int, Sequence[int]]]:
     """Returns the largest share of their weights that all models reach, a bound, and the replicas of each used column.
 
     The best columns of the relaxation are tried, few of them first, because the solver converges faster with few.
     """
-    bound, used_Q, reduced_Q = _relaxed(columns, demands, cluster, seconds / 4)
-    turns = [_in_turns(columns, reduced_Q, model) for model in range(len(demands))]
+    bound, used_Q, reduced_Q = _relaxed(Master(columns, weight_M, count_C), seconds / 4)
+    turns = [_in_turns(columns, reduced_Q, model) for model in range(len(weight_M))]
     best: tuple[float, Mapping[int, Sequence[int]]] = 0.0, {}
     for near in NEAR:
         kept = sorted({*np.flatnonzero(used_Q > CLOSE).tolist(), *(q for own in turns for q in own[:near])})
         with suppress(TimeoutError):
-            mixture = solve_master([columns[q] for q in kept], demands, cluster, seconds=seconds / len(NEAR))
-            replicas = {} if mixture is None else {kept[q]: counts for q, counts in mixture.replicas.items()}
-            best = max(best, (_share_of(columns, demands, replicas), replicas), key=lambda each: each[0])
+            master = Master([columns[q] for q in kept], weight_M, count_C)
+            values = master.solved(seconds / len(NEAR), whole="replicas").values
+            count_S = np.rint(values[-len(master.column_S) :]).astype(int)
+            counts_Q = [count_S[master.column_S == index].tolist() for index in range(len(kept))]
+            replicas = {q: n for q, n, rate in zip(kept, counts_Q, values, strict=False) if rate > MARGIN and all(n)}
+            rates_M = np.zeros(len(weight_M))
+            for q, counts in replicas.items():
+                rates_M[columns[q].model] += (np.array(counts) / columns[q].work).min()
+            best = max(best, (float((rates_M / weight_M).min()), replicas), key=lambda each: each[0])
         if best[0] >= bound * (1 - CLOSE):
             break
     return best[0], bound, best[1]
 
 
-def _share_of(columns: Sequence[Column], demands: Sequence[Demand], replicas: Mapping[int, Sequence[int]]) -> float:
-    rates_M = np.zeros(len(demands))
-    for q, counts in replicas.items():
-        rates_M[columns[q].model] += rate_of_replicas(columns[q], counts)
-    return float((rates_M / [demand.weight for demand in demands]).min())
-
-
-def _relaxed(
-    columns: Sequence[Column], demands: Sequence[Demand], cluster: Cluster, seconds: float
-) -> tuple[float, FloatArray, FloatArray]:
+def _relaxed(master: Master, seconds: float) -> tuple[float, FloatArray, FloatArray]:
     """Returns a bound on the share, the columns' rates in some unit, and each column's reduced cost per input.
 
-    Replicas may be fractional. For the bound and the rates, devices that stages share are whole. For the costs they may
-    be fractional too.
+    Replicas may be fractional. For the bound and the rates, devices that segments share are whole. For the costs they
+    may be fractional too.
     """
-    weight_M, model_Q = np.array([each.weight for each in demands]), np.array([column.model for column in columns])
-    pools: dict[tuple[int, object], int] = {}
-    stages = [(q, stage) for q, column in enumerate(columns) for stage in column.stages]
-    pool_S = np.array([pools.setdefault((stage.device, stage.pool), len(pools)) for _, stage in stages])
-    column_S = np.array([q for q, _ in stages])
-    device_P, work_PQ = np.array([device for device, _ in pools]), np.zeros((len(pools), len(columns)))
-    np.add.at(work_PQ, (pool_S, column_S), [each.seconds / each.per_device for _, each in stages])
-    of_type_CP = (device_P == np.arange(len(cluster.count_C))[:, None]).astype(float)
-    work_CQ = of_type_CP @ work_PQ
-    # Units in which the rate of a column is at most 1, and so is the share.
-    unit_Q = 1 / (work_CQ / np.maximum(cluster.count_C, 1)[:, None]).max(axis=0)
-    unit = max(unit_Q[model_Q == model].max() / weight for model, weight in enumerate(weight_M))
-    served_MQ = (model_Q == np.arange(len(demands))[:, None]) * unit_Q / (weight_M[:, None] * unit)
-
-    def solved(seconds: float, *, is_integer: bool) -> tuple[Solution, IntArray, IntArray] | None:
-        """Returns the solution, and the rows of the types and of the models."""
-        program = Program()
-        rate_Q, pool_P = program.variables(len(columns)), program.variables(len(pools), is_integer=is_integer)
-        share = program.variables(1, cost=-1.0)
-        program.rows((work_PQ * unit_Q, rate_Q), (-np.eye(len(pools)), pool_P), upper=0.0)
-        type_R = program.rows((of_type_CP, pool_P), upper=cluster.count_C)
-        model_R = program.rows((-served_MQ, rate_Q), (np.ones((len(demands), 1)), share), upper=0.0)
-        solution = program.minimum(seconds)
-        return None if solution is None else (solution, type_R, model_R)
-
-    relaxed = solved(np.inf, is_integer=False)
-    assert relaxed is not None, "using no device keeps all limits"
-    found, type_R, model_R = relaxed
-    bound, price_R = -found.objective, -found.duals
+    found = master.solved(np.inf, whole="")
+    bound, price_R = -found.objective, -found.duals[len(master.work_PQ) :]
+    type_C, model_M = np.split(price_R, [len(master.count_C)])
     with suppress(TimeoutError):
-        whole = solved(seconds, is_integer=True)
-        if whole is not None:
-            bound, found = min(bound, -whole[0].bound), whole[0]
-    reduced_Q = price_R[type_R] @ work_CQ - (price_R[model_R] / (weight_M * unit))[model_Q]
-    return float(bound * unit), found.values[: len(columns)], reduced_Q
+        found = master.solved(seconds, whole="devices")
+        bound = min(bound, -found.bound)
+    reduced_Q = type_C @ master.work_CQ - (model_M / (master.weight_M * master.unit))[master.model_Q]
+    return float(bound * master.unit), found.values[: len(master.columns)], reduced_Q
 
 
-def _in_turns(columns: Sequence[Column], reduced_Q: FloatArray, model: int) -> list[int]:
+def _in_turns(columns: Sequence[Pipeline], reduced_Q: FloatArray, model: int) -> list[int]:
     """Orders a model's columns: the best of each sequence of types, then the second best of each, and so on."""
     num_before: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, float, int]] = []
     for q in np.argsort(reduced_Q, kind="stable").tolist():
         if columns[q].model == model:
-            types = tuple(stage.device for stage in columns[q].stages)
+            types = tuple(device for device, _ in columns[q].hosts)
             num_before[types] = num_before.get(types, -1) + 1
             turns.append((num_before[types], float(reduced_Q[q]), q))
     return [q for *_, q in sorted(turns)]

@@ -1,6 +1,6 @@
 """Solves PPipe's 48 problems (USENIX ATC '25): several models, each in several pipelines, on two types of GPUs.
 
-Pipelines are columns of the master problem (`experiments.planning.pipelines`, `optimizer.search.master`). The output
+Pipelines are columns of a master problem (`experiments.planning.pipelines`). The output
 compares with PPipe's own planner (v4, Gurobi), its baseline without splits (bl), and DART-r. Then the same problems
 are solved with exits: a ramp after every block, with the survival of a ResNet's records at the same depths. Each plan
 without exits is checked against the measured tables.
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from experiments.kit import print_table
 from experiments.planning.pipelines import Pipeline, Segments, best_mixture, best_pipelines
 from experiments.problems import PROBLEMS
 from optimizer.problems.problem_file import read_problem
-from optimizer.search.master import Cluster, Demand
 from optimizer.search.step import FloatArray
 
 Tables = Mapping[str, Sequence[Sequence[float]]]
@@ -69,23 +69,22 @@ def solve(problem: Mapping[str, Any], tables: Tables, survival_N: FloatArray | N
     """
     begin = time.perf_counter()
     names, models = tuple(problem["gpus"]), problem["models"]
-    candidates = [
-        (place, pipeline)
+    columns = [
+        replace(pipeline, model=place, whole_devices=model["whole_gpus"])
         for place, model in enumerate(models)
         for survival in ([None] if survival_N is None else [None, survival_N])
         for count in range(1, model["max_parts"] + 1)
         for pipeline in best_pipelines(segments_of(model, names, tables, survival), count)
     ]
-    if len({place for place, _ in candidates}) < len(models):  # a model has no pipeline within its SLO
+    if len({column.model for column in columns}) < len(models):  # a model has no pipeline within its SLO
         return {"id": problem["id"], "objective": 0.0, "gap": 0.0, "seconds": 0.0, "pipelines": [[] for _ in models]}
-    columns = [pipeline.column(place, whole_devices=models[place]["whole_gpus"]) for place, pipeline in candidates]
-    cluster = Cluster(count_C=np.array([float(problem["gpus"][name]) for name in names]), usd_C=np.zeros(len(names)))
-    demands = [Demand(weight=model["weight"], most_chains=None) for model in models]
-    objective, bound, replicas_of = best_mixture(columns, demands, cluster, SECONDS)
+    weight_M = np.array([float(model["weight"]) for model in models])
+    count_C = np.array([float(problem["gpus"][name]) for name in names])
+    objective, bound, replicas_of = best_mixture(columns, weight_M, count_C, SECONDS)
     plans_M: list[list[list[dict[str, Any]]]] = [[] for _ in models]
     for q, replicas in replicas_of.items():
-        place, pipeline = candidates[q]
-        plans_M[place].append(described(pipeline, replicas, models[place], names, tables))
+        place = columns[q].model
+        plans_M[place].append(described(columns[q], replicas, models[place], names, tables))
     return {
         "id": problem["id"],
         "objective": objective,

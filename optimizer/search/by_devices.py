@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.search.master import MARGIN, TOLERANCE, Cluster, Column, Demand, Mixture
+from optimizer.search.master import MARGIN, TOLERANCE, Column, Demand, Mixture
 from optimizer.search.step import FloatArray, IntArray
 
 MAX_USES = 4000
@@ -34,23 +34,23 @@ class Option:
     """The rate from which batches fill in time."""
 
 
-def is_small(cluster: Cluster) -> bool:
+def is_small(demand: Demand) -> bool:
     """Returns whether mixtures are found by a dynamic program."""
-    return float(np.prod(cluster.count_C + 1)) <= MAX_USES
+    return float(np.prod(demand.count_C + 1)) <= MAX_USES
 
 
-def mixture_by_devices(columns: Sequence[Column], demand: Demand, cluster: Cluster) -> tuple[bool, Mixture | None]:
+def mixture_by_devices(columns: Sequence[Column], demand: Demand) -> tuple[bool, Mixture | None]:
     """Returns whether the best mixture was found, and the mixture. None: there is none.
 
     The cost is minimized if the model requires a rate; otherwise, the rate is maximized. The best mixture is not found
     if at the required rate the batches of the cheapest chains would fill too slowly.
     """
-    options = fastest_options(columns, demand, cluster)
-    rate_U, chosen_KU = _combined(options, cluster, demand.most_chains)
-    usd_U = np.tensordot(cluster.usd_C, np.indices(rate_U.shape), axes=1)
+    options = fastest_options(columns, demand)
+    rate_U, chosen_KU = _combined(options, demand)
+    usd_U = np.tensordot(demand.usd_C, np.indices(rate_U.shape), axes=1)
     required = demand.rate_per_s
     enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
-    is_possible_U = (rate_U >= enough) & (usd_U <= cluster.budget * (1 + TOLERANCE))
+    is_possible_U = (rate_U >= enough) & (usd_U <= demand.budget * (1 + TOLERANCE))
     if not is_possible_U.any():
         return True, None
     best = int(np.argmin(np.where(is_possible_U, -rate_U if required is None else usd_U, np.inf)))
@@ -66,22 +66,20 @@ def mixture_by_devices(columns: Sequence[Column], demand: Demand, cluster: Clust
     )
 
 
-def fastest_options(columns: Sequence[Column], demand: Demand, cluster: Cluster) -> dict[Use, Option]:
+def fastest_options(columns: Sequence[Column], demand: Demand) -> dict[Use, Option]:
     """Returns the fastest option for each use of devices by one chain."""
     fastest: dict[Use, Option] = {}
     for q, column in enumerate(columns):
-        device_S = np.array([stage.device for stage in column.stages])
-        seconds_S = np.array([stage.seconds for stage in column.stages])
-        wait_S = np.array([stage.wait for stage in column.stages])
-        counts = [np.arange(1, cluster.count_C[device] + 1) for device in device_S]
+        device_S, seconds_S, wait_S = np.array(column.devices), np.array(column.seconds), np.array(column.waits)
+        counts = [np.arange(1, demand.count_C[device] + 1) for device in device_S]
         rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, seconds_S, strict=True) if s > 0]))
         replicas_RS = np.maximum(np.ceil(np.outer(rate_R, seconds_S) * (1 - TOLERANCE)), 1.0)
-        used_RC = replicas_RS @ (device_S[:, None] == np.arange(len(cluster.count_C)))
+        used_RC = replicas_RS @ (device_S[:, None] == np.arange(len(demand.count_C)))
         # Above 0, so that without any room only columns that never wait are possible.
         room_s = max((demand.limit_s - column.latency_s) * (1 - MARGIN), 1e-300)
         least_R = (column.fill + replicas_RS @ wait_S) / room_s
         highest_R = rate_R if demand.rate_per_s is None else np.minimum(rate_R, demand.rate_per_s)
-        is_possible_R = (used_RC <= cluster.count_C).all(axis=1) & (least_R <= highest_R)
+        is_possible_R = (used_RC <= demand.count_C).all(axis=1) & (least_R <= highest_R)
         for r in np.flatnonzero(is_possible_R):
             use = tuple(int(count) for count in used_RC[r])
             if use not in fastest or rate_R[r] > fastest[use].rate:
@@ -90,16 +88,14 @@ def fastest_options(columns: Sequence[Column], demand: Demand, cluster: Cluster)
     return fastest
 
 
-def _combined(
-    options: Mapping[Use, Option], cluster: Cluster, most_chains: int | None
-) -> tuple[FloatArray, list[IntArray]]:
+def _combined(options: Mapping[Use, Option], demand: Demand) -> tuple[FloatArray, list[IntArray]]:
     """Returns the highest rate of any mixture on at most these devices, and the option that was added for each chain.
 
     -1: the mixture has no further chain.
     """
-    rate_U = np.zeros([int(count) + 1 for count in cluster.count_C])
+    rate_U = np.zeros([int(count) + 1 for count in demand.count_C])
     chosen_KU: list[IntArray] = []
-    while most_chains is None or len(chosen_KU) < most_chains:
+    for _ in range(demand.most_chains):
         earlier_U, rate_U, chosen_U = rate_U, rate_U.copy(), np.full(rate_U.shape, -1)
         for index, (use, option) in enumerate(options.items()):
             left = tuple(slice(size - count) for size, count in zip(rate_U.shape, use, strict=True))

@@ -34,7 +34,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Cluster, Column, Demand, StageWork, rate_of_replicas, solve_master
+from optimizer.search.master import Column, Demand, solve_master
 from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.search.relaxation import DualBound, Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
@@ -106,7 +106,7 @@ def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
     """Returns the chain that a label at the model's end represents."""
     moves, path = graph.moves, trace(labels, label)
     latency_s, fill, seconds, wait = 0.0, 0.0, 0.0, 0.0
-    works: list[StageWork] = []
+    stages: list[tuple[int, float, float]] = []
     is_first = True
     for move, ends in path:
         latency_s += float(moves.seconds_M[move] + moves.cross_M[move])
@@ -119,9 +119,10 @@ def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
         if ends:  # after the last stage, there is no hop
             seconds = max(seconds, float(moves.hop_work_M[move]))
             latency_s += float(moves.hop_M[move])
-            works.append(StageWork(device=int(moves.device_M[move]), seconds=seconds, wait=wait))
+            stages.append((int(moves.device_M[move]), seconds, wait))
             seconds, wait = 0.0, 0.0
-    column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
+    devices, seconds_S, waits = zip(*stages, strict=True)
+    column = Column(devices=devices, seconds=seconds_S, waits=waits, latency_s=latency_s, fill=fill)
     return PricedChain(stages=graph.stages_of(path), column=column, price=float(labels.float_LF[label, TOTAL]))
 
 
@@ -130,7 +131,7 @@ def most_promising(candidates: Sequence[PricedChain], most: int) -> list[PricedC
     num_before: Counter[tuple[int, ...]] = Counter()
     turns: list[tuple[int, PricedChain]] = []
     for chain in sorted(dict.fromkeys(candidates), key=lambda chain: chain.price):
-        types = tuple(stage.device for stage in chain.column.stages)
+        types = chain.column.devices
         turns.append((num_before[types], chain))
         num_before[types] += 1
     return [chain for _, chain in sorted(turns, key=lambda turn: turn[0])[:most]]
@@ -162,7 +163,7 @@ class ChainSearch:
     problem: PlanProblem
     space: Space
     relaxation: Relaxation
-    _cluster: Cluster = field(init=False)
+    _demand: Demand = field(init=False)
     _graph: Graph = field(init=False)
     _best: MixedPlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
@@ -175,9 +176,15 @@ class ChainSearch:
     """Whether a master problem reached its time limit without a solution, so that having none proves nothing."""
 
     def __post_init__(self) -> None:
-        planes, budget = self.relaxation.planes, self.problem.budget_usd_per_hour
-        budget = math.inf if budget is None else budget
-        self._cluster = Cluster(count_C=planes.count_C, usd_C=planes.usd_C, budget=budget)
+        problem, planes = self.problem, self.relaxation.planes
+        self._demand = Demand(
+            count_C=planes.count_C,
+            usd_C=planes.usd_C,
+            budget=math.inf if problem.budget_usd_per_hour is None else problem.budget_usd_per_hour,
+            limit_s=problem.slo.limit_s,
+            rate_per_s=problem.required_per_s,
+            most_chains=min(problem.most_chains, self.space.most_chains),
+        )
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
@@ -226,7 +233,7 @@ class ChainSearch:
             part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
             chains = [] if is_whole else price_chains(part, limits)[1]
-            chains += self._chains_at_rates(part, limits._replace(count_C=self._cluster.count_C))
+            chains += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C))
             if len(names) == 1 and self.problem.required_per_s is None:
                 best = self._mixture(most_promising(chains, self._most_columns), 1)
                 self._best_of_types += () if best is None else best.used
@@ -235,7 +242,7 @@ class ChainSearch:
 
     def _sets_of_types(self) -> list[tuple[str, ...]]:
         """Returns the sets of accelerator types on which chains are searched."""
-        if self._most_chains == 1 or not self.space.several_stages:
+        if self._demand.most_chains == 1 or not self.space.several_stages:
             return [self._names]
         sizes = (1, 2, len(self._names)) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1, len(self._names))
         return list(dict.fromkeys(part for size in sizes for part in combinations(self._names, size)))
@@ -245,7 +252,7 @@ class ChainSearch:
         limits, required_per_s = limits._replace(is_whole=True), self.problem.required_per_s
         most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
         if required_per_s is not None:
-            limits = limits._replace(price_C=self._cluster.usd_C.astype(float), price_latency=0.0)
+            limits = limits._replace(price_C=self._demand.usd_C.astype(float), price_latency=0.0)
             return _search(graph, limits, most, per_group)[1]
         priced: list[PricedChain] = []
         high, step = limits.rate, FIRST_STEP
@@ -270,7 +277,7 @@ class ChainSearch:
         figures = best.plan.figures
         chains = chains_of(best.plan.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self._cluster.count_C.copy()
+            left_C = self._demand.count_C.copy()
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
@@ -298,11 +305,7 @@ class ChainSearch:
 
     @property
     def _most_columns(self) -> int:
-        return MAX_COLUMNS_BY_DEVICES if is_small(self._cluster) else MAX_COLUMNS
-
-    @property
-    def _most_chains(self) -> int:
-        return min(self.problem.most_chains, self.space.most_chains)
+        return MAX_COLUMNS_BY_DEVICES if is_small(self._demand) else MAX_COLUMNS
 
     def _limits(self, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
@@ -315,13 +318,13 @@ class ChainSearch:
     def _improve(self, candidates: Sequence[PricedChain]) -> None:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
         most = self._most_columns
-        several = candidates if len(candidates) <= self._most_chains * most else most_promising(candidates, most)
+        several = candidates if len(candidates) <= self._demand.most_chains * most else most_promising(candidates, most)
         tried = list(dict.fromkeys([*self._best_of_types, *several]))
         if self._best is not None and self._tried.issuperset(tried):
             return
         self._tried = frozenset(tried)
         # Mixtures of a single chain are solved as well, because a larger master problem may reach its time limit.
-        for most_chains in sorted({1, self._most_chains}):
+        for most_chains in sorted({1, self._demand.most_chains}):
             mixture = self._mixture(tried, most_chains)
             if mixture is None:
                 continue
@@ -335,23 +338,22 @@ class ChainSearch:
         """Returns the best feasible mixture of candidates, or None if none was found."""
         if not candidates:
             return None
-        limit_s, required_per_s = self.problem.slo.limit_s, self.problem.required_per_s
-        demand = Demand(limit_s=limit_s, rate_per_s=required_per_s, most_chains=most_chains)
+        demand, required_per_s = replace(self._demand, most_chains=most_chains), self.problem.required_per_s
         columns, is_solved, mixture = [each.column for each in candidates], False, None
-        if is_small(self._cluster):
-            is_solved, mixture = mixture_by_devices(columns, demand, self._cluster)
+        if is_small(demand):
+            is_solved, mixture = mixture_by_devices(columns, demand)
         if not is_solved:
             try:
-                mixture = solve_master(columns, [demand], self._cluster, seconds=MASTER_SECONDS)
+                mixture = solve_master(columns, demand, seconds=MASTER_SECONDS)
             except TimeoutError:
                 self._is_cut_short = True
         if mixture is None or not mixture.replicas:
             return None
         stages: list[Stage] = []
         for q, counts in mixture.replicas.items():
-            rate, works = rate_of_replicas(columns[q], counts), columns[q].stages
+            rate = columns[q].rate_of(counts)
             if required_per_s is None:  # without replicas that do not raise the chain's rate
-                counts = tuple(max(1, math.ceil(rate * each.seconds * (1 - TOLERANCE))) for each in works)
+                counts = tuple(max(1, math.ceil(rate * each * (1 - TOLERANCE))) for each in columns[q].seconds)
             own = zip(candidates[q].stages, counts, strict=True)
             stages += [replace(stage, replicas=count) for stage, count in own]
         rates = [] if required_per_s is None else [mixture.rates[q] for q in mixture.replicas]
