@@ -19,11 +19,10 @@ from earlyexit.errors import InputError, OfframpError
 from offramp.client.protocol import Input, inputs_of
 from offramp.commands.options import BenchJob
 from offramp.commands.output import cell, counts_text, make_table, milliseconds_text, print_result, progress_bars
-from offramp.load.arrivals import Poisson, Uniform, parse_arrivals
+from offramp.load.arrivals import Poisson, parse_arrivals
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
 from offramp.load.sustained import LATE_SHARE, ProbeResult, Search, percentile
 
-ARRIVALS: Mapping[str, type[Poisson | Uniform]] = {"poisson": Poisson, "constant": Uniform}
 START_PER_S, PROBE_S = 50.0, 10.0
 """Defaults of the first rate of `--sustained`, and of the duration of a probe in seconds."""
 MAX_RATE_RATIO = 1000.0
@@ -34,23 +33,17 @@ PERCENTILES = (50, 90, 95, 99)
 
 def run(job: BenchJob) -> None:
     """Sends the load and prints the report; raises OfframpError if no request was answered."""
-    if not job.is_timed and job.arrivals not in ARRIVALS:
-        raise InputError(f"--arrivals {job.arrivals!r}; allowed: {', '.join(ARRIVALS)}")
-    times_s = _timed(job) if job.is_timed else None
+    times_s = None if job.sustained else _send_times(job)
     inputs, labels = _inputs(job)
     same = job.model_dump(include={"url", "inputs_per_request", "timeout_s", "seed", "retries"})
     load = partial(LoadConfig, inputs=inputs, **same)
     if job.sustained:
         _search(job, load)
         return
-    num_requests, offered_rps = job.requests or 1000, None
-    if times_s is not None:  # the rate up to the last send time
-        offered_rps = len(times_s) * job.inputs_per_request / times_s[-1]
-    elif job.rate is not None:
-        offered_rps = job.rate * job.inputs_per_request
-        times_s = _at_rate(job, job.rate, num_requests)
+    rate_per_s = job.rate if times_s is None or job.rate else len(times_s) / times_s[-1]
+    offered_rps = None if rate_per_s is None else rate_per_s * job.inputs_per_request
     concurrency = job.concurrency or 8 if times_s is None else None
-    config = load(send_times_s=times_s, concurrency=concurrency, num_requests=num_requests)
+    config = load(send_times_s=times_s, concurrency=concurrency, num_requests=job.requests or 1000)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with progress_bars() as progress:
         records = asyncio.run(run_load(config, partial(progress, "requests"), api_key=job.api_key))
@@ -71,29 +64,26 @@ def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
     return inputs_of(rows.columns), rows.labels if labelled and not rows.part_names else None
 
 
-def _timed(job: BenchJob) -> list[float]:
-    """Returns the send times that `--arrivals` and `--seconds` define; raises InputError if one of them is missing."""
-    if job.seconds is None or ":" not in job.arrivals:
-        raise InputError(
-            "--seconds goes with --arrivals that include a rate, such as poisson:100: give both or neither"
-        )
-    parsed = parse_arrivals(job.arrivals)
+def _send_times(job: BenchJob) -> list[float] | None:
+    """Returns the send times of an open loop, None for a closed one; raises InputError if there are none."""
+    if job.seconds is None:
+        return None if job.rate is None else _poisson(job, job.rate, job.requests or 1000)
+    parsed = parse_arrivals(job.arrivals or f"poisson:{job.rate}")
     for note in parsed.notes:
         print(note, file=sys.stderr)
     times_s: list[float] = parsed.process.draw(job.seconds, np.random.default_rng(job.seed)).tolist()
     if not times_s:
-        raise InputError(f"--arrivals {job.arrivals}: no request arrives in {job.seconds:g} s")
+        raise InputError(f"no request arrives in {job.seconds:g} s")
     if not times_s[-1]:
         raise InputError(f"{len(times_s)} send times are needed, one per request, the last above 0")
     return times_s
 
 
-def _at_rate(job: BenchJob, rate_per_s: float, num_requests: int) -> list[float]:
-    """Returns the send times of the first requests at a rate."""
+def _poisson(job: BenchJob, rate_per_s: float, num_requests: int) -> list[float]:
+    """Returns the send times of the first requests of a Poisson process."""
     enough = num_requests + 8 * math.sqrt(num_requests) + 16  # fewer of them arrive with a probability below 1e-9
-    process = ARRIVALS[job.arrivals](rate_per_s=rate_per_s)
-    times_s: list[float] = process.draw(enough / rate_per_s, np.random.default_rng(job.seed))[:num_requests].tolist()
-    return times_s
+    times_s = Poisson(rate_per_s=rate_per_s).draw(enough / rate_per_s, np.random.default_rng(job.seed))
+    return [*map(float, times_s[:num_requests])]
 
 
 def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
@@ -102,7 +92,7 @@ def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
     low_per_s = min(start_per_s, max(start_per_s / MAX_RATE_RATIO, 1 / seconds))  # at least one request per probe
     search = Search(start_per_s=start_per_s, low_per_s=low_per_s, high_per_s=start_per_s * MAX_RATE_RATIO)
     while (rate_per_s := search.next_rate()) is not None:
-        probe = load(send_times_s=_at_rate(job, rate_per_s, max(1, round(rate_per_s * seconds))))
+        probe = load(send_times_s=_poisson(job, rate_per_s, max(1, round(rate_per_s * seconds))))
         result = ProbeResult.of(asyncio.run(run_load(probe, api_key=job.api_key)))
         verdict = result.verdict(slo_s)
         p99 = "-" if result.p99_s is None else f"{1000 * result.p99_s:.0f}"

@@ -153,14 +153,15 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
     requests: int | None = Field(default=None, ge=1)
     """Number of requests. None: 1000, unless --seconds is given."""
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Open loop: requests per second, sent without waiting for answers. None: 50 for the first probe of --sustained."""
-    arrivals: str = Field(default="poisson", examples=["poisson", "constant"])
-    """Arrival process of an open loop: poisson or constant with --rate, or with --seconds one that includes its rate,
-    such as poisson:100 or trace:FILE,rate=100."""
+    """Open loop: requests per second, sent at random without waiting for answers. None: 50 for the first probe of
+    --sustained."""
+    arrivals: str | None = Field(default=None, examples=["uniform:100"])
+    """Open loop with another arrival process, during --seconds, such as uniform:100 or trace:FILE,rate=100. None:
+    poisson at --rate."""
     seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Duration of the load, if --arrivals includes the rate, or of each probe of --sustained. None: 10 for probes."""
+    """Duration of an open loop, instead of --requests, or of each probe of --sustained. None: 10 for probes."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: number of clients, which wait for each answer. None: 8, unless --rate is given."""
+    """Closed loop: number of clients, which wait for each answer. None: 8, without an open loop."""
     inputs_per_request: int = Field(default=1, ge=1)
     """Inputs per request."""
     slo_ms: float = Field(default=100.0, gt=0, allow_inf_nan=False)
@@ -174,21 +175,21 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
     """How often a failed request is sent again."""
     seed: Seed = 0
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether `arrivals` and `seconds` define the load, without `rate`, `concurrency` or `requests`."""
-        return not self.sustained and (":" in self.arrivals or self.seconds is not None)
-
     def check(self) -> None:
-        if self.sustained and (self.requests, self.concurrency, self.arrivals) != (None, None, "poisson"):
-            raise InputError("--sustained chooses its own loads: leave out --requests, --concurrency and --arrivals")
-        if self.rate is not None and self.concurrency is not None:
-            raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other: give one of them")
-        if self.is_timed and (self.rate, self.concurrency, self.requests) != (None, None, None):
+        if self.sustained:
+            if (self.requests, self.concurrency, self.arrivals) != (None, None, None):
+                raise InputError(
+                    "--sustained chooses its own loads: leave out --requests, --concurrency and --arrivals"
+                )
+            return
+        if [self.rate, self.arrivals, self.concurrency].count(None) < 2:
             raise InputError(
-                "--arrivals and --seconds, such as poisson:100 and 60, define the load: leave out --rate, "
-                "--concurrency and --requests"
+                "--rate and --arrivals (open loops) and --concurrency (closed loop) exclude each other: give one of "
+                "them"
             )
+        is_open, ends = self.concurrency is None and (self.rate or self.arrivals), (self.requests, self.seconds)
+        if (self.seconds is not None and (not is_open or None not in ends)) or (self.arrivals and self.seconds is None):
+            raise InputError("--seconds is the duration of --arrivals, or of --rate instead of --requests")
 
 
 class PredictJob(JsonOption, ServerOptions, RowOptions):
