@@ -24,11 +24,11 @@ from offramp.commands.output import make_table, milliseconds, print_result, prog
 from offramp.commands.plan import NO_PLAN, answer
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
-from optimizer.calibration.calibration_file import check_policy, read_calibration_file
+from optimizer.calibration.calibration_file import check_policy, policy_of_records, read_calibration_file
 from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violations
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.steps import sequence_figures
-from optimizer.plans.plan import Plan, PolicySpec, policy_of_score
+from optimizer.plans.plan import Plan, PolicySpec
 from optimizer.plans.plan_file import ModelShape, build_plan, plan_document, policy_document
 from optimizer.problems.entries import tokens_of
 from optimizer.problems.networks import survival_with
@@ -38,7 +38,6 @@ from optimizer.problems.tokens import in_tokens
 from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
 from profiles.lengths import Lengths
-from profiles.networks import decay_of
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
 from profiles.scores import SCORES, FloatArray
@@ -103,12 +102,12 @@ Thresholds = float | Mapping[int, float]
 
 
 def draw_inputs(
-    job: SimulateJob, file: ProblemFile, plan: Plan, thresholds: Thresholds | None, lengths: ParsedLengths | None
+    job: SimulateJob, file: ProblemFile, plan: Plan, thresholds: Thresholds | None
 ) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """Returns inputs as fields of the scenario, with a description of them as text and as JSON data.
 
-    They are drawn from exit records (those of the job, the plan or the problem), or by survival. `lengths`: those of
-    the job. Raises DataError for records of another model, and InputError if there are no thresholds, or unknown ones.
+    They are drawn from exit records (those of the job, the plan or the problem), or by survival. Raises DataError for
+    records of another model, and InputError if there are no thresholds, or unknown ones.
     """
     rng, named_records = np.random.default_rng([job.seed, 1]), _find_records(job.records, file, plan)
     if named_records is None:
@@ -126,7 +125,7 @@ def draw_inputs(
         document = {"from": "records", "records": name, "recorded": len(records), "policy": rule}
     fields: dict[str, Any] = {"decisions": decisions, "rows_N": rows_N}
     if file.problem.lengths is not None:
-        fields["lengths_R"], text = _row_lengths(file.problem.lengths, decisions.num_rows, lengths, tokens_R, job.seed)
+        fields["lengths_R"], text = _row_lengths(job, file.problem.lengths, decisions.num_rows, tokens_R)
         description, document = f"{description}; lengths: {text}", document | {"lengths": text}
     return fields, description, document
 
@@ -162,7 +161,7 @@ def _exit_decisions(
             raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
         if missing := sorted(set(ramps) - set(given)):
             raise InputError(f"--thresholds: none for the plan's ramps {missing}")
-        policy = policy_of_score(records.score, given, records.confidences, decay=decay_of(records))
+        policy = policy_of_records(records, given)
     policy = policy or file.policy(ramps)
     if not ramps:
         return recorded(records, {}), "no ramp is active"
@@ -198,18 +197,20 @@ NORMAL = TypeAdapter(tuple[FiniteFloat, FiniteFloat, int, int])
 """Mean, variance, lowest and highest value of `--lengths`."""
 
 
-ParsedLengths = tuple[IntArray, str]
-"""Value of `--lengths`: numbers of tokens (N), and a description."""
+def with_lengths(file: ProblemFile, job: SimulateJob) -> ProblemFile:
+    """Returns the problem with the lengths of `--lengths`, which are read from a file or drawn.
 
-
-def parse_lengths(text: str, seed: int) -> ParsedLengths:
-    """Parses `--lengths`: reads lengths from a file, or draws them; raises InputError."""
+    Raises InputError for invalid lengths, and if the problem's latencies do not cover them.
+    """
+    text = job.lengths
+    if text is None:
+        return file
     try:
-        if "," not in text:
+        if "," in text:
+            mean, variance, low, high = NORMAL.validate_python(text.split(","))
+            tokens_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=low, high=high, seed=job.seed)
+        else:
             tokens_N = tokens_of(Path(text))
-            return tokens_N, f"{len(tokens_N)} lengths of {text}, drawn at random"
-        mean, variance, low, high = NORMAL.validate_python(text.split(","))
-        drawn_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=low, high=high, seed=seed)
     except ValidationError as error:
         raise InputError(
             f"--lengths {text!r}: it must be a file, or mean,variance,low,high, four finite numbers, of which low and "
@@ -217,35 +218,22 @@ def parse_lengths(text: str, seed: int) -> ParsedLengths:
         ) from error
     except DataError as error:
         raise InputError(f"--lengths {text}: {error}") from error
-    return drawn_N, f"normal: mean {mean:g}, variance {variance:g}, {low:g} to {high:g}"
-
-
-def with_lengths(file: ProblemFile, lengths: ParsedLengths | None) -> ProblemFile:
-    """Returns the problem with these lengths; raises InputError if its latencies do not cover them."""
-    if lengths is None:
-        return file
     try:
-        problem = replace(file.problem, lengths=Lengths.of(lengths[0].tolist()), batches=None)
+        problem = replace(file.problem, lengths=Lengths.of(tokens_N.tolist()), batches=None)
         in_tokens(problem)
     except (PlanError, DataError) as error:
         raise InputError(f"--lengths: {error}") from error
     return replace(file, problem=problem)
 
 
-def _row_lengths(
-    lengths: Lengths, num_rows: int, given: ParsedLengths | None, tokens_R: IntArray | None, seed: int
-) -> tuple[IntArray, str]:
-    """Returns the lengths of all rows (those `given`, the recorded ones, or the problem's), and a description."""
-    rng = np.random.default_rng([seed, STREAM])
-    if given is not None:
-        lengths_R, origin = rng.choice(given[0], num_rows), given[1]
-    elif tokens_R is not None:
-        lengths_R, origin = tokens_R, "as recorded"
-    elif lengths.shares is None:
-        lengths_R, origin = np.full(num_rows, _drawn(lengths, 1, rng)), "the problem's mean for all"
+def _row_lengths(job: SimulateJob, lengths: Lengths, num_rows: int, tokens_R: IntArray | None) -> tuple[IntArray, str]:
+    """Returns the lengths of all rows, the recorded ones or else those of the job or the problem, and a description."""
+    if tokens_R is None or job.lengths is not None:
+        tokens_R = np.resize(_drawn(lengths, num_rows, np.random.default_rng([job.seed, STREAM])), num_rows)
+        origin = "the problem's" if job.lengths is None else f"--lengths {job.lengths}"
     else:
-        lengths_R, origin = _drawn(lengths, num_rows, rng), "drawn from the problem's"
-    return lengths_R.astype(np.int64), f"{origin}, {lengths_R.mean():.4g} tokens on average"
+        origin = "as recorded"
+    return tokens_R.astype(np.int64), f"{origin}, {tokens_R.mean():.4g} tokens on average"
 
 
 def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
@@ -299,10 +287,9 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     """
     thresholds = None if job.thresholds is None else parse_thresholds(job.thresholds)
     order = parse_order(job.order)
-    lengths = None if job.lengths is None else parse_lengths(job.lengths, job.seed)
     read = read_problem(job.problem)
     check_sequences(job, read.problem)
-    file = with_lengths(read, lengths)
+    file = with_lengths(read, job)
     arrivals = parse_arrivals(job.arrivals)
     if job.plan is not None:
         plan = plan_of_file(job.plan, file.problem)
@@ -318,7 +305,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     if order is not None:
         plan = replace(plan, order=order)
     source = f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
-    fields, description, inputs = draw_inputs(job, file, plan, thresholds, lengths)
+    fields, description, inputs = draw_inputs(job, file, plan, thresholds)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
         predicted = evaluate(file.problem, plan.stages)
         scenario = Scenario(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from earlyexit.errors import DataError, first_mistake
 from optimizer.calibration.risk import Metric
 from optimizer.plans.plan import PolicySpec, policy_of_score
-from profiles.networks import check_decay_of, check_weights
+from profiles.networks import check_decay_of, check_weights, decay_of, weights_of
 from profiles.records import ExitRecords
 from profiles.scores import Score
 
@@ -87,6 +87,11 @@ def read_calibration_file(path: Path) -> CalibrationCard:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise DataError(f"{path}: {first_mistake(error, 'the file')}; calibrate again") from error
+
+
+def policy_of_records(records: ExitRecords, thresholds: Mapping[int, float]) -> PolicySpec:
+    """Returns the policy with which the scores were recorded, and these thresholds."""
+    return policy_of_score(records.score, thresholds, records.confidences, weights_of(records), decay_of(records))
 
 
 def check_policy(policy: PolicySpec, whose: str, records: ExitRecords, name: str, ramps: Iterable[int]) -> None:

@@ -13,8 +13,9 @@ from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import InputError, PlanError, within
 from earlyexit.named import Fill
+from optimizer.calibration.calibration_file import policy_of_records
 from optimizer.generation.demand import Generation, KvMemory
-from optimizer.plans.plan import PolicySpec, policy_of_score
+from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import MOST_CHAINS, Order
 from optimizer.problems.entries import (
     FileBytes,
@@ -41,7 +42,7 @@ from optimizer.problems.problem import (
 from optimizer.problems.survival_file import BatchesDocument, FileSurvival, Recorded, RecordsDocument
 from optimizer.problems.tokens import in_tokens
 from profiles.lengths import MOST_TOKENS, Lengths, Pairs, grouped, read_sequences
-from profiles.networks import decay_of, prune_of, survival_of, weights_of
+from profiles.networks import prune_of, survival_of
 from profiles.table import LatencyTable, Seconds
 
 OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
@@ -72,8 +73,7 @@ class ProblemFile:
         """Returns the exit policy of the records for these ramps, or None without records."""
         if self.recorded is None:
             return None
-        records, thresholds = self.recorded.records, {ramp: self.recorded.thresholds[ramp] for ramp in ramps}
-        return policy_of_score(records.score, thresholds, records.confidences, weights_of(records), decay_of(records))
+        return policy_of_records(self.recorded.records, {ramp: self.recorded.thresholds[ramp] for ramp in ramps})
 
 
 def read_problem(path: Path) -> ProblemFile:

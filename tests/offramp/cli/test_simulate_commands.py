@@ -64,7 +64,7 @@ def test_lengths_make_batches_of_tokens_and_their_spread_is_reported(problem: Pa
     assert 0 < lengths["fill"] <= 1
     assert lengths["spread"] >= 1
     assert found["predicted"]["rate_per_s"] > 3000  # of 32 tokens each it is 2667
-    assert "lengths: normal: mean 20, variance 100, 3 to 100" in found["notes"][0]
+    assert "lengths: --lengths 20,100,3,100, " in found["notes"][0]
     assert run("simulate", problem, "--arrivals", "poisson:500", "--duration", 2, "--lengths", "20,100,3,100") == 0
     said = capsys.readouterr().out
     assert "128 tokens" in said
