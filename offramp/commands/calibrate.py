@@ -387,7 +387,8 @@ def _mixed_if_useful(recorded: CalibrationData, outputs: Mapping[int, Tensor], c
     if alone.score == "share":
         raise DataError("ensembles need the policy entropy or confidence, not share")
     promised = promised_records(alone, recorded.job)
-    sure_NR = alone.sure_NR(likely_thresholds(promised.subset(design), recorded.job.budget, recorded.costs))
+    likely = likely_thresholds(promised.subset(design), recorded.job.budget, recorded.costs)
+    sure_NR = alone.sure_NR({} if likely is None else likely.thresholds)
     until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
     goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
     weights, results = find_ensemble(outputs, chain, truth_N, goes_on_NE, design)

@@ -21,7 +21,7 @@ from offramp.commands.output import provenance
 from optimizer.calibration.calibration_file import AMONG, CalibrationCard
 from optimizer.calibration.risk import Guarantee, Metric
 from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, sequences_of
-from optimizer.calibration.thresholds import design_rows, few_ramps, learn_then_test, split_rows
+from optimizer.calibration.thresholds import Calibration, design_rows, few_ramps, learn_then_test, split_rows
 from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
 from profiles.networks import decay_of, prune_of, weights_of
@@ -231,11 +231,11 @@ def constant_accuracy(task: Task, truth_N: ValueArray) -> float | None:
 
 
 def likely_thresholds(
-    design: ExitRecords, budget: float, block_costs: Sequence[float] | None = None
-) -> Mapping[int, float]:
-    """Returns estimated thresholds for a budget, without a guarantee; raises DataError for too few rows."""
+    rows: ExitRecords, budget: float, block_costs: Sequence[float] | None = None
+) -> Calibration | None:
+    """Returns estimated thresholds for a budget and their outcome, without a guarantee; None for too few rows."""
     guarantee = Guarantee(budget=budget, confidence=EVEN_ODDS)
-    return learn_then_test(design, design, guarantee, block_costs).thresholds
+    return learn_then_test(rows, rows, guarantee, block_costs) if len(rows) >= guarantee.least_inputs else None
 
 
 def work_share(

@@ -154,12 +154,8 @@ def warnings_on(
     if any(bool(each.isnan().any()) for each in outputs.values()):
         return ["the model's outputs are NaN, because training diverged: train again with a lower --learning-rate"]
     records = join_records([(range(len(truth_N)), outputs)], choose_score(task, None), task, truth_N)
-    try:
-        outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
-    except DataError:  # too few rows for an estimate
-        saved = None
-    else:
-        saved = 1 - work_share(outcome.survival, block_costs)
+    likely = likely_thresholds(records, CalibrateJob().budget, block_costs)
+    saved = None if likely is None else 1 - work_share(likely.tested.survival, block_costs)
     return warnings_of(records.outcome({}).full_accuracy, constant_accuracy(task, truth_N), saved, model)
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from earlyexit.errors import DataError
-from profiles.scores import FloatArray
 
 Metric = Literal["agreement", "harm", "sequences"]
 """The bounded loss. `agreement`: disagreement with the full model. `harm`: wrong answers where the full model is right,
@@ -57,10 +56,6 @@ class Guarantee:
     def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:
         """Returns whether the total loss of the inputs rejects the hypothesis of a mean loss above the budget."""
         return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.may_fail
-
-    def num_accepted(self, totals: FloatArray, num_inputs: int, *, zero_one: bool) -> int:
-        """Returns how many of ascending total losses the test accepts."""
-        return bisect_left(totals, True, key=lambda total: not self.holds(float(total), num_inputs, zero_one=zero_one))
 
 
 def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool) -> float:

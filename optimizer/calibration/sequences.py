@@ -5,7 +5,6 @@ The path and the test are those for independent inputs, with the bounded loss of
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,14 +20,13 @@ LOG_PRICES = np.linspace(-12.0, 0.0, 200)
 
 
 def sequences_of(records: ExitRecords) -> list[IntArray]:
-    """Returns the rows of each sequence, in order; raises DataError if the records are not of sequences."""
+    """Returns the rows of each sequence, in order; raises DataError if they do not lie one after the other."""
     return np.split(np.arange(len(records)), _starts(records)[1:])
 
 
 def _starts(records: ExitRecords) -> IntArray:
     """Returns the first row of each sequence."""
-    if records.sequences_N is None:
-        raise DataError("these exit records do not assign tokens to sequences; record generations instead")
+    assert records.sequences_N is not None, "the records are of sequences"
     starts_S = np.flatnonzero(np.diff(records.sequences_N, prepend=records.sequences_N[0] - 1))
     numbers = records.sequences_N[starts_S]
     if len(set(numbers.tolist())) != len(numbers):
@@ -56,20 +54,8 @@ def bounded_losses(records: ExitRecords, thresholds: Mapping[int, float]) -> Flo
 def learn_then_test_sequences(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> dict[int, float]:
     """Returns the last thresholds on the path whose mean bounded loss the test accepts; empty if it accepts none.
 
-    This is CALM's test (Schuster et al. 2022, section 4). Raises DataError for too few sequences.
+    This is CALM's test (Schuster et al. 2022, section 4).
     """
-    num_sequences = len(_starts(tested))
-    if num_sequences < guarantee.least_inputs:
-        raise DataError(
-            f"{num_sequences} sequences cannot show a mean loss of {guarantee.budget:.1%} with confidence "
-            f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
-        )
-    path = lay_path(design)
-
-    def fails(log_price: float) -> bool:
-        total = float(bounded_losses(tested, path.thresholds(log_price)).sum())
-        return not guarantee.holds(total, num_sequences, zero_one=False)
-
-    # Losses never fall along the path, so bisection finds the first failure of the tests in order.
-    passed = bisect_left(LOG_PRICES, True, key=fails)
-    return path.thresholds(LOG_PRICES[passed - 1]) if passed else {}
+    return lay_path(design).last_passing(
+        LOG_PRICES, lambda thresholds: bounded_losses(tested, thresholds), guarantee, zero_one=False
+    )

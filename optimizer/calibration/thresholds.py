@@ -17,9 +17,9 @@ which a tested input may first leave, so only these prices are examined.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -72,63 +72,24 @@ def learn_then_test(
     *,
     others: Sequence[ExitRecords] = (),
 ) -> Calibration:
-    """Returns the last thresholds on the path that the test accepts; raises DataError for too few inputs.
+    """Returns the last thresholds on the path that the test accepts; none for fewer inputs than the test needs.
 
     The guarantee bounds the mean of `losses_NR` and `end_losses_N`, whatever they measure. If the full model alone
     exceeds the budget, no ramp gets a threshold, and `worst_loss` is its loss. `block_costs` are those of `lay_path`.
     `others` are further views of the tested inputs, such as those of plans without some networks of an ensemble. An
     input counts with its largest loss over all views.
     """
-    if len(tested) < guarantee.least_inputs:
-        raise DataError(
-            f"{len(tested)} calibration inputs cannot show agreement of {1 - guarantee.budget:.1%} with confidence "
-            f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
-        )
-    path = lay_path(design, block_costs)
-    views = (tested, *others)
-    for log_price in _last_passing_prices(path, views, guarantee):
-        thresholds = path.thresholds(log_price)
-        total = float(_worst_losses_N(views, thresholds).sum())
-        # The test is repeated because policies compare in float32: rounding may move a threshold across a score.
-        if guarantee.holds(total, len(tested), zero_one=tested.zero_one):
-            return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=total / len(tested))
-    return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=float(_worst_losses_N(views, {}).mean()))
+    path, views = lay_path(design, block_costs), (tested, *others)
+    # The prices at which the loss may change. At a price of 1, that of a whole loss, every input leaves.
+    changes = np.append(np.unique([path.log_prices_NR(view) for view in views]), 0.0)
+    between = np.where(changes[1:] < 0, (changes[:-1] + changes[1:]) / 2, changes[1:])
 
+    def worst_losses_N(thresholds: Mapping[int, float]) -> FloatArray:
+        return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
 
-def _worst_losses_N(views: Sequence[ExitRecords], thresholds: Mapping[int, float]) -> FloatArray:
-    """Returns the largest loss of each input over all views."""
-    return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
-
-
-def _last_passing_prices(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> Sequence[float]:
-    """Returns the last few prices before the test fails, the highest first. Each lies between two changes of the loss.
-
-    Lower prices are needed only if rounding makes the highest ones fail.
-    """
-    log_prices_NR = np.concatenate([path.log_prices_NR(view) for view in views], axis=1)
-    losses_NR = np.concatenate([view.losses_NR for view in views], axis=1)
-    prices, totals = worst_totals(log_prices_NR, losses_NR, _worst_losses_N(views, {}))
-    count = guarantee.num_accepted(totals, len(views[0]), zero_one=views[0].zero_one)
-    steps = prices[max(count - 3, 0) : count + 1].tolist()
-    if count == len(prices):
-        steps.append(0.0)  # at the price of a whole loss, every input leaves
-    return [(low + high) / 2 if high < 0 else high for low, high in pairwise(steps)][::-1]
-
-
-def worst_totals(
-    log_prices_NR: FloatArray, losses_NR: FloatArray, end_losses_N: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Returns the prices at which an input may first leave at a ramp, ascending, and the total worst loss from each on.
-
-    An input that may not leave yet counts with the loss of the full model.
-    """
-    order_NR = log_prices_NR.argsort(1)
-    prices_NR = np.take_along_axis(log_prices_NR, order_NR, axis=1)
-    worst_NR = np.maximum.accumulate(np.take_along_axis(losses_NR, order_NR, axis=1), axis=1)
-    rises_NR = np.diff(np.maximum(worst_NR, end_losses_N[:, None]), axis=1, prepend=end_losses_N[:, None])
-    prices, group = np.unique(prices_NR, return_inverse=True)
-    rises = np.bincount(group.ravel(), weights=rises_NR.ravel(), minlength=len(prices))
-    return prices, np.asarray(end_losses_N.sum() + np.cumsum(rises), dtype=np.float64)
+    thresholds = path.last_passing(between, worst_losses_N, guarantee, zero_one=tested.zero_one)
+    worst_loss = float(worst_losses_N(thresholds).mean())
+    return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=worst_loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +113,27 @@ class Path:
             log_odds_R = np.log(-np.expm1(log_risk_R)) - log_risk_R
         sureness_R = (log_odds_R - self.offset_R) / self.slope_R
         return dict(zip(self.ramps, map(SCORES[self.score].score_at, sureness_R.tolist()), strict=True))
+
+    def last_passing(
+        self,
+        log_prices: FloatArray,
+        losses: Callable[[Mapping[int, float]], FloatArray],
+        guarantee: Guarantee,
+        *,
+        zero_one: bool,
+    ) -> dict[int, float]:
+        """Returns the thresholds at the last of ascending prices before the test fails; empty if it fails at all.
+
+        `losses` returns the loss of each tested input under some thresholds. It never falls along the path, so
+        bisection finds the first failure of the tests in order.
+        """
+
+        def fails(log_price: float) -> bool:
+            losses_N = losses(self.thresholds(log_price))
+            return not guarantee.holds(float(losses_N.sum()), len(losses_N), zero_one=zero_one)
+
+        passed = bisect_left(log_prices, True, key=fails)
+        return self.thresholds(float(log_prices[passed - 1])) if passed else {}
 
     def log_prices_NR(self, records: ExitRecords) -> FloatArray:
         """Returns the least price at which each input may leave at each ramp, as logarithms."""
@@ -237,9 +219,14 @@ def few_ramps(
         """Returns the mean cost of the blocks that an input runs if these ramps are calibrated and active."""
         columns = [design.ramps.index(ramp) for ramp in sorted(ramps)]
         log_prices_NR = all_log_prices_NR[:, columns]
-        prices, totals = worst_totals(log_prices_NR, design.losses_NR[:, columns], end_losses_N)
-        as_tested = totals * (num_tested / len(design))
-        passing = guarantee.num_accepted(as_tested, num_tested, zero_one=design.zero_one)
+        losses_NR, prices = design.losses_NR[:, columns], np.unique(log_prices_NR)
+
+        def fails(price: float) -> bool:
+            worst_N = np.where(log_prices_NR <= price, losses_NR, 0.0).max(1, initial=0.0)
+            as_tested = float(np.maximum(worst_N, end_losses_N).sum()) * (num_tested / len(design))
+            return not guarantee.holds(as_tested, num_tested, zero_one=design.zero_one)
+
+        passing = bisect_left(prices, True, key=fails)
         max_price = prices[passing - 1] if passing else -np.inf
         leaves_NE = np.column_stack([log_prices_NR <= max_price, np.ones(len(design), dtype=bool)])
         cost_E = np.array([*(spent[design.ramps[column] - first] for column in columns), spent[-1]])

@@ -13,8 +13,8 @@ import yaml
 
 from earlyexit.network.boundary import Split
 from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.sequences import learn_then_test_sequences, sequences_of
-from optimizer.calibration.thresholds import lay_path, learn_then_test
+from optimizer.calibration.sequences import sequences_of
+from optimizer.calibration.thresholds import lay_path
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.rescore import joint_reach
 from optimizer.live.tuning.base import check_tunable
@@ -181,15 +181,10 @@ CASES: dict[str, Case] = {
         f"guarantee: budget {budget}, confidence {confidence}": partial(Guarantee, budget=budget, confidence=confidence)
         for budget, confidence in ((0.0, 0.9), (1.0, 0.9), (0.01, 0.0), (0.01, 1.0))
     },
-    "thresholds: few inputs": lambda: learn_then_test(
-        synthetic(100, np.random.default_rng(0)), synthetic(229, np.random.default_rng(0)), Guarantee()
-    ),
     **{
         f"thresholds: costs {costs}": partial(lay_path, synthetic(50, np.random.default_rng(13)), costs)
         for costs in ((1.0, 1.0, 1.0), (1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, NAN))
     },
-    "sequences: few": lambda: learn_then_test_sequences(GENERATIONS, GENERATIONS, Guarantee(budget=0.1)),
-    "sequences: none recorded": lambda: sequences_of(replace(GENERATIONS, sequences_N=None)),
     "sequences: torn apart": lambda: sequences_of(replace(GENERATIONS, sequences_N=np.array([1, 1, 2, 2, 1, 1, 1]))),
     # The live planner
     "tuner: a policy without thresholds": lambda: check_tunable(PolicySpec(name="patience", patience=2)),
