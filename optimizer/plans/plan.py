@@ -292,11 +292,6 @@ class Plan:
         return self.stages[-1].end
 
     @property
-    def entry(self) -> int:
-        """The block at which inputs enter the first chain: the first block of the first network that it uses."""
-        return self.stages[0].first
-
-    @property
     def used(self) -> tuple[int, ...]:
         """Indices of the networks that any chain uses. The last network is always used."""
         return used_networks(self.networks, {split.first for split in self.splits})

@@ -111,7 +111,7 @@ def planned(*stages: Stage, networks: tuple[int, ...] = NETWORKS) -> Plan:
 )
 def test_a_plan_may_leave_out_networks(stages: list[Stage], entry: int, used: tuple[int, ...], tmp_path: Path) -> None:
     made = planned(*stages)
-    assert (made.entry, made.used, made.num_blocks) == (entry, used, 9)
+    assert (made.stages[0].first, made.used, made.num_blocks) == (entry, used, 9)
     assert sum(each.num_blocks for each in made.stages) == sum((2, 3, 4)[network] for network in used)
     write_plan(made, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
@@ -121,7 +121,7 @@ def test_a_stage_has_ranges_without_gaps_and_a_single_network_is_not_named() -> 
     assert spans((0, 1), (1, 2), (5, 9)).ranges == ((0, 2), (5, 9))
     assert spans((2, 5)).ranges == ((2, 5),)
     one = planned(spans((0, 9)), networks=())
-    assert (one.entry, one.used) == (0, (0,))
+    assert one.used == (0,)
     assert "networks" not in plan_document(one)
 
 

@@ -310,18 +310,33 @@ class Unanswered:
         """The epoch of the oldest plan under which an open call was sent; the current epoch if no call is open."""
         return min(self._num_open, default=self.chains.placed.epoch)
 
+    def enter(
+        self, route: ChainRoute, inputs: Inputs, now_s: float, watch: Watch | None, *, is_first: bool = True
+    ) -> SendCall:
+        """Returns the action that sends new inputs to a chain's first network. Probes enter the model's first one."""
+        network = 0 if watch == "probe" else route.network
+        return self.begin(route, route.starts[network], inputs, now_s, watch, enters=network, is_first=is_first)
+
     def begin(
         self,
         route: ChainRoute,
-        stage: StageRoute,
+        block: int,
         inputs: Inputs,
         now_s: float,
         watch: Watch | None,
+        payload: Any = None,
         *,
+        enters: int | None = None,
+        rows: tuple[int, ...] | None = None,
         held: Inputs | None = None,
         is_first: bool = False,
-    ) -> Call:
-        """Returns a new call that holds the inputs. `held`: the subset that it holds; the others only travel along."""
+    ) -> SendCall:
+        """Returns the action that sends inputs to the stage of a block, in a new call that holds them.
+
+        `payload`, `enters` and `rows` are those of `SendCall`. `held`: the inputs that the call holds; None: all. The
+        others only travel along.
+        """
+        stage = route.at(block)
         if held is None:
             held = inputs
         allowed_s = self.options.slo_s
@@ -339,7 +354,7 @@ class Unanswered:
         self._num_open[stage.epoch] += 1
         if is_first:
             call.counts_as_full = self.chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
-        return call
+        return SendCall(call, block, payload, enters, rows)
 
     def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
         """Records that a part of a call's reply came back, with `number` of its inputs."""

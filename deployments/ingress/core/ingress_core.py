@@ -39,8 +39,7 @@ from deployments.ingress.core.calls import (
     select,
 )
 from deployments.ingress.core.inputs import ASIDE, CALL_GRACE_S, IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.probes import Watch
-from deployments.ingress.core.routes import ChainRoute, ReplicaLoad, StageRoute, lost
+from deployments.ingress.core.routes import ChainRoute, ReplicaLoad, lost
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
@@ -196,8 +195,7 @@ class IngressCore(Unanswered):
                 inputs = chain.queue.pop_batch(route.first.budgets[0], self.placed.plan.order, now_s)
                 if inputs[0].placement is None:
                     watch = self.observations.draw(inputs, route.plan, self.options.probe_share, self._rng, now_s)
-                    call = self.begin(route, route.first, inputs, now_s, watch, is_first=True)
-                    actions.append(SendCall(call, *route.entrance(probe=call.probe)))
+                    actions.append(self.enter(route, inputs, now_s, watch))
                 else:
                     self._begin_sequences(route, inputs)
                     actions += self._send_steps(inputs, now_s)
@@ -224,7 +222,7 @@ class IngressCore(Unanswered):
         """
         holder: object = ASIDE if before is None else before
         can_observe = self.observations.can_observe(self.placed.plan.policy)
-        groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[ChainRoute, StageRoute, list[int]]] = {}
+        groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[ChainRoute, list[int]]] = {}
         displaced = []
         for row, each in enumerate(inputs):
             placement = each.placement
@@ -237,21 +235,20 @@ class IngressCore(Unanswered):
             if chain is None:
                 displaced.append(each)
                 continue
-            stage = chain.route.at(block)
-            is_probe = bool(placement.is_probe) and can_observe
-            key = is_probe, stage.slot, placement.keepers.get(stage.slot, placement.excluded)
-            groups.setdefault(key, (chain.route, stage, []))[2].append(row)
+            slot, is_probe = chain.route.at(block).slot, bool(placement.is_probe) and can_observe
+            key = is_probe, slot, placement.keepers.get(slot, placement.excluded)
+            groups.setdefault(key, (chain.route, []))[1].append(row)
         actions: Actions = []
         if displaced:
             self.observations.forget(displaced)
             actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
-        for (is_probe, *_), (route, stage, rows) in groups.items():
+        for (is_probe, *_), (route, rows) in groups.items():
             chosen = [inputs[row] for row in rows]
             if before is None:
                 actions.append(self._enter_steps(route, chosen, now_s, is_probe=is_probe))
             else:
-                call = self.begin(route, stage, chosen, now_s, before.watch)
-                actions.append(SendCall(call, block, payload, None, None if len(rows) == len(inputs) else tuple(rows)))
+                part = None if len(rows) == len(inputs) else tuple(rows)
+                actions.append(self.begin(route, block, chosen, now_s, before.watch, payload, rows=part))
         return actions
 
     def _enter_steps(self, route: ChainRoute, inputs: Inputs, now_s: float, *, is_probe: bool) -> SendCall:
@@ -264,10 +261,8 @@ class IngressCore(Unanswered):
         if is_probe:
             observed = [each for each, placement in zip(inputs, placements, strict=True) if placement.yields_token]
             self.observations.begin(observed, route.plan, "probe", now_s)
-        watch: Watch | None = "probe" if is_probe else None
         is_first = not placements[0].keepers
-        call = self.begin(route, route.first, inputs, now_s, watch, is_first=is_first)
-        return SendCall(call, *route.entrance(probe=is_probe))
+        return self.enter(route, inputs, now_s, "probe" if is_probe else None, is_first=is_first)
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
     # not have raises ExecutionError, and nothing changes.
@@ -322,16 +317,14 @@ class IngressCore(Unanswered):
         route = held[0].chain.current.route
         network = route.crossing(block, probe=call.probe)
         if network is None:
-            onward = self.begin(route, route.at(block), inputs, now_s, call.watch, held=held)
-            return [SendCall(onward, block, payload)]
+            return [self.begin(route, block, inputs, now_s, call.watch, payload, held=held)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
         start = route.starts[network]
-        entering = self.begin(route, route.at(start), awaited, now_s, call.watch)
-        actions: Actions = [SendCall(entering, start, payload, network)]
+        entering = self.begin(route, start, awaited, now_s, call.watch, payload, enters=network)
         if call.watch == "probe" and block - 1 in route.plan.prune:
-            actions += self._send_unpruned(entering, now_s)
-        return actions
+            return [entering, *self._send_unpruned(entering.call, now_s)]
+        return [entering]
 
     def is_awaited(self, call: Call, pending: PendingInput) -> bool:
         """Whether a call holds an input that is still needed: for the caller's answer, or to be observed after it."""
@@ -351,11 +344,10 @@ class IngressCore(Unanswered):
         if not copies:
             return []
         route = copies[0].chain.current.route
-        first, last = route.plan.networks[-2], len(route.plan.networks) - 1
-        reference = self.begin(route, route.at(first), copies, now_s, "unpruned")
+        last = len(route.starts) - 1
         for copy in copies:
             self._start_timer(copy.deadline_s + CALL_GRACE_S, CALL_TIMEOUT, (copy,))
-        return [SendCall(reference, first, None, last)]
+        return [self.begin(route, route.starts[last], copies, now_s, "unpruned", enters=last)]
 
     # Fail and start again
 

@@ -291,7 +291,6 @@ class ChainRoute:
         self.first = stages[0]
         self.ramps = frozenset(plan.ramps)
         self.last_split = plan.splits[-1].first
-        self.entry = plan.entry
         self.network = plan.used[0]
         """The network that inputs enter first."""
         self.starts = (0, *plan.networks[:-1])
@@ -315,10 +314,6 @@ class ChainRoute:
         if probe and self._crossings:
             return self.starts.index(block) if block in self.starts else None
         return self._crossings.get(block)
-
-    def entrance(self, *, probe: bool) -> tuple[int, None, int]:
-        """Returns block, payload and network of a `SendCall` with new inputs. Probes enter the first network."""
-        return (0, None, 0) if probe else (self.entry, None, self.network)
 
     def reserve_s(self, stage: StageRoute) -> float:
         """Returns the expected seconds of the stages after this one.

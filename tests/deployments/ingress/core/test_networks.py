@@ -37,7 +37,7 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     world.go_on(0, "a", block=2)
     assert world.log[-1] == "0 send 1: a to first for block 4 of network 2"
     [route] = [chain.route for chain in world.core.chains.active]
-    assert (route.entry, route.network, route.plan.used) == (0, 0, (0, 2))
+    assert (route.network, route.plan.used) == (0, (0, 2))
     assert [route.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
