@@ -123,14 +123,14 @@ def asking(options: Namespace) -> Iterator[Callable[[], None]]:
 def changing(options: Namespace) -> Iterator[Callable[[], object]]:
     """Serves a service file; yields what changes the batch size of its plan."""
     from deployments.local_ray.cluster import LocalCluster, serving
-    from deployments.wire.controller_link import call_controller
+    from deployments.wire.controller_link import apply_plan
     from offramp.spec.file import read_service
     from optimizer.plans.plan_file import plan_document
 
     settings = read_service(Path(options.model)).settings
     documents = cycle([plan_document(settings.plan.with_splits(batch=batch)) for batch in (4, 8)])
     with serving(settings, LocalCluster(port=options.port)):
-        yield lambda: call_controller(settings.app, "apply", next(documents), timeout_s=START_S)
+        yield lambda: apply_plan(settings.app, next(documents), hold=False, timeout_s=START_S)
 
 
 def send(url: str, body: str) -> None:

@@ -11,8 +11,8 @@ import logging
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -169,37 +169,26 @@ class ControlLoop:
                 self._update_view(failed=self._view.failed + 1)
                 self._log_failure(error)
 
-    async def replan(self, reason: str = "asked") -> dict[str, Any]:
-        """Plans now, after the current tick, and ends a hold. Returns the verdict."""
-        async with self._operation():
-            self.update_state(hold=False)
-            return await self._replan(reason)
+    async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> int:
+        """Changes to an operator's plan after the current tick, and returns its epoch.
 
-    async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> dict[str, Any]:
-        """Applies an operator's plan. `hold`: keep it until a replan is requested.
-
-        Raises PlanError for a plan that does not fit the model or the accelerators.
+        `hold`: the controller keeps it until it applies another one, or until accelerators of the plan are lost. Raises
+        PlanError for a plan that does not fit the model or the accelerators.
         """
         problem, networks = self.settings.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
         plan = self.view.completed(parse_plan(dict(document), shape))
-        async with self._operation():
-            new = NewPlan(placed=self.view.place(plan), reason="asked", words="an operator's plan")
-            if not self.view.has_room(new.placed):
-                raise PlanError(f"the plan needs {dict(new.placed.occupied)}; available are {self.view.counts}")
-            self.update_state(hold=hold)
-            await self._apply_plan(new)
-            return new.verdict
-
-    @asynccontextmanager
-    async def _operation(self) -> AsyncIterator[None]:
-        """Surrounds a change that an operator requests. Observes the service first, so that it is the newest view."""
         async with self._lock:
             await self._look()
             if self.tuning.alarm is not None:  # otherwise it would be dropped with the controller's thresholds
                 await self._apply_thresholds(self.tuning.alarm)
-            yield
+            placed = self.view.place(plan)
+            if not self.view.has_room(placed):
+                raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.counts}")
+            self.update_state(hold=hold)
+            await self._apply_plan(NewPlan(placed=placed, reason="asked", words="an operator's plan"))
             await self._finish_change()
+        return placed.epoch
 
     def update_state(self, **changes: Any) -> None:
         """Changes fields of the state, also on disk, and tells the tuner."""
@@ -332,8 +321,8 @@ class ControlLoop:
             await self._replan(outcome.replan)
             self._update_view(baseline={})  # replicas are compared by their work from now on
 
-    async def _replan(self, reason: str) -> dict[str, Any]:
-        """Plans, and changes to the new plan if it is worth it; returns the verdict."""
+    async def _replan(self, reason: str) -> None:
+        """Plans, and changes to the new plan if it is worth it."""
         with self._timed("forecast"):
             forecast = await self._forecast()
         self.update_state(**decide.ended_rests(self.view))
@@ -342,11 +331,7 @@ class ControlLoop:
             problem, found = await self._propose(forecast)
         self._update_view(forecast=forecast, problem=problem, planned_counts=counts)
         self.update_state(planned_s=self._view.looked_s)
-        outcome, words = decide.evaluate_proposal(self.view, found, reason)
-        await self._carry_out(outcome)
-        if outcome.plan is not None:
-            return outcome.plan.verdict
-        return {"epoch": self.state.placed.epoch, "changed": False, "reason": reason, "words": words}
+        await self._carry_out(decide.evaluate_proposal(self.view, found, reason))
 
     async def _propose(self, forecast: Forecast) -> tuple[PlanProblem, Decision]:
         """Returns the best plan without the stragglers or, if there is none, the best plan with them."""

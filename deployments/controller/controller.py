@@ -89,11 +89,7 @@ class Controller(BackgroundTasks):
         """Returns the last values of the metrics."""
         return self._metrics.samples()
 
-    async def replan(self, reason: str = "asked") -> dict[str, Any]:
-        """See `ControlLoop.replan`."""
-        return await self._loop.replan(reason)
-
-    async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> dict[str, Any]:
+    async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> int:
         """See `ControlLoop.apply`. Also raises PlanError if the plan prunes words and the model does not support it."""
         model = Path(self._settings.model)
         check_prunable(model, parse_plan(dict(plan_document), ModelShape.of(read_card(model))).prune)

@@ -62,11 +62,6 @@ class NewPlan:
     """The rate for which the plan was made; None: it maximizes the rate."""
     trial: Trial | None = None
 
-    @property
-    def verdict(self) -> dict[str, Any]:
-        """The answer to an operator, if the plan was applied."""
-        return {"epoch": self.placed.epoch, "changed": True, "reason": self.reason, "words": self.words}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -593,11 +588,11 @@ def ended_rests(view: View) -> dict[str, Any]:
     return {"resting": resting, "blamed": blamed}
 
 
-def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Outcome, str]:
-    """Returns what follows from the best plan that was found for the view's forecast, and the verdict as text."""
+def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
+    """Returns what follows from the best plan that was found for the view's forecast."""
     if isinstance(found, NoPlan):
         words = f"no plan meets the problem on {view.counts}: what is missing is {found.binding}"
-        return _without_plan(view, words, reason), words
+        return _without_plan(view, words, reason)
     state, settings, problem = view.state, view.settings, view.problem
     reach = None if view.forecast is None else view.forecast.reach
     figures = evaluate(problem, found.stages, reach)
@@ -616,17 +611,17 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> tuple[Outcome
     new = NewPlan(placed=placed, reason=reason, words=words, sized_for_rps=problem.required_per_s)
     if verdict.change:
         trial = _trial(view, figures, placed) if _stands(view) else None
-        return Outcome(plan=replace(new, trial=trial)), words
+        return Outcome(plan=replace(new, trial=trial))
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
-        return Outcome(plan=view.same_rate(same, "straggler", "other replicas rest now")), words
+        return Outcome(plan=view.same_rate(same, "straggler", "other replicas rest now"))
     if not view.uses_current_thresholds(state.placed):
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
-        return Outcome(plan=view.same_rate(same, reason, "the controller's own thresholds again")), words
+        return Outcome(plan=view.same_rate(same, reason, "the controller's own thresholds again"))
     keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {words}"
     is_same = state.placed.plan.planned_stages == found.stages
-    return Outcome(events=(keep,), rejected=None if is_same else new), words
+    return Outcome(events=(keep,), rejected=None if is_same else new)
 
 
 def _without_plan(view: View, words: str, reason: str) -> Outcome:

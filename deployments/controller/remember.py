@@ -52,7 +52,7 @@ class State:
     suspended: str | None = None
     """Why the service refuses all inputs; None: it serves."""
     hold: bool = False
-    """Whether the plan is kept until a replan is requested."""
+    """Whether the controller keeps the plan until an operator applies another one."""
     trial: Trial | None = None
     previous: Placed | None = None
     """The plan before the current one. If there is a trial, a rollback returns to it."""

@@ -82,9 +82,9 @@ class ControllerLink(DeploymentHandles):
             raise ControllerUnavailableError(message, retry_after_s=CALL_TIMEOUT_S) from error
 
 
-def call_controller(app: str, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
-    """Calls a method of the controller from the process that started the service; returns {} for an empty answer."""
+def apply_plan(app: str, plan_document: dict[str, Any], *, hold: bool, timeout_s: float) -> int:
+    """Calls `Controller.apply` from the process that started the service, and returns the plan's epoch."""
     handle = find_deployment(CONTROLLER, app)
     if not handle.is_initialized:  # the throughput switches would run the handle's router on the caller's event loop
         handle._init(_run_router_in_separate_loop=True)
-    return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s) or {}
+    return int(handle.apply.remote(plan_document, hold).result(timeout_s=timeout_s))

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
-from deployments.wire.controller_link import call_controller
+from deployments.wire.controller_link import apply_plan
 from offramp.client.client import Client
 from offramp.load.arrivals import Poisson
 from offramp.load.generator import LoadConfig, RequestRecord, run_load
@@ -49,7 +49,7 @@ async def apply(plan: Plan, *, hold: bool = True, app: str = "offramp") -> None:
 
     `hold`: the controller may not replace the plan.
     """
-    await asyncio.to_thread(call_controller, app, "apply", plan_document(plan), hold, timeout_s=APPLY_TIMEOUT_S)
+    await asyncio.to_thread(apply_plan, app, plan_document(plan), hold=hold, timeout_s=APPLY_TIMEOUT_S)
 
 
 @contextmanager

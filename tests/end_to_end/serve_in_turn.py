@@ -49,15 +49,11 @@ def stop(_: None) -> None:
         serve.delete(name)
 
 
-def put_in_force(argument: dict[str, Any]) -> dict[str, Any]:
-    """Makes an application's controller follow only this plan; returns the controller's answer."""
-    from ray import serve
+def put_in_force(argument: dict[str, Any]) -> int:
+    """Makes an application's controller follow only this plan; returns the plan's epoch."""
+    from deployments.wire.controller_link import apply_plan
 
-    handle: Any = serve.get_deployment_handle("controller", argument["app"])
-    if not handle.is_initialized:  # the throughput switches would need an event loop
-        handle._init(_run_router_in_separate_loop=True)
-    verdict: dict[str, Any] = handle.apply.remote(argument["plan"], True).result(timeout_s=60)
-    return verdict
+    return apply_plan(argument["app"], argument["plan"], hold=True, timeout_s=60)
 
 
 def find_logs(_: None) -> str:

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -86,9 +86,8 @@ def test_the_page_follows_the_service_through_load_a_plan_change_and_a_restart(
         assert "This service has no controller" in page.text("#changes")
 
 
-def check_change(page: Opened, verdict: dict[str, Any]) -> None:
+def check_change(page: Opened, epoch: int) -> None:
     """The page shows the requested plan, also as the last of its changes."""
-    epoch = verdict["epoch"]
     page.wait(f"document.getElementById('plan-of').textContent.includes('epoch {epoch} ')", SOON_MS)
     page.wait(f"document.querySelector('#changes tbody tr')?.textContent.includes('epoch {epoch}')", SOON_MS)
     assert "now asked" in page.text("#changes tbody tr:first-child")

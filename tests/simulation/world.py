@@ -454,16 +454,13 @@ class World(Fleet):
         return *first, *(replace(stage, splits=tuple(map(alike, stage.splits))) for stage in second)
 
     def _order(self) -> None:
-        """Puts an operator's plan in force: the planner's, or a random one."""
-        is_own = self.rng.random() < 0.6
+        """Puts a random plan of an operator in force."""
         plan = self._random_plan()
 
         async def apply() -> None:
             try:
-                if self.controller is not None and not is_own:
-                    await self.controller.replan()
-                elif self.controller is not None:
-                    await self.controller.apply(plan_document(plan), hold=self.rng.random() < 0.3)
+                if self.controller is not None:
+                    await self.controller.apply(plan_document(plan), hold=self.rng.random() < 0.2)
             except (OfframpError, ConnectionError) as error:
                 self.watch.say(f"an order is refused: {type(error).__name__}")
 

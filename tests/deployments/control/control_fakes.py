@@ -270,6 +270,11 @@ class Scene:
                 self.inputs(*inputs, in_slo=in_slo)
             await self.loop.tick()
 
+    async def plans_again(self) -> None:
+        """Ends the hold, and plans at the next look as if the forecast was lost."""
+        self.loop.update_state(hold=False, planned_s=-1.0)
+        await self.ticks(1, EASY)
+
     def said(self, *kinds: str) -> list[str]:
         """Events of some kinds, oldest first."""
         return [event["words"] for event in reversed(self.history.events(1000)) if event["kind"] in kinds]

@@ -212,25 +212,23 @@ async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (3, halves(3, 1)), "after five periods"
 
 
-async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    both = await asyncio.gather(scene.loop.replan("first"), scene.loop.replan("second"))
-    assert [(each["reason"], each["epoch"], each["changed"]) for each in both] == [
-        ("first", 1, True),
-        ("second", 1, False),
-    ]
+async def test_an_operators_plan_waits_for_the_one_under_way(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, best=whole(4))
+    first, second = (plan_document(Plan(stages=stages)) for stages in (whole(3), whole(2)))
+    assert [*await asyncio.gather(scene.loop.apply(first), scene.loop.apply(second))] == [1, 2]
+    assert scene.fleet.followed.plan.stages == whole(2)
 
 
 async def test_an_operators_plan_that_its_accelerators_allow_is_put_in_force_and_held(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=whole(4))
     with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*; available are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))
-    answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
-    assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "an operator's plan"}
+    assert await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True) == 1
     assert scene.fleet.log == SWITCH
     await scene.ticks(30, EASY)
     assert scene.asked == []
-    await scene.loop.replan()
+    await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)))
+    await scene.ticks(1, EASY)
     assert len(scene.asked) == 1
     assert not scene.loop.state.hold
 
@@ -241,7 +239,7 @@ async def test_an_operators_plan_is_taken_although_a_type_has_been_empty_for_20_
     scene.fleet.is_stuck = True
     await scene.ticks(5)
     scene.fleet.is_stuck = False
-    assert (await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY))))["epoch"] == 1
+    assert await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY))) == 1
     assert scene.said("capacity", "suspended") == []
 
 
@@ -263,7 +261,7 @@ async def test_a_chain_with_fewer_replicas_gets_a_smaller_share_and_gives_way_to
     assert plan.stages == whole(1) + whole(2)
     assert plan.shares == pytest.approx((1 / 3, 2 / 3))
     scene.solve_as, scene.best = None, halves(2, 1)
-    await scene.loop.replan()
+    await scene.plans_again()
     assert scene.said("error") == []
     assert (scene.fleet.followed.plan.stages, scene.fleet.followed.plan.shares) == (halves(2, 1), (1.0,))
 

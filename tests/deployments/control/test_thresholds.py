@@ -178,7 +178,7 @@ async def test_an_operators_own_thresholds_stay(tmp_path: Path) -> None:
     await scene.ticks(3, EASY)
     assert thresholds_of(scene) == OWN
     assert tuner.observed <= before + 100
-    await scene.loop.replan()
+    await scene.plans_again()
     await scene.ticks(2, EASY)
     assert thresholds_of(scene) == SAFE
 
@@ -265,7 +265,7 @@ async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers
     all_wrong()
     await scene.ticks(1)
     all_wrong()  # handed over when the controller's own are in force again
-    await scene.loop.replan()
+    await scene.plans_again()
     await scene.ticks(3, EASY)
     assert scene.said("alarm") == []
     assert thresholds_of(scene) == POLICY.thresholds
@@ -278,7 +278,7 @@ async def test_what_was_said_before_an_operators_plan_is_void_after_it(tmp_path:
     await scene.loop.apply(own(OWN), hold=True)
     await scene.ticks(30, EASY)
     told = len(tuner.followed)
-    await scene.loop.replan()
+    await scene.plans_again()
     await scene.ticks(2, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
     assert tuner.followed[told:] == [POLICY.thresholds]
@@ -290,7 +290,7 @@ async def test_an_alarm_is_not_lost_to_an_operators_plan(tmp_path: Path) -> None
     scene.inputs(*EASY)
     await scene.loop.apply(own(OWN), hold=True)
     assert thresholds_of(scene) == OWN
-    await scene.loop.replan()
+    await scene.plans_again()
     assert thresholds_of(scene) == SAFE
 
 
