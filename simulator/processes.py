@@ -381,7 +381,7 @@ class SimulatedIngress(Driver):
             if self._tokens is None:
                 inputs = [PendingInput(number, now_s, deadline_s) for number in numbers]
             else:
-                network, of = core.chains.active[0].route.network, self._tokens.of
+                network, of = core.chains.active[0].network, self._tokens.of
                 inputs = [PendingInput(number, now_s, deadline_s, of(number, network)) for number in numbers]
             core.submit(inputs, now_s)
         except OfframpError as refusal:
@@ -503,7 +503,7 @@ class SimulatedIngress(Driver):
     def answer(self, call: SimulatedCall, members: Sequence[Input], block: int) -> None:
         inputs = _inputs_of(members)
         if call.watch is not None and self._probing is not None:
-            ramps = self._probing.shape.ramps if call.probe else inputs[0].chain.current.route.ramps
+            ramps = self._probing.shape.ramps if call.probe else inputs[0].chain.current.ramps
             self.core.observe(call, self._probing.seen(inputs, ramps))
         self._handle_part(call, self.core.answer(call, inputs, block, self._events.time_s))
 

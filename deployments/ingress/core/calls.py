@@ -14,10 +14,9 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, compress
 from typing import Any, NamedTuple, NoReturn
 
-from deployments.ingress.core.inputs import Chains, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.inputs import Chain, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import (
-    ChainRoute,
     KVPlacement,
     ReplicaLoad,
     ReplicaT,
@@ -311,15 +310,15 @@ class Unanswered:
         return min(self._num_open, default=self.chains.placed.epoch)
 
     def enter(
-        self, route: ChainRoute, inputs: Inputs, now_s: float, watch: Watch | None, *, is_first: bool = True
+        self, chain: Chain, inputs: Inputs, now_s: float, watch: Watch | None, *, is_first: bool = True
     ) -> SendCall:
         """Returns the action that sends new inputs to a chain's first network. Probes enter the model's first one."""
-        network = 0 if watch == "probe" else route.network
-        return self.begin(route, route.starts[network], inputs, now_s, watch, enters=network, is_first=is_first)
+        network = 0 if watch == "probe" else chain.network
+        return self.begin(chain, chain.starts[network], inputs, now_s, watch, enters=network, is_first=is_first)
 
     def begin(
         self,
-        route: ChainRoute,
+        chain: Chain,
         block: int,
         inputs: Inputs,
         now_s: float,
@@ -336,14 +335,14 @@ class Unanswered:
         `payload`, `enters` and `rows` are those of `SendCall`. `held`: the inputs that the call holds; None: all. The
         others only travel along.
         """
-        stage = route.at(block)
+        stage = chain.at(block)
         if held is None:
             held = inputs
         allowed_s = self.options.slo_s
         if allowed_s == math.inf:
             allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
         slack_s = 0.0 if allowed_s == math.inf else self.options.slack * allowed_s
-        reserve_s = route.reserve_s(stage) + slack_s
+        reserve_s = chain.reserve_s(stage) + slack_s
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[each.deadline_s - now_s for each in held])
         self._num_calls += 1
@@ -408,7 +407,7 @@ class Unanswered:
         chain = fresh[0].chain.current
         latencies_s = [now_s - each.arrived_s for each in fresh]
         self.counts.record_answers(block, latencies_s, num_tokens)
-        if chain.admission.is_on and block >= chain.route.last_split:
+        if chain.admission.is_on and block >= chain.last_split:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
@@ -417,7 +416,7 @@ class Unanswered:
         """Records the exit at which watched inputs left. Only the first exit of an input counts."""
         if call.watch is not None:
             for each in inputs:
-                self.observations.answered(each, block, each.chain.current.route.ramps)
+                self.observations.answered(each, block, each.chain.current.ramps)
 
     def drop(self, inputs: Inputs, why: OfframpError | str, now_s: float) -> Actions:
         """Settles inputs without an answer. `why`: the error, or a reason if the caller no longer waits."""

@@ -38,8 +38,8 @@ from deployments.ingress.core.calls import (
     placements_of,
     select,
 )
-from deployments.ingress.core.inputs import ASIDE, CALL_GRACE_S, IngressOptions, Inputs, PendingInput
-from deployments.ingress.core.routes import ChainRoute, ReplicaLoad, lost
+from deployments.ingress.core.inputs import ASIDE, CALL_GRACE_S, Chain, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.routes import ReplicaLoad, lost
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
@@ -190,25 +190,24 @@ class IngressCore(Unanswered):
         steps, self._steps = self._steps, []
         actions = self._send_steps(steps, now_s) if steps else []
         for chain in self.chains.active:
-            route = chain.route
             while chain.is_due:
-                inputs = chain.queue.pop_batch(route.first.budgets[0], self.placed.plan.order, now_s)
+                inputs = chain.queue.pop_batch(chain.first.budgets[0], self.placed.plan.order, now_s)
                 if inputs[0].placement is None:
-                    watch = self.observations.draw(inputs, route.plan, self.options.probe_share, self._rng, now_s)
-                    actions.append(self.enter(route, inputs, now_s, watch))
+                    watch = self.observations.draw(inputs, chain.plan, self.options.probe_share, self._rng, now_s)
+                    actions.append(self.enter(chain, inputs, now_s, watch))
                 else:
-                    self._begin_sequences(route, inputs)
+                    self._begin_sequences(chain, inputs)
                     actions += self._send_steps(inputs, now_s)
         return actions
 
     # Sequences
 
-    def _begin_sequences(self, route: ChainRoute, inputs: Inputs) -> None:
+    def _begin_sequences(self, chain: Chain, inputs: Inputs) -> None:
         """Draws which new sequences are probes. A restarted sequence keeps its earlier draw."""
         share = self.options.probe_share if self.observations.can_observe(self.placed.plan.policy) else 0.0
         for each in inputs:
             assert each.placement is not None, "a generating service has no inputs without a sequence"
-            each.holder, each.placement.layout = ASIDE, route.layout
+            each.holder, each.placement.layout = ASIDE, chain.layout
             if each.placement.is_probe is None:
                 each.placement.is_probe = share > 0 and self._rng.random() < share
 
@@ -222,7 +221,7 @@ class IngressCore(Unanswered):
         """
         holder: object = ASIDE if before is None else before
         can_observe = self.observations.can_observe(self.placed.plan.policy)
-        groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[ChainRoute, list[int]]] = {}
+        groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[Chain, list[int]]] = {}
         displaced = []
         for row, each in enumerate(inputs):
             placement = each.placement
@@ -235,23 +234,23 @@ class IngressCore(Unanswered):
             if chain is None:
                 displaced.append(each)
                 continue
-            slot, is_probe = chain.route.at(block).slot, bool(placement.is_probe) and can_observe
+            slot, is_probe = chain.at(block).slot, bool(placement.is_probe) and can_observe
             key = is_probe, slot, placement.keepers.get(slot, placement.excluded)
-            groups.setdefault(key, (chain.route, []))[1].append(row)
+            groups.setdefault(key, (chain, []))[1].append(row)
         actions: Actions = []
         if displaced:
             self.observations.forget(displaced)
             actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
-        for (is_probe, *_), (route, rows) in groups.items():
+        for (is_probe, *_), (chain, rows) in groups.items():
             chosen = [inputs[row] for row in rows]
             if before is None:
-                actions.append(self._enter_steps(route, chosen, now_s, is_probe=is_probe))
+                actions.append(self._enter_steps(chain, chosen, now_s, is_probe=is_probe))
             else:
                 part = None if len(rows) == len(inputs) else tuple(rows)
-                actions.append(self.begin(route, block, chosen, now_s, before.watch, payload, rows=part))
+                actions.append(self.begin(chain, block, chosen, now_s, before.watch, payload, rows=part))
         return actions
 
-    def _enter_steps(self, route: ChainRoute, inputs: Inputs, now_s: float, *, is_probe: bool) -> SendCall:
+    def _enter_steps(self, chain: Chain, inputs: Inputs, now_s: float, *, is_probe: bool) -> SendCall:
         """Returns the action that sends inputs of sequences, all or none of them probes, to the first block.
 
         Of a prompt's chunks, only the last one is observed. If too many observations are open, probes still run as
@@ -260,9 +259,9 @@ class IngressCore(Unanswered):
         placements = placements_of(inputs)
         if is_probe:
             observed = [each for each, placement in zip(inputs, placements, strict=True) if placement.yields_token]
-            self.observations.begin(observed, route.plan, "probe", now_s)
+            self.observations.begin(observed, chain.plan, "probe", now_s)
         is_first = not placements[0].keepers
-        return self.enter(route, inputs, now_s, "probe" if is_probe else None, is_first=is_first)
+        return self.enter(chain, inputs, now_s, "probe" if is_probe else None, is_first=is_first)
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
     # not have raises ExecutionError, and nothing changes.
@@ -314,15 +313,15 @@ class IngressCore(Unanswered):
         if held[0].settled and not any(self.is_awaited(call, each) for each in held):
             call.release(held)
             return []
-        route = held[0].chain.current.route
-        network = route.crossing(block, probe=call.probe)
+        chain = held[0].chain.current
+        network = chain.crossing(block, probe=call.probe)
         if network is None:
-            return [self.begin(route, block, inputs, now_s, call.watch, payload, held=held)]
+            return [self.begin(chain, block, inputs, now_s, call.watch, payload, held=held)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
-        start = route.starts[network]
-        entering = self.begin(route, start, awaited, now_s, call.watch, payload, enters=network)
-        if call.watch == "probe" and block - 1 in route.plan.prune:
+        start = chain.starts[network]
+        entering = self.begin(chain, start, awaited, now_s, call.watch, payload, enters=network)
+        if call.watch == "probe" and block - 1 in chain.plan.prune:
             return [entering, *self._send_unpruned(entering.call, now_s)]
         return [entering]
 
@@ -343,11 +342,11 @@ class IngressCore(Unanswered):
         copies = [copy for each in call.inputs if (copy := self.observations.copy_unpruned(each)) is not None]
         if not copies:
             return []
-        route = copies[0].chain.current.route
-        last = len(route.starts) - 1
+        chain = copies[0].chain.current
+        last = len(chain.starts) - 1
         for copy in copies:
             self._start_timer(copy.deadline_s + CALL_GRACE_S, CALL_TIMEOUT, (copy,))
-        return [self.begin(route, route.starts[last], copies, now_s, "unpruned", enters=last)]
+        return [self.begin(chain, chain.starts[last], copies, now_s, "unpruned", enters=last)]
 
     # Fail and start again
 

@@ -9,18 +9,27 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort_left, insort_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, build_routes, min_to_send
+from deployments.ingress.core.routes import (
+    KVPlacement,
+    Layout,
+    StageRoute,
+    crossings_of,
+    min_to_send,
+    stage_routes,
+)
+from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.engine.queue import OrderSpec, take_from
-from earlyexit.errors import ExecutionError, OfframpError
+from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import label_loss
-from optimizer.plans.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan, Plan
 from profiles.records import Loss
 from profiles.stream import StreamShape
 
@@ -182,11 +191,12 @@ SHARE_UNITS = 10**6
 
 
 class Chain:
-    """One chain of the current plan: its queue, its admission control, and the counts of its unanswered inputs."""
+    """One chain of the current plan: its stages, its queue, its admission control, and its unanswered inputs."""
 
-    def __init__(self, route: ChainRoute, share: float, admission: Admission) -> None:
-        self.route = route
-        self.share = share
+    def __init__(self, options: IngressOptions, plan: Plan, block_s: Sequence[float]) -> None:
+        """`plan`: the plan that it must then `follow`. `block_s`: the expected seconds of every block."""
+        self.stages: tuple[StageRoute, ...] = ()
+        self.block_s = [*block_s]
         self.turn = 0
         """Its current weight in the round-robin of `Chains.draw`."""
         self.queue = WaitQueue()
@@ -194,12 +204,54 @@ class Chain:
         """A call is sent as soon as this many new inputs wait."""
         self.min_tokens: float = math.inf
         """A call is also sent as soon as the waiting inputs have this many tokens."""
-        self.admission = admission
+        slo_s = options.slo_s if options.admits else math.inf
+        self.admission = Admission(plan, slo_s=slo_s, num_ingresses=options.num_ingresses)
         self.num_unanswered = 0
         self.unanswered_tokens = 0
         """The tokens of the unanswered inputs."""
         self._successor: Chain | None = None
         """The chain that got the inputs of this chain, after `merge_into`."""
+
+    def follow(self, plan: Plan, share: float, assignments: Iterable[Assignment]) -> None:
+        """Switches to a chain of another plan. `plan`: the plan of the chain. `assignments`: those of its stages."""
+        for stage in self.stages:  # exact for unchanged stages and close enough for others
+            self.block_s[stage.first : stage.end] = [stage.expected_s / stage.num_blocks] * stage.num_blocks
+        self.plan, self.share = plan, share
+        self.stages = stage_routes(plan, assignments, self.block_s)
+        self.first, self.last_split, self.ramps = self.stages[0], plan.splits[-1].first, frozenset(plan.ramps)
+        self.starts, self.network = (0, *plan.networks[:-1]), plan.used[0]
+        """The first block of each network, and the network that inputs enter first."""
+        self.layout: Layout = tuple((stage.slot, stage.first, stage.end) for stage in self.stages)
+        self._crossings = crossings_of(plan)
+        self._stage_of = {block: stage for stage in self.stages for block in range(stage.first, stage.end)}
+        # In a network that the plan skips, inputs go on at the first block of the next network.
+        starts = {block: self.starts[network] for block, network in self._crossings.items()}
+        self._stage_of |= {block: self._stage_of[start] for block, start in starts.items()}
+
+    def at(self, block: int) -> StageRoute:
+        """Returns the stage that runs a block. For a skipped network, it is the stage where the next network begins."""
+        return self._stage_of[block]
+
+    def crossing(self, block: int, *, probe: bool) -> int | None:
+        """Returns the network that inputs enter which wait for a block; None if they stay in their network.
+
+        Probes enter every network, whether the plan uses it or not.
+        """
+        if probe and self._crossings:
+            return self.starts.index(block) if block in self.starts else None
+        return self._crossings.get(block)
+
+    def reserve_s(self, stage: StageRoute) -> float:
+        """Returns the expected seconds of the stages after this one.
+
+        The reserve is infinite if this stage defers batches and the time of a later stage is unknown.
+        """
+        sum_s = 0.0
+        for later in self.stages[stage.index + 1 :]:
+            if not later.expected_s and stage.assignment.dispatch == "deferred":
+                return math.inf
+            sum_s += later.expected_s
+        return sum_s
 
     @property
     def current(self) -> Chain:
@@ -245,22 +297,23 @@ class Chains:
 
     def follow(self, placed: PlacedPlan) -> None:
         """Switches to another plan. Raises PlanError for a plan of another model."""
-        before, shares, options = self.active, placed.plan.shares, self._options
-        routes = build_routes(placed, [chain.route for chain in before])
-        is_new = placed.epoch > self.placed.epoch
-        self.placed = placed
-        self.stays = placed.plan.after_answer == "stay"
-        self._num_blocks = placed.plan.num_blocks
-        for chain, chain_route, share in zip(before, routes, shares, strict=False):
-            chain.route, chain.share = chain_route, share
-            if is_new:
-                chain.admission.follow(chain_route.plan, self._tokens_per_input)
-        self.active = before[: len(routes)]
-        for chain_route, share in zip(routes[len(before) :], shares[len(before) :], strict=True):
-            slo_s = options.slo_s if options.admits else math.inf
-            admission = Admission(chain_route.plan, slo_s=slo_s, num_ingresses=options.num_ingresses)
-            self.active.append(Chain(chain_route, share, admission))
-        for chain in before[len(routes) :]:
+        before, plan, active = self.placed.plan, placed.plan, self.active
+        if before.num_blocks != plan.num_blocks:
+            raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.num_blocks}")
+        if before.networks != plan.networks:
+            ends = list(plan.networks), list(before.networks)
+            raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")
+        is_new, self.placed = placed.epoch > before.epoch, placed
+        self.stays = plan.after_answer == "stay"
+        assignments = iter(assignments_of(placed).values())
+        for number, (own, share) in enumerate(zip(plan.chains, plan.shares, strict=True)):
+            if number == len(active):
+                active.append(Chain(self._options, own, active[-1].block_s if active else [0.0] * plan.num_blocks))
+            elif is_new:
+                active[number].admission.follow(own, self._tokens_per_input)
+            active[number].follow(own, share, islice(assignments, len(own.stages)))
+        self.active = active[: len(plan.shares)]
+        for chain in active[len(plan.shares) :]:
             chain.merge_into(self.active[-1])
         self._counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
         for chain in self.active:
@@ -274,8 +327,9 @@ class Chains:
 
     def check(self, block: int) -> None:
         """Raises ExecutionError for a block that the model does not have."""
-        if not 0 <= block < self._num_blocks:
-            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
+        num_blocks = len(self.active[0].block_s)
+        if not 0 <= block < num_blocks:
+            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {num_blocks - 1}")
 
     def draw(self, number: int) -> list[Chain]:
         """Draws a chain for each of the next `number` inputs, in their order.
@@ -334,7 +388,7 @@ class Chains:
     def with_layout(self, layout: Layout | None) -> Chain | None:
         """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""
         for chain in self.active:
-            if chain.route.layout == layout:
+            if chain.layout == layout:
                 return chain
         return None
 
@@ -342,13 +396,13 @@ class Chains:
         """Changes the number of calls with new inputs to a slot that have no reply yet, and returns it."""
         self._pending_calls[slot] += change
         for chain in self.active:
-            if chain.route.first.slot == slot:
+            if chain.first.slot == slot:
                 self._update(chain)
         return self._pending_calls[slot]
 
     def _update(self, chain: Chain) -> None:
         """Recomputes how many inputs must wait before the next call, from the calls without a reply."""
-        first, stage = chain.route.first, chain.route.first.assignment.stage
+        first, stage = chain.first, chain.first.assignment.stage
         chain.min_inputs, chain.min_tokens = min_to_send(
             first.budgets[0],
             pending_calls=self._pending_calls[first.slot],

@@ -10,10 +10,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count, groupby
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from deployments.wire.messages import Assignment, assignments_of
-from earlyexit.errors import PlanError, SequenceLostError
+from deployments.wire.messages import Assignment
+from earlyexit.errors import SequenceLostError
 from earlyexit.network.boundary import Budget
-from optimizer.plans.plan import PlacedPlan, Plan
+from optimizer.plans.plan import Plan
 
 Layout = tuple[tuple[str, int, int], ...]
 """A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,
@@ -280,92 +280,26 @@ class StageRoute:
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
 
 
-class ChainRoute:
-    """The stages of one chain of a plan, in their order."""
+def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequence[float]) -> tuple[StageRoute, ...]:
+    """Returns the routes to the stages of a chain, in their order.
 
-    def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
-        """`plan`: the plan of this chain. `block_s`: the expected seconds of every block, from the previous plan."""
-        self.block_s = block_s
-        self.plan = plan
-        self.stages = stages
-        self.first = stages[0]
-        self.ramps = frozenset(plan.ramps)
-        self.last_split = plan.splits[-1].first
-        self.network = plan.used[0]
-        """The network that inputs enter first."""
-        self.starts = (0, *plan.networks[:-1])
-        """The first block of each network."""
-        self._crossings = crossings_of(plan)
-        self.layout: Layout = tuple((stage.slot, stage.first, stage.end) for stage in stages)
-        hosting = {block: stage for stage in stages for block in range(stage.first, stage.end)}
-        # In a network that the plan skips, inputs go on at the first block of the next network.
-        going_on = [self.starts[self._crossings[k]] if k in self._crossings else k for k in range(plan.num_blocks)]
-        self._stage_of = tuple(hosting[block] for block in going_on)
-
-    def at(self, block: int) -> StageRoute:
-        """Returns the stage that runs a block. For a skipped network, it is the stage where the next network begins."""
-        return self._stage_of[block]
-
-    def crossing(self, block: int, *, probe: bool) -> int | None:
-        """Returns the network that inputs enter which wait for a block; None if they stay in their network.
-
-        Probes enter every network, whether the plan uses it or not.
-        """
-        if probe and self._crossings:
-            return self.starts.index(block) if block in self.starts else None
-        return self._crossings.get(block)
-
-    def reserve_s(self, stage: StageRoute) -> float:
-        """Returns the expected seconds of the stages after this one.
-
-        The reserve is infinite if this stage defers batches and the time of a later stage is unknown.
-        """
-        sum_s = 0.0
-        for later in self.stages[stage.index + 1 :]:
-            if not later.expected_s and stage.assignment.dispatch == "deferred":
-                return math.inf
-            sum_s += later.expected_s
-        return sum_s
-
-
-def build_routes(placed: PlacedPlan, before: Sequence[ChainRoute] = ()) -> list[ChainRoute]:
-    """Returns the route of each chain of a plan.
-
-    `before`: the routes of the previous plan, whose measured times are taken over. Raises PlanError for a plan of
-    another model.
+    `plan`: the plan of this chain. `assignments`: those of its stages. `block_s`: the expected seconds of every block.
     """
-    if before:
-        earlier, later = before[0].plan, placed.plan
-        if earlier.num_blocks != later.num_blocks:
-            raise PlanError(f"a plan of {later.num_blocks} blocks cannot follow one of {earlier.num_blocks}")
-        if earlier.networks != later.networks:
-            ends = list(later.networks), list(earlier.networks)
-            raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")
-    assignments, chains = iter(assignments_of(placed).values()), list[ChainRoute]()
-    for number, plan in enumerate(placed.plan.chains):
-        block_s = [0.0] * plan.num_blocks
-        if before:
-            # Exact for unchanged stages and close enough for others. Blocks without a stage keep their earlier values.
-            chain = before[min(number, len(before) - 1)]
-            block_s = list(chain.block_s)
-            for stage in chain.stages:
-                block_s[stage.first : stage.end] = [stage.expected_s / stage.num_blocks] * stage.num_blocks
-        stages: list[StageRoute] = []
-        for planned in plan.stages:
-            assignment = next(assignments)
-            by_network = groupby(planned.splits, key=lambda split: bisect_right(plan.networks, split.first))
-            for splits in [list(group) for _, group in by_network]:
-                first, end = splits[0].first, splits[-1].end
-                route = StageRoute(
-                    index=len(stages),
-                    first=first,
-                    assignment=assignment,
-                    budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
-                    expected_s=sum(block_s[first:end]),
-                )
-                stages.append(route)
-        chains.append(ChainRoute(plan, tuple(stages), block_s))
-    return chains
+    parts = [
+        (assignment, tuple(splits))
+        for assignment in assignments
+        for _, splits in groupby(assignment.stage.splits, key=lambda split: bisect_right(plan.networks, split.first))
+    ]
+    return tuple(
+        StageRoute(
+            index=index,
+            first=splits[0].first,
+            assignment=assignment,
+            budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
+            expected_s=sum(block_s[splits[0].first : splits[-1].end]),
+        )
+        for index, (assignment, splits) in enumerate(parts)
+    )
 
 
 def crossings_of(plan: Plan) -> dict[int, int]:

@@ -36,9 +36,9 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     world.submit("a")
     world.go_on(0, "a", block=2)
     assert world.log[-1] == "0 send 1: a to first for block 4 of network 2"
-    [route] = [chain.route for chain in world.core.chains.active]
-    assert (route.network, route.plan.used) == (0, (0, 2))
-    assert [route.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
+    [chain] = world.core.chains.active
+    assert (chain.network, chain.plan.used) == (0, (0, 2))
+    assert [chain.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
 def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_given_up() -> None:
@@ -67,7 +67,7 @@ def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_
     world.answer(0, "a", block=1)
     world.follow(single(epoch=2))
     world.follow(cascade(epoch=3))
-    assert [each.expected_s for chain in world.core.chains.active for each in chain.route.stages] == [4.0, 0.0]
+    assert [each.expected_s for chain in world.core.chains.active for each in chain.stages] == [4.0, 0.0]
 
 
 def test_admission_counts_what_inputs_cost_as_they_came() -> None:
