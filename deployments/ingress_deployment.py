@@ -260,11 +260,11 @@ class Ingress(BackgroundTasks):
             handle._init()  # type: ignore[no-untyped-call] # Serve announces replicas from now on
             self._links.connect(device, directory_of(deployment_name(device)))
         try:
-            current = None if self._controller is None else await self._controller.ask_at_startup("current")
-            if isinstance(current, str):
-                await self.suspend(current)
-            elif current is not None:
-                await self.follow(current)
+            plans = None if self._controller is None else await self._controller.ask_at_startup("plans")
+            if isinstance(plans, str):
+                await self.suspend(plans)
+            elif plans is not None:
+                await self.follow(plans[-1])
         except PlanError as error:
             logger.warning("the controller's plan cannot be followed, so the plan of the settings is: %s", error)
         finally:

@@ -66,16 +66,14 @@ class Controller(BackgroundTasks):
         self.start("control loop", self._loop.run())
         self.start("export metrics", self._export_metrics())
 
-    async def current(self) -> PlacedPlan | str:
-        """Returns the plan that ingresses should follow now, or the reason why there is none."""
-        state = self._loop.state
-        return state.followed or state.placed if state.suspended is None else state.suspended
+    async def plans(self) -> list[PlacedPlan] | str:
+        """Returns the plans whose stages a replica may have to host; the last is the one that ingresses should follow.
 
-    async def coming(self) -> list[PlacedPlan]:
-        """Returns the placed plans whose stages a new replica may have to host: the coming and the followed plan."""
+        Returns the reason if there is no plan.
+        """
         state = self._loop.state
-        plans = () if state.suspended is not None else (state.placed, state.followed)
-        return [each for each in plans if each is not None]
+        both = state.placed, state.followed
+        return [each for each in both if each is not None] if state.suspended is None else state.suspended
 
     async def describe(self) -> dict[str, Any]:
         """Returns the plan, the forecasts and the measurements; see `describe`."""

@@ -59,8 +59,8 @@ class StageReplica(BackgroundTasks):
         )
         # The controller's plans or, if it has none or does not reply, the plan of the settings.
         control, link = self._settings.control, ControllerLink(self._settings.app)
-        coming = [] if control is None else await link.ask_at_startup("coming")
-        await self._host.prepare_first(coming or [PlacedPlan(plan=self._settings.plan)])
+        plans = None if control is None else await link.ask_at_startup("plans")
+        await self._host.prepare_first(plans if isinstance(plans, list) else [PlacedPlan(plan=self._settings.plan)])
         freeze_garbage_collection()
         self._host.threads.start()
         self.start("export metrics", self._metrics.export_regularly(self._host))
