@@ -56,10 +56,6 @@ class AnnouncedApp(BaseModel):
     model: str
     version: str
 
-    @classmethod
-    def of(cls, settings: ServeSettings, card: ModelCard) -> AnnouncedApp:
-        return cls(app=settings.app, model=card.name, version=settings.version)
-
 
 def index_row(app: AnnouncedApp, details: Mapping[str, Any]) -> dict[str, str]:
     """Returns the row of an application in the index of Triton's repository extension, from Serve's details of it."""
@@ -207,7 +203,7 @@ class Versions(TrafficSplitter):
 
     async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
-        while not await self._try(self.cluster.announce(AnnouncedApp.of(self.settings, self.own.card))):
+        while not await self._try(self.cluster.announce(self._own_app)):
             await sleep(REFRESH_S)
         while self._is_root:
             await self._try(self._refresh())
@@ -233,14 +229,15 @@ class Versions(TrafficSplitter):
 
         The counts of an ingress that has not read the last change yet belong to other versions, and are left out.
         """
-        traffic, root, tally = await self.cluster.traffic(self.own.card.name), await self._root(), Tally()
+        model, tally = self.own.card.name, Tally()
+        traffic, root = await self.cluster.traffic(model), await self._root(model)
         for each in await self._link(root.app).facts():
             if each.tally.since == traffic.since:
                 tally.add(each.tally)
         default = traffic.default or root.version
         names = [default] if traffic.canary is None else [default, traffic.canary.version]
         return {
-            "model": self.own.card.name,
+            "model": model,
             "default": default,
             "canary": None if traffic.canary is None else traffic.canary.model_dump(),
             "versions": {
@@ -251,9 +248,9 @@ class Versions(TrafficSplitter):
 
     async def check_free(self, model: str, version: str) -> None:
         """Raises InputError for a version that answers requests without a version."""
-        traffic = await self.cluster.traffic(model)
-        ours = (self.own.version, (await self._root()).version) if model == self.own.card.name else ()
-        if version in (traffic.default, *ours):
+        traffic, root = await self.cluster.traffic(model), await self._root(model)
+        answering = {each.version for each in (self._own_app, root) if each.model == model}
+        if version in (traffic.default, *answering):
             raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
         if version == traffic.canary_version:
             raise InputError(f"version {version!r} is the canary; end that first")
@@ -277,7 +274,7 @@ class Versions(TrafficSplitter):
         async with self._lock:
             while not is_stored:  # another ingress may store a change at the same moment
                 before = await self.cluster.traffic(model)
-                if is_canary and version == (before.default or (await self._root()).version):
+                if is_canary and version == (before.default or (await self._root(model)).version):
                     raise InputError(f"version {version!r} is the default version, and cannot be the canary")
                 traffic = before.changed(**fields)
                 await self._connect(version)
@@ -291,14 +288,18 @@ class Versions(TrafficSplitter):
         """Whether requests that name no version arrive at this ingress."""
         return VERSIONS_PATH not in self.settings.route_prefix
 
-    async def _root(self) -> AnnouncedApp:
-        """Returns the application at which requests that name no version arrive; this one if there is none."""
-        own = AnnouncedApp.of(self.settings, self.own.card)
-        if self._is_root:
-            return own
-        routes = {app: details.get("route_prefix") for app, details in (await self.cluster.running()).items()}
-        ours = {app: route for app, route in routes.items() if app.model == own.model and route is not None}
-        return next((app for app, route in ours.items() if VERSIONS_PATH not in route), own)
+    @property
+    def _own_app(self) -> AnnouncedApp:
+        return AnnouncedApp(app=self.settings.app, model=self.own.card.name, version=self.settings.version)
+
+    async def _root(self, model: str) -> AnnouncedApp:
+        """Returns the application at which requests for a model without a version arrive; ours if there is none."""
+        if self._is_root and model == self.own.card.name:
+            return self._own_app
+        running = (await self.cluster.running()).items()
+        routes = {app: details.get("route_prefix") for app, details in running if app.model == model}
+        at_root = (app for app, route in routes.items() if route is not None and VERSIONS_PATH not in route)
+        return next(at_root, self._own_app)
 
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one

@@ -150,3 +150,13 @@ async def test_a_version_that_answers_requests_is_not_unloaded(world: World) -> 
         status, message = refused(await order(world, "unload", version=version))
         assert (status, "answers requests that name none" in message) == (400, True)
     assert set(world.cluster.serving) == {"one", "two"}
+
+
+async def test_the_version_at_another_models_root_is_not_unloaded(world: World) -> None:
+    for app, version, route in (("pics", "1", "/pics"), ("pics-2", "2", "/v2/models/pics/versions/2")):
+        world.run_on_cluster(app, version, route)
+        world.cluster.add(app, version, model="pics")
+    message = "version '1' answers requests that name none; it cannot be unloaded"
+    assert refused(await order(world, "unload", "pics", version="1")) == (400, message)
+    assert (await order(world, "unload", "pics", version="2")).json() == {}
+    assert set(world.cluster.serving) == {"one", "pics"}
