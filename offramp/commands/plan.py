@@ -27,6 +27,7 @@ from optimizer.plans.plan_file import batches_document, chains_document, stages_
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
 from optimizer.problems.problem_file import ProblemFile, read_problem, read_problems
 from optimizer.problems.what_if import Axis, AxisName, variants, with_batch_limit
+from optimizer.search.compiled import cache_folder
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.search.planner import more_devices, solve
 
@@ -197,6 +198,8 @@ def answer(
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
     records, and the plan is the candidate that they prefer. Plans of the compared strategies are candidates for `best`.
     """
+    if not any(cache_folder().rglob("*.nbi")):
+        print("compiling the planner, once on this machine: up to a minute", file=sys.stderr, flush=True)
     problem, rescoring = file.problem, None
     compared = strategies_for(problem) if compared is None else compared
     decisions = {each: solve(problem, each) for each in dict.fromkeys((*compared, strategy))}

@@ -18,15 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a kernel at its first call. The kernel releases the GIL, and a division by zero returns infinity.
-
-    numba recompiles a cached kernel if its own file changes, but not if a kernel that it calls changes in another file.
-    The cache folder is therefore named after a hash of all sources of the planner that define kernels.
-    """
+    """Compiles a kernel at its first call. The kernel releases the GIL, and a division by zero returns infinity."""
     before = config.CACHE_DIR  # type: ignore[attr-defined]  # set from the environment when numba is imported
-    config.CACHE_DIR = str(  # type: ignore[attr-defined]  # as above
-        Path(before or Path(__file__).parent / "__pycache__") / f"kernels-{_fingerprint()}"
-    )
+    config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]  # as above
     try:
         dispatcher = njit(cache=True, nogil=True, error_model="numpy")(kernel)
     except RuntimeError:  # neither this folder nor the user's cache folder is writable
@@ -43,9 +37,15 @@ def inlined(kernel: Callable[P, R]) -> Callable[P, R]:
 
 
 @cache
-def _fingerprint() -> str:
+def cache_folder() -> Path:
+    """Returns the folder of the machine code: its name is a hash of all sources of the planner that define kernels.
+
+    numba recompiles a cached kernel if its own file changes, but not if a kernel that it calls changes in another file.
+    """
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
-    return sha256(b"".join(each for each in sources if b"optimizer.search.compiled import" in each)).hexdigest()[:16]
+    digest = sha256(b"".join(each for each in sources if b"optimizer.search.compiled import" in each)).hexdigest()
+    above = config.CACHE_DIR or Path(__file__).parent / "__pycache__"  # type: ignore[attr-defined]  # as below
+    return Path(above) / f"kernels-{digest[:16]}"
 
 
 @cache
