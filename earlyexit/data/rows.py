@@ -237,9 +237,9 @@ def has_labels(path: Path, *, label_column: str = "label", part: str | None = No
     if is_images(path):
         with open_images(path, part=part) as images, suppress(DataError):
             return bool(images.labels)
-        return False
-    if path.suffix == ".npz":
-        return LABELS in read_arrays(path)
+    if path.suffix == ".npz" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:  # reads no array
+            return f"{LABELS}.npy" in archive.namelist()
     return path.suffix == ".json" or has_column(path, label_column)
 
 
