@@ -97,6 +97,23 @@ class ModelSettings(Settings):
         return hop_dtype
 
 
+HttpFront = Literal["auto", "direct", "haproxy", "proxy"]
+
+
+class FrontSettings(Settings):
+    """Where a service listens. A change restarts no replica, so these settings are not part of an application."""
+
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port of the HTTP API."""
+    grpc_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the Open Inference Protocol over gRPC. None: none."""
+    host: str = "127.0.0.1"
+    """Address to listen on. On a cluster it must be 0.0.0.0, because HAProxy connects to ingresses of other nodes."""
+    front: HttpFront = "auto"
+    """Proxy in front of the ingresses: none (direct, for a single ingress), haproxy, proxy (Serve's own), or auto:
+    direct on one machine if possible, else haproxy, as on a cluster."""
+
+
 class IngressSettings(Settings):
     """Limits of an ingress for requests."""
 

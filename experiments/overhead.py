@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
 
-from deployments.local_ray.cluster import HttpFront
+from deployments.choices import HttpFront
 from deployments.settings import ServeSettings
 from experiments.live.model import tiny_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs

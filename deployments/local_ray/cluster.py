@@ -17,15 +17,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
-from deployments.keys import read_keys
+from deployments.choices import FrontSettings, HttpFront
 from deployments.local_ray.applications import THROUGHPUT, message_of
 from deployments.local_ray.ports import HostPort, await_ports, hold_listener
 from deployments.local_ray.private import (
@@ -134,21 +133,10 @@ VERSIONS_THAT_FIT = 3
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 """Size of Ray's object store in /dev/shm, which holds only plans and long texts."""
 
-HttpFront = Literal["auto", "direct", "haproxy", "proxy"]
-"""How callers reach the ingresses. `direct`: they connect to the only ingress. `haproxy`, and Serve's own `proxy`,
-divide requests among several ingresses. `auto`: `direct` if that is possible, otherwise `haproxy`."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalCluster:
+class LocalCluster(FrontSettings):
     """How Ray is started on this machine."""
 
-    port: int = 8000
-    host: str = "127.0.0.1"
-    """The address on which the service, and each ingress's own port, listen."""
-    front: HttpFront = "auto"
-    grpc_port: int | None = None
-    """The gRPC port; None: no gRPC."""
     metrics_port: int | None = None
     """The metrics port; None: a free port. It listens on all interfaces if `host` does."""
     drain_s: float = 5.0
@@ -191,12 +179,9 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     If this process is killed, the kernel ends all others. Ray ties its head and raylet to the process that starts them,
     and its workers to the raylet; `deployments/startup` ties Ray's agents, and `bound_haproxy` ties HAProxy.
 
-    Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read, and
-    OfframpError if a port is taken.
+    Raises PlanError or ModelFolderError before anything starts, and OfframpError if a port is taken.
     """
-    if settings.access is not None:
-        read_keys(settings.access)  # an error in the ingress would appear only in Serve's log
-    cluster = replace(cluster, front=choose_front(cluster, settings))
+    cluster = cluster.model_copy(update={"front": choose_front(cluster, settings)})
     _set_environment(cluster, settings.max_body_bytes)
     await_ports(wanted_ports(cluster))
     with open_front(cluster) as listener, without_pandas():

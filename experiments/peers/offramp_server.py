@@ -20,7 +20,8 @@ from typing import IO, Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.local_ray.cluster import HttpFront, LocalCluster
+from deployments.choices import HttpFront
+from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.errors import OfframpError
 from experiments.peers.processes import LOGS, Server, running, threads_of

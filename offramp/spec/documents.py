@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
+from deployments.choices import FrontSettings, IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.backends import BackendName
 from earlyexit.data.strict import StrictDocument, mistake_at
@@ -23,16 +24,15 @@ BUILT_IN = ("stock", "early-exit", "serial")
 
 
 class PartDocument(StrictDocument):
-    """Base of parts with fields that may be null, which has the same effect as leaving them out."""
-
-    nullable: ClassVar[frozenset[str]]
+    """Base of parts whose fields of `deployments` may be null, which has the same effect as leaving them out."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        return {name: value for name, value in data.items() if value is not None or name not in cls.nullable}
+        nullable = cls.model_fields.keys() - cls.__annotations__.keys()
+        return {name: value for name, value in data.items() if value is not None or name not in nullable}
 
 
 class ServedModelDocument(StrictDocument, ModelSettings):
@@ -42,22 +42,11 @@ class ServedModelDocument(StrictDocument, ModelSettings):
     """Model folder of `offramp train` and `offramp calibrate`, relative to the service file's folder."""
 
 
-class IngressDocument(PartDocument, IngressSettings):
+class IngressDocument(PartDocument, FrontSettings, IngressSettings):
     """Where the service listens, and the limits of requests."""
-
-    nullable = frozenset({*IngressSettings.model_fields, "replicas"})
 
     replicas: int = Field(default=1, ge=1)
     """Replicas of the ingress."""
-    port: int = Field(default=8000, ge=1, le=65535)
-    """Port of the HTTP API."""
-    grpc_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the Open Inference Protocol over gRPC. None: none."""
-    host: str = "127.0.0.1"
-    """Address to listen on. On a cluster it must be 0.0.0.0, because HAProxy connects to ingresses of other nodes."""
-    front: Literal["auto", "direct", "haproxy", "proxy"] = "auto"
-    """Proxy in front of the ingresses: none (direct, for a single ingress), haproxy, proxy (Serve's own), or auto:
-    direct on one machine if possible, else haproxy, as on a cluster."""
     route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
     """Prefix of all paths. None: `/` for version 1, `/v2/models/MODEL/versions/VERSION` for others."""
 
@@ -158,12 +147,7 @@ class ServeJob(Job):
         elif "trace_ratio" in given and self.otlp_endpoint is None:
             raise InputError("--trace-ratio goes with --otlp-endpoint, the collector of the traces")
 
-    @property
-    def ports(self) -> dict[str, int]:
-        """The ports that the command line sets."""
-        return {name: getattr(self, name) for name in ("port", "grpc_port") if name in self.model_fields_set}
-
-    @property
+    @cached_property
     def document(self) -> ApplicationDocument:
         """The options other than the plan's, as a document; raises InputError if they contradict each other."""
         document: dict[str, Any] = {"model": {"folder": str(self.model)}}

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from deployments.choices import HttpFront
 from deployments.local_ray.cluster import (
     BINARY,
-    HttpFront,
     LocalCluster,
     _check_resources,
     _for_one_machine,
