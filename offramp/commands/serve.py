@@ -16,17 +16,23 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from cluster.devices import find_device
-from deployments.choices import ModelSettings
+from deployments.choices import FrontSettings
 from deployments.keys import read_keys
 from deployments.local_ray.cluster import LocalCluster, serving, wanted_ports
 from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
-from earlyexit.errors import HeadLostError, InputError
+from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.folders import check_model, model_folder_for
 from offramp.commands.options import parse_order
 from offramp.commands.output import command, num_cores, run_in_subprocess, warn
-from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
+from offramp.spec.application import (
+    application_settings,
+    checked_card,
+    exposure_notes,
+    resolve_plan,
+    with_environment_keys,
+)
 from offramp.spec.documents import ApplicationDocument, ServeJob
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
@@ -60,7 +66,6 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
             exits = command("ramp", job.model, "--data", "LOG")
             print(f"{job.model} is served as it is, without exits; for exits: {exits}")
         settings = folder_settings(job, folder, partial(print, flush=True))
-    check_for_model(settings, read_card(Path(settings.model)))
     if settings.threads_per_replica > num_cores():
         warn(f"--threads {settings.threads_per_replica}: this machine has {num_cores()} cores; more threads are slower")
     if settings.plan.policy is not None and settings.plan.policy.own is not None:
@@ -76,8 +81,9 @@ def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -
 
     It is called before a model is measured. `base`: the folder of the document.
     """
-    listening = document.ingress.model_dump(include={"port", "host", "front", "grpc_port"}) | job.ports
-    cluster = LocalCluster(**listening, metrics_port=job.metrics_port)
+    listening = document.ingress.model_dump(include=set(FrontSettings.model_fields))
+    given = job.model_dump(include={"port", "grpc_port"}, exclude_unset=True)
+    cluster = LocalCluster(**listening | given, metrics_port=job.metrics_port)
     if (access := with_environment_keys(document.access)) is not None:
         keys_file = None if access.keys_file is None else str(base / access.keys_file)
         read_keys(access.model_copy(update={"keys_file": keys_file}))
@@ -85,20 +91,10 @@ def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -
     return cluster
 
 
-def check_for_model(settings: ModelSettings, card: ModelCard) -> None:
-    """Raises InputError for settings that would have no effect on a model."""
-    if settings.kv_tokens is not None and not card.generates:
-        raise InputError(
-            f"kv_tokens (--kv-tokens) {settings.kv_tokens}: only models that generate keep keys and values, and "
-            f"{card.name!r} does not generate; leave it out"
-        )
-
-
 def folder_settings(job: ServeJob, folder: Path, notify: Callable[[str], None]) -> ServeSettings:
     """Returns the settings to serve a model folder. Options that are not set are chosen for this machine."""
-    document, card = job.document, read_card(folder)
-    model = document.model
-    check_for_model(model, card)  # before the model is measured
+    document, model = job.document, job.document.model
+    card = checked_card(folder, model)  # before the model is measured
     fields: dict[str, Any] = {"folder": str(folder)}
     needs_gpu = find_device(job.device).torch_device == "cuda"
     is_here = shutil.which("nvidia-smi") is not None if needs_gpu else job.device == "cpu"

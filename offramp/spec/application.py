@@ -12,7 +12,7 @@ from deployments.choices import IngressSettings, ModelSettings
 from deployments.keys import KEYS_VARIABLE, AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, PlanError
-from earlyexit.network.store import read_card
+from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.folders import read_calibration
 from offramp.spec.documents import BUILT_IN, ApplicationDocument
 from optimizer.plans.plan import Plan, early_exit_plan, serial_plan, stock_plan
@@ -32,9 +32,6 @@ def application_settings(
     folder = (base / model.folder).resolve()
     if access is not None and access.keys_file is not None:
         access = access.model_copy(update={"keys_file": str((base / access.keys_file).resolve())})
-    if model.dtype != "float32":
-        for each in read_card(folder).members(folder):
-            read_card(each).check_dtype(model.dtype)
     return ServeSettings(
         model=str(folder),
         plan=plan,
@@ -49,6 +46,20 @@ def application_settings(
         **ingress.model_dump(include=set(IngressSettings.model_fields)),
         **planned,
     )
+
+
+def checked_card(folder: Path, settings: ModelSettings) -> ModelCard:
+    """Returns a model's card; raises InputError or ModelFolderError for settings that do not fit the model."""
+    card = read_card(folder)
+    if settings.kv_tokens is not None and not card.generates:
+        raise InputError(
+            f"kv_tokens (--kv-tokens) {settings.kv_tokens}: only models that generate keep keys and values, and "
+            f"{card.name!r} does not generate; leave it out"
+        )
+    if settings.dtype != "float32":
+        for each in card.members(folder):
+            read_card(each).check_dtype(settings.dtype)
+    return card
 
 
 def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:

@@ -28,7 +28,7 @@ from earlyexit.policies import Score
 from offramp.commands.folders import check_members, read_calibration
 from offramp.commands.output import command
 from offramp.commands.plan import Solve, best_answer
-from offramp.spec.application import application_settings
+from offramp.spec.application import application_settings, checked_card
 from offramp.spec.documents import ApplicationDocument, IngressDocument, PartDocument, ServedModelDocument
 from optimizer.calibration.calibration_file import (
     CALIBRATION_FILE,
@@ -99,8 +99,6 @@ class AccuracyDocument(StrictDocument):
 
 class PlannerDocument(PartDocument, PlanningSettings):
     """How plans are made."""
-
-    nullable = frozenset(PlanningSettings.model_fields) - {"strategy"}
 
     objective: FileObjective = Field(default_factory=MaximizeRate)
     budget: BudgetDocument | None = None
@@ -363,7 +361,7 @@ def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
         raise InputError("the cluster has no accelerator: every count is 0", at=("cluster",))
     model = (base / document.model.folder).resolve()
     with within("model", "folder"):
-        card = read_card(model)
+        card = checked_card(model, document.model)
     members, expected = card.members(model), document.model.models
     if expected is not None and [each.resolve() for each in members] != [(base / each).resolve() for each in expected]:
         is_now = f"is a chain of {' and '.join(map(str, members))}" if len(members) > 1 else "is a single model"

@@ -12,7 +12,7 @@ import yaml
 
 from deployments.settings import ServeSettings
 from earlyexit.engine.queue import OrderSpec
-from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.errors import InputError
 from offramp.spec.application import resolve_plan
 from offramp.spec.file import Service, of_ramps
 from optimizer.calibration.calibration_file import RECORDS_FILE
@@ -256,7 +256,7 @@ def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(chained:
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB (the parameters of s and m in float32), cpu has ")
     card = chained.folder / "small" / "model.json"
     card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
-    with pytest.raises(ModelFolderError, match="s: onnx models run in float32, not bfloat16"):
+    with pytest.raises(InputError, match="s: onnx models run in float32, not bfloat16"):
         chained.read(model=model(dtype="bfloat16"))
 
 
