@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
 from itertools import islice
@@ -50,8 +49,7 @@ from offramp.commands.output import command, make_table, num_cores, show
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
+class Port(NamedTuple):
     """A port that a service would listen on."""
 
     number: int
@@ -310,12 +308,11 @@ def _ports(service_ports: tuple[int, ...]) -> tuple[Port, ...]:
     """Returns the ports of the service, of HAProxy and of Ray's dashboard."""
     from deployments.local_ray.cluster import HAPROXY_PORTS
 
-    haproxy = {purpose: int(os.environ.get(name, HAPROXY_PORTS[name])) for purpose, name in VARIABLES.items()}
-    numbers = [*((port, SERVICE) for port in service_ports), *((haproxy[each], each) for each in (STATISTICS, METRICS))]
+    haproxy = ((int(os.environ.get(name, HAPROXY_PORTS[name])), purpose) for purpose, name in VARIABLES.items())
     holders = find_listeners()
     return tuple(
         Port(number=number, purpose=purpose, taken=not is_free_address(("0.0.0.0", number)), holder=holders.get(number))
-        for number, purpose in [*numbers, (DASHBOARD_PORT, DASHBOARD)]
+        for number, purpose in [*((port, SERVICE) for port in service_ports), *haproxy, (DASHBOARD_PORT, DASHBOARD)]
     )
 
 
