@@ -81,9 +81,8 @@ def without_pandas() -> Iterator[None]:
     from deployments.startup import sitecustomize
 
     sitecustomize.block_pandas()
-    python_path = os.environ.get("PYTHONPATH")
-    folder = str(Path(sitecustomize.__file__).parent)
-    with environment_variable("PYTHONPATH", folder if python_path is None else os.pathsep.join([folder, python_path])):
+    folders = [str(Path(sitecustomize.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with environment_variable("PYTHONPATH", os.pathsep.join(folders)):
         yield
 
 
@@ -115,12 +114,9 @@ def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[Head
 
 def _describe_end(status: int) -> str:
     """Describes how a process has ended; `status` is as in `subprocess`."""
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"was killed by signal {-status}"
+    names = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+    killed = f"was killed by {names.get(-status, f'signal {-status}')}"
+    return killed if status < 0 else f"ended with status {status}"
 
 
 OnLoss = Callable[[HeadLostError], None]
