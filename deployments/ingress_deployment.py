@@ -146,7 +146,7 @@ class VersionMetrics:
             self._exported = tally
             self.metrics.totals.clear()
         compared = "offramp_version_compared", "Inputs that two versions answered"
-        self.metrics.set_totals(*compared, tally.inputs | {"failed": tally.failed}, "outcome")
+        self.metrics.set_totals(*compared, tally.compared, "outcome")
         requests = "offramp_version_requests", "Requests without a version, by answering version"
         latency = "offramp_version_latency_seconds", "Latency by version, since its figures began"
         for version, each in tally.versions.items():

@@ -63,13 +63,9 @@ class Tally:
     since: int = 0
     """The number of the change that replaced it, as in `Traffic`."""
     versions: defaultdict[str, VersionTally] = field(default_factory=partial(defaultdict, VersionTally))
-    inputs: dict[str, float] = field(default_factory=lambda: {"same": 0, "other": 0})
-    """Compared inputs with the same answer from both versions, and with another. Losses between 0 and 1 count in
-    part."""
-    failed: int = 0
-    """Requests that were not compared because the other version did not answer."""
-    skipped: int = 0
-    """Requests that were not compared because `MAX_COMPARISONS` comparisons were running."""
+    compared: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("same", "other", "failed", "skipped"), 0))
+    """Compared inputs with the `same` answer from both versions, and with an `other`; losses between 0 and 1 count in
+    part. Requests that were not compared, because the other version `failed`, or `skipped` as `MAX_COMPARISONS` ran."""
 
     def add(self, other: Tally) -> None:
         """Adds the counts of another ingress."""
@@ -78,21 +74,19 @@ class Tally:
             ours.requests += tally.requests
             ours.exits += tally.exits
             ours.latencies += tally.latencies
-        for outcome, count in other.inputs.items():
-            self.inputs[outcome] += count
-        self.failed += other.failed
-        self.skipped += other.skipped
+        for outcome, count in other.compared.items():
+            self.compared[outcome] += count
 
     @property
-    def compared(self) -> dict[str, Any]:
+    def agreement(self) -> dict[str, Any]:
         """How far the two versions agree, as the same route reports it."""
-        inputs = round(sum(self.inputs.values()))
+        same, inputs = self.compared["same"], round(self.compared["same"] + self.compared["other"])
         return {
             "inputs": inputs,
-            "same": self.inputs["same"],
-            "agreement": self.inputs["same"] / inputs if inputs else None,
-            "requests_failed": self.failed,
-            "requests_skipped": self.skipped,
+            "same": same,
+            "agreement": same / inputs if inputs else None,
+            "requests_failed": self.compared["failed"],
+            "requests_skipped": self.compared["skipped"],
         }
 
 
@@ -200,7 +194,7 @@ class TrafficSplitter:
     def _compare_soon(self, request: InferRequest, answered: Answered, other: ModelVersion) -> None:
         """Starts a comparison in the background. It has a context of its own, because the request's trace may end."""
         if len(self.comparing) >= MAX_COMPARISONS:
-            self.tally.skipped += 1
+            self.tally.compared["skipped"] += 1
             return
         comparison = self._compare(request, answered, other, self.tally)
         task = asyncio.get_running_loop().create_task(comparison, context=Context())
@@ -213,8 +207,8 @@ class TrafficSplitter:
             other_answers = await other.infer(request)
         except OfframpError as error:
             logger.info("request %s was not compared: %s", request.request_id, error)
-            tally.failed += 1
+            tally.compared["failed"] += 1
             return
         loss = sum(losses_between(answers, served.task, other_answers, other.task))
-        tally.inputs["same"] += len(answers) - loss
-        tally.inputs["other"] += loss
+        tally.compared["same"] += len(answers) - loss
+        tally.compared["other"] += loss

@@ -243,7 +243,7 @@ class Versions(TrafficSplitter):
             "versions": {
                 name: tally.versions[name].figures | {"agreement": await self._agreement(name)} for name in names
             },
-            "compared": tally.compared,
+            "compared": tally.agreement,
         }
 
     async def check_free(self, model: str, version: str) -> None:

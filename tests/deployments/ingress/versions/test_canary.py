@@ -252,7 +252,7 @@ async def test_the_number_of_comparisons_is_limited(world: World) -> None:
     await world.set_canary(share=0.0, compare_share=1.0)
     for each in IDS[: MAX_COMPARISONS + 3]:
         await world.answered_by(each)
-    assert (len(world.versions.comparing), world.versions.tally.skipped) == (MAX_COMPARISONS, 3)
+    assert (len(world.versions.comparing), world.versions.tally.compared["skipped"]) == (MAX_COMPARISONS, 3)
     for task in world.versions.comparing:
         task.cancel()
 
