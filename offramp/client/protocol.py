@@ -78,10 +78,6 @@ class Failure:
     is_transient: bool = False
     """Whether a retry may succeed."""
 
-    @property
-    def retry_after_s(self) -> float:
-        return self.error.retry_after_s if isinstance(self.error, RetryableError) else 0.0
-
 
 Outcome: TypeAlias = Any
 """A `Failure`, or the payload of an answer: its JSON, or its text if it is not JSON."""
@@ -164,8 +160,7 @@ async def send_with_retries(
 ) -> tuple[Outcome, int]:
     """Calls `send` with the seconds that are left until a retry cannot help; returns the outcome and the attempts.
 
-    The wait before a retry is `Retry-After` plus a random share of a backoff that doubles with each attempt, so that
-    clients do not retry at the same time. It never exceeds the time that is left.
+    The wait before a retry is `pause_s`. It never exceeds the time that is left.
     """
     until_s, left_s, attempt = clock.now_s() + timeout_s, timeout_s, 0
     while True:
@@ -174,11 +169,21 @@ async def send_with_retries(
         outcome = await send(left_s) if left_s > 0 else timeout_failure(late)
         if not isinstance(outcome, Failure) or not outcome.is_transient or attempt >= max_attempts:
             return outcome, attempt
-        wait_s = outcome.retry_after_s + rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
+        wait_s = pause_s(outcome.error, attempt, rng)
         if wait_s >= until_s - clock.now_s():
             return outcome, attempt
         await resolve(sleep(wait_s))
         left_s = until_s - clock.now_s()
+
+
+def pause_s(error: OfframpError, attempt: int, rng: random.Random) -> float:
+    """Returns the seconds to wait after a failed attempt; the first attempt is number 1.
+
+    It is `Retry-After` plus a random share of a backoff that doubles with each attempt, so that clients do not retry at
+    the same time.
+    """
+    retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else 0.0
+    return retry_after_s + rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (attempt - 1))
 
 
 async def resolve(result: Awaitable[T] | T) -> T:

@@ -11,6 +11,7 @@ import base64
 import csv
 import json
 import math
+import random
 import sys
 import threading
 from collections import Counter
@@ -30,9 +31,9 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.data.images import is_images, open_images
 from earlyexit.data.rows import LABELS, check_part, read_arrays
 from earlyexit.data.text_tables import stream_rows
-from earlyexit.errors import DataError, InputError, OfframpError
+from earlyexit.errors import DataError, DeadlineError, InputError, OfframpError, RetryableError
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
-from offramp.client.protocol import Input, Prediction
+from offramp.client.protocol import Input, Prediction, pause_s
 from offramp.commands.options import GenerateJob, PredictJob, RowOptions
 from offramp.commands.output import make_table, progress_bars
 
@@ -44,10 +45,6 @@ WAITING = 2
 """Unwritten requests per concurrent request, so that a slow request does not hold up the others."""
 INPUT_STATUSES = (400, 413, 422, 500)
 """Statuses of errors of a request that one of its inputs can cause."""
-BUSY_STATUSES = (429, 503, 504)
-"""Statuses of errors of a busy service, for which a later request may succeed."""
-PAUSE_S = 0.25
-"""Pause before a batch is sent again: about the time after which a busy service has room."""
 ARRAYS = (".npy", ".npz")
 
 
@@ -130,6 +127,7 @@ class Sender:
 
     def __init__(self, client: AsyncClient, job: PredictJob, clock: Clock, sleep: Sleep) -> None:
         self._client, self._job, self._clock, self._sleep = client, job, clock, sleep
+        self._rng = random.Random()
         self._sending_again = asyncio.Lock()
         self._busy_since_s = math.inf
         """The time of the first error of a busy service since its last answer."""
@@ -140,7 +138,9 @@ class Sender:
         An error of a busy service is final for a single input when the service has answered nothing for `timeout_s`.
         Raises errors that have other causes.
         """
+        attempt = 0
         while True:
+            attempt += 1
             sent_s, inputs = self._clock.now_s(), [each.value for each in batch]
             try:
                 predictions = await self._client.predict_many(inputs, truncate=self._job.truncate, in_words=True)
@@ -150,14 +150,14 @@ class Sender:
                 error = raised
             now_s, is_over = self._clock.now_s(), True
             is_broken = type(error) is OfframpError  # the connection, which may work again
-            if is_broken or error.http_status in BUSY_STATUSES:
+            if is_broken or isinstance(error, RetryableError | DeadlineError):
                 self._busy_since_s = min(self._busy_since_s, now_s)
                 if not is_again:
                     async with self._sending_again:
                         return await self.rows(batch, is_again=True)
                 is_over = self._busy_since_s <= now_s - self._job.timeout_s
                 if not is_over:
-                    await self._sleep(PAUSE_S)
+                    await self._sleep(pause_s(error, attempt, self._rng))
             elif error.http_status not in INPUT_STATUSES:
                 raise error
             if is_over and is_broken:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, OverloadedError
 from offramp.client.protocol import Failure, Request, timeout_failure
 from offramp.load import connections
 from offramp.load.connections import Connection, connected
@@ -69,7 +69,8 @@ async def test_bodies_and_retry_after_of_answers_are_read() -> None:
     async with scripted((BUSY,), (HINTS, ok())) as server, connected(server.url) as post:
         busy, fine = [await post(PLAIN, 30.0) for _ in range(2)]
     assert isinstance(busy, Failure)
-    assert (busy.kind, busy.is_transient, busy.retry_after_s) == ("http_503", True, 2.5)
+    assert isinstance(busy.error, OverloadedError)
+    assert (busy.kind, busy.is_transient, busy.error.retry_after_s) == ("http_503", True, 2.5)
     assert str(busy.error) == "HTTP 503 from the server: busy"
     assert not isinstance(fine, Failure)
 
