@@ -70,7 +70,7 @@ def play(options: Namespace, name: str, most_chains: int) -> Controlled:
         ),
         decisions=recorded(records, dict.fromkeys(records.ramps, ENTROPY)),
         rows_N=rng.permutation(NUM_INPUTS),
-        arrivals_s=parse_arrivals(spec).process.draw(seconds, rng),
+        arrivals_s=parse_arrivals(spec)[0].draw(seconds, rng),
         duration_s=seconds,
         slo_s=problem.slo.latency_s,
     )

@@ -40,7 +40,6 @@ from offramp.client.protocol import (
     read_reply,
     resolve,
     send_with_retries,
-    timeout_failure,
 )
 
 DATA, DONE = "data: ", "[DONE]"
@@ -464,7 +463,8 @@ class AsyncClient:
             if request.streams:
                 await resolve(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())
         except httpx.TimeoutException:
-            return timeout_failure(f"no answer from {http.base_url} within {timeout_s:g} s")
+            late = DeadlineError(f"no answer from {http.base_url} within {timeout_s:g} s")
+            return Failure(error=late, kind="timeout")
         except httpx.RequestError as error:
             reason = error or type(error).__name__
             return connection_failure(f"no connection to {http.base_url}: {reason}; is the service running?")

@@ -121,11 +121,6 @@ def failure_of(status: int, payload: Any, retry_after: Header = None) -> Failure
     )
 
 
-def timeout_failure(message: str) -> Failure:
-    """Returns the failure of a request that was not answered in time."""
-    return Failure(error=DeadlineError(message), kind="timeout")
-
-
 def connection_failure(message: str) -> Failure:
     """Returns the failure of a request whose connection broke or was never made."""
     return Failure(error=OfframpError(message), kind="connection", is_transient=True)
@@ -165,8 +160,8 @@ async def send_with_retries(
     until_s, left_s, attempt = clock.now_s() + timeout_s, timeout_s, 0
     while True:
         attempt += 1
-        late = "the timeout had passed before the client could send"
-        outcome = await send(left_s) if left_s > 0 else timeout_failure(late)
+        late = DeadlineError("the timeout had passed before the client could send")
+        outcome = await send(left_s) if left_s > 0 else Failure(error=late, kind="timeout")
         if not isinstance(outcome, Failure) or not outcome.is_transient or attempt >= max_attempts:
             return outcome, attempt
         wait_s = pause_s(outcome.error, attempt, rng)

@@ -68,10 +68,10 @@ def _send_times(job: BenchJob) -> list[float] | None:
     """Returns the send times of an open loop, None for a closed one; raises InputError if there are none."""
     if job.seconds is None:
         return None if job.rate is None else _poisson(job, job.rate, job.requests or 1000)
-    parsed = parse_arrivals(job.arrivals or f"poisson:{job.rate}")
-    for note in parsed.notes:
+    process, notes = parse_arrivals(job.arrivals or f"poisson:{job.rate}")
+    for note in notes:
         print(note, file=sys.stderr)
-    times_s: list[float] = parsed.process.draw(job.seconds, np.random.default_rng(job.seed)).tolist()
+    times_s: list[float] = process.draw(job.seconds, np.random.default_rng(job.seed)).tolist()
     if not times_s:
         raise InputError(f"no request arrives in {job.seconds:g} s")
     if not times_s[-1]:

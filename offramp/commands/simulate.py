@@ -290,7 +290,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     read = read_problem(job.problem)
     check_sequences(job, read.problem)
     file = with_lengths(read, job)
-    arrivals = parse_arrivals(job.arrivals)
+    process, arrival_notes = parse_arrivals(job.arrivals)
     if job.plan is not None:
         plan = plan_of_file(job.plan, file.problem)
     else:  # exit records may prefer the plan of another strategy
@@ -319,10 +319,10 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
         scenario = with_sequences(scenario, file.problem, job)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from error
-    arrivals_s = arrivals.process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
+    arrivals_s = process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
     scenario = replace(scenario, arrivals_s=arrivals_s)
-    notes = [f"inputs: {description}", *arrivals.notes, *_plan_notes(file.problem, plan, predicted)]
+    notes = [f"inputs: {description}", *arrival_notes, *_plan_notes(file.problem, plan, predicted)]
     return scenario, predicted, _document(job, scenario, predicted, source, inputs) | {"notes": notes}
 
 

@@ -299,17 +299,8 @@ ALLOWED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """An arrival process."""
-
-    process: Process
-    notes: tuple[str, ...] = ()
-    """How a trace was read, one sentence each."""
-
-
-def parse_arrivals(spec: str) -> Arrivals:
-    """Parses an arrival process; `ALLOWED` lists the forms. Rates are per second, times in seconds.
+def parse_arrivals(spec: str) -> tuple[Process, tuple[str, ...]]:
+    """Returns a process from its text, and notes of how its trace was read; `ALLOWED` lists the forms.
 
     `rate` scales the drawn window of a trace to this mean rate: counts are multiplied, so bursts keep their duration;
     times are compressed or stretched, so bursts become shorter or longer. `from` is the second of the file at which the
@@ -331,7 +322,7 @@ def parse_arrivals(spec: str) -> Arrivals:
         [first, *_] = error.errors()
         key, message = first["loc"][0], first["msg"]
         raise InputError(f"arrivals {spec!r}: {key}: {message[0].lower()}{message[1:]}; allowed: {ALLOWED}") from None
-    return _replay(parsed, spec, INTERPRETATIONS[name]) if isinstance(parsed, _Trace) else Arrivals(process=parsed)
+    return _replay(parsed, spec, INTERPRETATIONS[name]) if isinstance(parsed, _Trace) else (parsed, ())
 
 
 class _Trace(BaseModel):
@@ -356,7 +347,9 @@ KINDS: Mapping[str, type[Any]] = {
 """The type of each process by its name. Its fields are the options that follow the name."""
 
 
-def _replay(options: _Trace, spec: str, interpretation: Interpretation | None) -> Arrivals:
+def _replay(
+    options: _Trace, spec: str, interpretation: Interpretation | None
+) -> tuple[CountReplay | StampReplay, tuple[str, ...]]:
     """Reads a trace, and returns its replay with notes of how it was read."""
     trace, start_s = read_trace(Path(options.file), interpretation), options.start_s
     if isinstance(trace, StampReplay):
@@ -370,7 +363,7 @@ def _replay(options: _Trace, spec: str, interpretation: Interpretation | None) -
         raise InputError(f"arrivals {spec!r}: from={start_s:.15g} is beyond the trace's {last_s:g} s")
     process = replace(trace, start_s=start_s, rate_per_s=options.rate)
     length = f"the trace is {process.period_s:,.0f} s long, and repeats if more is drawn"
-    return Arrivals(process=process, notes=(f"{options.file}: read as {content}", length))
+    return process, (f"{options.file}: read as {content}", length)
 
 
 def _mistakes(values_N: FloatArray, interpretation: Interpretation | None) -> Iterator[tuple[BoolArray, str]]:

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from earlyexit.errors import InputError
+from earlyexit.errors import DeadlineError, InputError
 from offramp.client.protocol import (
     JSON_LENGTH_HEADER,
     Failure,
@@ -25,7 +25,6 @@ from offramp.client.protocol import (
     connection_failure,
     key_header,
     read_reply,
-    timeout_failure,
 )
 
 Post: TypeAlias = Callable[[Request, float], Awaitable[Outcome]]
@@ -75,7 +74,7 @@ class Connections:
         )
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        late = timeout_failure(f"no answer within {timeout_s:g} s")
+        late = Failure(error=DeadlineError(f"no answer within {timeout_s:g} s"), kind="timeout")
         try:
             connection = self._take_free(now_s) or await self._connect(loop, now_s + timeout_s)
         except TimeoutError:

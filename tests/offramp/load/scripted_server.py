@@ -112,7 +112,7 @@ def bodies(texts: Sequence[str]) -> str:
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
     """Draws the arrivals of a process, in seconds."""
-    return parse_arrivals(spec).process.draw(duration_s, np.random.default_rng(seed))
+    return parse_arrivals(spec)[0].draw(duration_s, np.random.default_rng(seed))
 
 
 def trace(folder: Path, text: str, name: str = "trace") -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from earlyexit.errors import InputError, OverloadedError
-from offramp.client.protocol import Failure, Request, timeout_failure
+from earlyexit.errors import DeadlineError, InputError, OverloadedError
+from offramp.client.protocol import Failure, Request
 from offramp.load import connections
 from offramp.load.connections import Connection, connected
 from offramp.load.generator import exact_sleep
@@ -113,7 +113,9 @@ async def test_a_connection_is_not_reused_after_a_cancelled_request() -> None:
     async with scripted(then=()) as server:
         loop, (host, port) = asyncio.get_running_loop(), server.url.removeprefix("http://").split(":")
         _, connection = await loop.create_connection(lambda: Connection(free), host, int(port))
-        asking = asyncio.create_task(connection.send(b"", loop.time() + 30.0, timeout_failure("late")))
+        asking = asyncio.create_task(
+            connection.send(b"", loop.time() + 30.0, Failure(error=DeadlineError("late"), kind="timeout"))
+        )
         await asyncio.sleep(0)
         asking.cancel()
         connection.data_received(ok())

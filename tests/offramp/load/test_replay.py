@@ -39,10 +39,10 @@ def test_a_rate_is_the_mean_of_the_window_and_counts_repeat(tmp_path: Path) -> N
 
 
 def test_counts_are_replayed_from_a_second_of_the_file_and_notes_say_how_they_were_read(tmp_path: Path) -> None:
-    found = parse_arrivals(trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5") + ",from=64.5")
-    assert isinstance(found.process, CountReplay)
-    assert (len(found.process.counts_B), found.process.start_s) == (66, 64.5)
-    assert found.notes == (
+    process, notes = parse_arrivals(trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5") + ",from=64.5")
+    assert isinstance(process, CountReplay)
+    assert (len(process.counts_B), process.start_s) == (66, 64.5)
+    assert notes == (
         f"{tmp_path / 'trace'}: read as 66 counts, requests per second (times: reads them as the time of each request)",
         "the trace is 66 s long, and repeats if more is drawn",
     )
@@ -50,10 +50,10 @@ def test_counts_are_replayed_from_a_second_of_the_file_and_notes_say_how_they_we
 
 def test_whole_numbers_are_counts_or_times_as_the_caller_says(tmp_path: Path) -> None:
     spec = trace(tmp_path, "0\n1000\n3000\n").removeprefix("trace:")
-    counted, timed = parse_arrivals(f"counts:{spec}"), parse_arrivals(f"times:{spec}")
-    assert isinstance(counted.process, CountReplay)
-    assert counted.notes[0] == f"{spec}: read as 3 counts, requests per second"
-    assert timed.notes[0] == f"{spec}: read as the times of 3 requests"
+    (counted, counted_notes), (_, timed_notes) = parse_arrivals(f"counts:{spec}"), parse_arrivals(f"times:{spec}")
+    assert isinstance(counted, CountReplay)
+    assert counted_notes[0] == f"{spec}: read as 3 counts, requests per second"
+    assert timed_notes[0] == f"{spec}: read as the times of 3 requests"
     assert draw(f"times:{spec}", 3000.0).tolist() == [0.0, 1000.0]
     spec = trace(tmp_path, "0\n1000\n0\n1000").removeprefix("trace:")
     of_counts = per_second(draw(f"counts:{spec},rate=250", 4.0), 4)
@@ -80,9 +80,9 @@ def test_a_rate_fits_recorded_arrivals_and_names_may_hold_commas(tmp_path: Path)
     assert draw(spec + ",rate=4,from=1", 1.0).tolist() == pytest.approx([0, 2 / 6.5, 3.5 / 6.5, 4.5 / 6.5])
     assert len(draw(spec + ",rate=1000", 60.0)) == 60_000
     assert draw(trace(tmp_path, "0.0\n1.0\n1.0\n1.0\n4.0\n") + ",rate=2", 1.0).tolist() == [0.0, 0.25]
-    found = parse_arrivals(" " + trace(tmp_path, "1 2 3", name="a,b.txt") + ",rate=5 ")
-    assert isinstance(found.process, CountReplay)
-    assert found.process.rate_per_s == 5.0
+    process, _ = parse_arrivals(" " + trace(tmp_path, "1 2 3", name="a,b.txt") + ",rate=5 ")
+    assert isinstance(process, CountReplay)
+    assert process.rate_per_s == 5.0
 
 
 @settings(deadline=None)  # a shared machine
@@ -204,7 +204,7 @@ def test_poisson_and_gamma_counts_are_those_of_their_rates() -> None:
     counts = per_second(arrivals_s_N, 100)
     assert np.var(counts) == pytest.approx(1000, rel=0.4)  # of 100 counts: three standard deviations are 42 %
     rng = np.random.default_rng(0)
-    bursty = parse_arrivals("gamma:10,cv=4").process
+    bursty = parse_arrivals("gamma:10,cv=4")[0]
     # One standard deviation of the mean of 2000 counts is at most 0.28; a first gap like any other would give 17.5.
     assert np.mean([len(bursty.draw(1.0, rng)) for _ in range(2000)]) == pytest.approx(10, abs=0.85)
 
