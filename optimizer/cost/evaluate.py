@@ -45,6 +45,7 @@ from optimizer.problems.problem import (
     reach_of,
 )
 from optimizer.problems.tokens import in_token_batches, in_tokens
+from profiles.records import RecordedBatches
 
 # Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
@@ -113,9 +114,8 @@ class Evaluation:
 def evaluate(
     problem: PlanProblem,
     stages: Sequence[Stage],
-    reach: Reach | None = None,
+    reach: Reach | RecordedBatches | None = None,
     *,
-    by_batch: bool = False,
     shares: Sequence[float] = (),
 ) -> Evaluation:
     """Returns the figures of a plan; raises PlanError if the plan does not fit the problem.
@@ -123,22 +123,23 @@ def evaluate(
     `stages` holds the stages of all chains, one chain after the other. `shares` holds each chain's share of the rate;
     by default, shares are proportional to the highest rates of the chains.
 
-    `reach` replaces the nested survival, for example by the survival of joint exit records. With `by_batch`, survival
-    and seconds are those of the problem's recorded batches; a split that fewer inputs than a batch reach is scored on
-    its mean batch. If inputs have lengths, shares count tokens rather than inputs (`optimizer.problems.tokens`).
-    Blocks keep their numbers in the cascade even if the plan leaves networks out.
+    `reach` replaces the nested survival, for example by the survival of joint exit records. With recorded batches, both
+    survival and seconds are theirs; a split that fewer inputs than a batch reach is scored on its mean batch. If inputs
+    have lengths, shares count tokens rather than inputs (`optimizer.problems.tokens`). Blocks keep their numbers in the
+    cascade even if the plan leaves networks out.
     """
     chains = chains_of(stages, problem.num_blocks)
     if len(chains) > 1:
-        return _evaluate_parallel(problem, chains, shares, reach, by_batch)
+        return _evaluate_parallel(problem, chains, shares, reach)
     part = _fitting_part(problem, stages)
     inner, inner_stages = part.problem, stages
     if inner is not problem:
-        inner_stages, reach = part.stages_of(stages), None if reach is None else part.shares_of(reach)
+        inner_stages = part.stages_of(stages)
+        reach = inner.batches if isinstance(reach, RecordedBatches) else reach and part.shares_of(reach)
     if inner.lengths is None:
-        figures = _evaluate_chain(inner, inner_stages, reach, by_batch)
+        figures = _evaluate_chain(inner, inner_stages, reach)
     else:
-        figures = _evaluate_chain(in_tokens(inner), in_token_batches(inner, inner_stages), reach, by_batch)
+        figures = _evaluate_chain(in_tokens(inner), in_token_batches(inner, inner_stages), reach)
     if inner is not problem or inner.lengths is not None:
         own = [split for stage in stages for split in stage.splits]
         splits = tuple(replace(each, split=split) for each, split in zip(figures.splits, own, strict=True))
@@ -150,18 +151,17 @@ def _evaluate_parallel(
     problem: PlanProblem,
     chains: Sequence[Sequence[Stage]],
     shares: Sequence[float],
-    reach: Reach | None,
-    by_batch: bool,
+    reach: Reach | RecordedBatches | None,
 ) -> Evaluation:
     """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
-    alone = [evaluate(problem, chain, reach, by_batch=by_batch) for chain in chains]
+    alone = [evaluate(problem, chain, reach) for chain in chains]
     total_per_s = sum(each.rate_per_s for each in alone)
     if not shares:
         shares = [each.rate_per_s / total_per_s for each in alone]
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
     if problem.required_per_s is not None:
         alone = [
-            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach, by_batch=by_batch)
+            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach)
             for chain, share in zip(chains, shares, strict=True)
         ]
     starts = accumulate([len(chain) for chain in chains], initial=0)
@@ -182,24 +182,21 @@ def _evaluate_parallel(
     )
 
 
-def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, by_batch: bool) -> Evaluation:
+def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | RecordedBatches | None) -> Evaluation:
     """Evaluates a single chain, counted in inputs or in tokens."""
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    batches = problem.batches if by_batch else None
-    reach = reach or nested_reach(problem) if batches is None else reach_of(batches)
-    exits_N, unanswered_N = None if batches is None else batches.exits_N(ramps), reach(ramps)
+    batches = reach if isinstance(reach, RecordedBatches) else None
+    shares_of = reach_of(reach) if isinstance(reach, RecordedBatches) else reach or nested_reach(problem)
+    exits_N, unanswered_N = None if batches is None else batches.exits_N(ramps), shares_of(ramps)
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
 
     def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
-        known: Sequence[StepSeconds] = ()
         if exits_N is not None:
             known = recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
-        return known or [
-            StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
-            for block, (block_s, ramp_s) in enumerate(
-                seconds_of_steps(problem, stage.device, split, share_N), start=split.first
-            )
-        ]
+            if known:
+                return known
+        seconds, own_N = seconds_of_steps(problem, stage.device, split, share_N), unanswered_N[split.first : split.end]
+        return [StepSeconds(*each, share * sum(each)) for share, each in zip(own_N, seconds, strict=True)]
 
     steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
     figures = tuple(

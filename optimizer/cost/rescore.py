@@ -93,11 +93,6 @@ def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring
 
 
 def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
-    by_batch = problem.batches is not None and isinstance(problem.objective, MinimizeLatency)
-    joint = evaluate(problem, stages, by_batch=True) if by_batch else evaluate(problem, stages, reach)
-    return Rescored(
-        stages=stages,
-        nested=evaluate(problem, stages),
-        joint=joint,
-        broken=tuple(violations(problem, stages, joint)),
-    )
+    by_batch = problem.batches if isinstance(problem.objective, MinimizeLatency) else None
+    joint, nested = evaluate(problem, stages, by_batch or reach), evaluate(problem, stages)
+    return Rescored(stages=stages, nested=nested, joint=joint, broken=tuple(violations(problem, stages, joint)))

@@ -6,7 +6,7 @@ problem; its splits end where a network ends. `optimizer.search.subsets` finds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -127,14 +127,14 @@ def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> Laten
     """
     if not problem.crossing_tokens:
         return table
-    share_N = np.ones(problem.num_blocks)
-    for network in used[1:]:
-        share_N[problem.networks[network - 1] : problem.networks[network]] = problem.crossing_tokens[network]
-    return replace(
-        table,
-        block_s_NB=_read_at(table.batches, table.block_s_NB, share_N),
-        ramp_s_EB=_read_at(table.batches, table.ramp_s_EB, share_N[list(problem.ramps)]),
-    )
+    shares = [share if network in used[1:] else 1.0 for network, share in enumerate(problem.crossing_tokens)]
+    sizes_NB = np.outer(by_block(problem.networks, shares), table.batches)
+    return at_sizes(table, table.batches, sizes_NB, problem.ramps)
+
+
+def by_block(networks: Sequence[int], values: Sequence[float]) -> FloatArray:
+    """Returns, for each block of a chain, the value of its network."""
+    return np.repeat(np.array(values, dtype=np.float64), np.diff(networks, prepend=0))
 
 
 def with_slower_networks(table: LatencyTable, networks: Sequence[int], factors: Sequence[float]) -> LatencyTable:
@@ -145,10 +145,15 @@ def with_slower_networks(table: LatencyTable, networks: Sequence[int], factors: 
     return replace(table, block_s_NB=table.block_s_NB * factors_N[:, None])
 
 
-def _read_at(batches: Sequence[int], seconds_RB: FloatArray, share_R: FloatArray) -> FloatArray:
-    sizes_B = np.array(batches, dtype=np.float64)
-    rows = [np.interp(sizes_B * share, batches, row) for row, share in zip(seconds_RB, share_R, strict=True)]
-    return np.array(rows).reshape(seconds_RB.shape)
+def at_sizes(table: LatencyTable, batches: Sequence[int], sizes_NB: FloatArray, ramps: Sequence[int]) -> LatencyTable:
+    """Returns a table for other batches. In each block, and in its ramp, they take as long as batches of `sizes_NB`."""
+
+    def read(rows: Iterable[FloatArray], sizes: FloatArray) -> FloatArray:
+        seconds = [np.interp(each, table.batches, row) for each, row in zip(sizes, rows, strict=True)]
+        return np.array(seconds).reshape(len(seconds), len(batches))
+
+    block_s_NB, ramp_s_EB = read(table.block_s_NB, sizes_NB), read(table.ramp_s_EB, sizes_NB[list(ramps)])
+    return replace(table, batches=tuple(batches), block_s_NB=block_s_NB, ramp_s_EB=ramp_s_EB)
 
 
 def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:

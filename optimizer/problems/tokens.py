@@ -11,7 +11,6 @@ the tokens that it holds on average (`Lengths.filled`), and limited by its budge
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,9 +19,10 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Stage, with_splits
+from optimizer.problems.networks import at_sizes, by_block
 from optimizer.problems.problem import PlanProblem
 from profiles.lengths import Lengths
-from profiles.table import LatencyTable
+from profiles.table import FloatArray, LatencyTable
 
 
 def in_tokens(problem: PlanProblem) -> PlanProblem:
@@ -57,14 +57,34 @@ def bytes_length(problem: PlanProblem) -> int:
 
 def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Converts the stages of a plan in tokens: each batch becomes a budget of tokens and of inputs."""
-    lengths = _lengths(problem)
-    return with_splits(stages, lambda stage, split: _with_budget(split, problem, stage.device, lengths))
+    lengths, tokens_N = _lengths(problem), _tokens_N(problem)
+
+    def with_budget(stage: Stage, split: Split) -> Split:
+        tokens = _budgets(problem, stage.device, lengths)[split.batch]
+        batch = max(1, math.ceil(tokens / lengths.shortest))
+        return replace(split, batch=batch, tokens=max(1, math.floor(tokens * tokens_N[split.first])))
+
+    return with_splits(stages, with_budget)
 
 
 def in_token_batches(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Returns the stages with the mean tokens of each batch as its size; raises PlanError for unmeasured sizes."""
-    lengths = _lengths(problem)
-    return with_splits(stages, lambda stage, split: _with_mean_tokens(split, problem, stage.device, lengths))
+    """Returns the stages with the mean tokens of each batch as its size; raises PlanError for unmeasured sizes.
+
+    Sizes are in the unit of the problem's lengths rather than of the split's network.
+    """
+    lengths, tokens_N = _lengths(problem), _tokens_N(problem)
+
+    def with_mean_tokens(stage: Stage, split: Split) -> Split:
+        factor, limit = float(tokens_N[split.first]), most_tokens(problem.latency[stage.device])
+        held = split.batch * lengths.mean
+        if split.tokens is not None:
+            held = min(held, lengths.filled(max(1, round(split.tokens / factor))))
+        if held * factor > limit:
+            size = f"{held * factor:.6g}"
+            raise PlanError(f"a batch of {size} tokens is not measured on {stage.device}; measured are at most {limit}")
+        return replace(split, batch=max(1, round(held)), tokens=None)
+
+    return with_splits(stages, with_mean_tokens)
 
 
 def most_tokens(table: LatencyTable) -> int:
@@ -77,34 +97,22 @@ def full_inputs(table: LatencyTable, split: Split) -> int:
     return split.batch if split.tokens is None else max(1, split.tokens // (table.length or 1))
 
 
-def mean_tokens(split: Split, lengths: Lengths) -> float:
-    """Returns the mean tokens of a full batch of a split, which its inputs or its tokens limit."""
-    by_inputs = split.batch * lengths.mean
-    return by_inputs if split.tokens is None else min(by_inputs, lengths.filled(split.tokens))
-
-
 def _lengths(problem: PlanProblem) -> Lengths:
     assert problem.lengths is not None, "without lengths batches are counted in inputs"
     return problem.lengths
 
 
-def tokens_at(problem: PlanProblem, block: int) -> float:
-    """Returns the tokens of an input in a block's network, relative to `lengths`."""
-    if not problem.network_tokens:
-        return 1.0
-    return problem.network_tokens[bisect_right(problem.networks, block)]
+def _tokens_N(problem: PlanProblem) -> FloatArray:
+    """Returns the tokens of an input in the network of each block, relative to `lengths`."""
+    ends = problem.networks or (problem.num_blocks,)
+    return by_block(ends, problem.network_tokens or (1.0,) * len(ends))
 
 
 def _table_in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
     table, lengths = problem.latency[device], _lengths(problem)
     sizes = tuple(_budgets(problem, device, lengths))
     size_X = np.array(sizes) / (table.length or 1)
-    equal = LatencyTable(batches=sizes, block_s_NB=table.blocks_at(size_X), ramp_s_EB=table.ramps_at(size_X), length=1)
-    if not problem.network_tokens:
-        return equal
-    blocks = [table.blocks_at(size_X * tokens_at(problem, block))[block] for block in range(problem.num_blocks)]
-    ramps = [table.ramps_at(size_X * tokens_at(problem, ramp))[row] for row, ramp in enumerate(problem.ramps)]
-    return replace(equal, block_s_NB=np.array(blocks), ramp_s_EB=np.array(ramps).reshape(equal.ramp_s_EB.shape))
+    return replace(at_sizes(table, sizes, np.outer(_tokens_N(problem), size_X), problem.ramps), length=1)
 
 
 def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, int]:
@@ -125,20 +133,3 @@ def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, i
             f"{most_tokens(table)}"
         )
     return budgets
-
-
-def _with_budget(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
-    tokens = _budgets(problem, device, lengths)[split.batch]
-    batch = max(1, math.ceil(tokens / lengths.shortest))
-    return replace(split, batch=batch, tokens=max(1, math.floor(tokens * tokens_at(problem, split.first))))
-
-
-def _with_mean_tokens(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
-    """Returns the split with its mean tokens as batch size, in the unit of `lengths` rather than of its network."""
-    table, factor = problem.latency[device], tokens_at(problem, split.first)
-    tokens = None if split.tokens is None else max(1, round(split.tokens / factor))
-    held, limit = mean_tokens(replace(split, tokens=tokens), lengths), most_tokens(table)
-    if held * factor > limit:
-        size = f"{held * factor:.6g}"
-        raise PlanError(f"a batch of {size} tokens is not measured on {device}; measured are at most {limit}")
-    return replace(split, batch=max(1, round(held)), tokens=None)
