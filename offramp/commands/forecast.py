@@ -6,14 +6,14 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, ValidationError
 from rich.table import Table
 
 from earlyexit.data.images import check_file
-from earlyexit.data.source_file import StrictDocument, read_source
+from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import open_csv
 from earlyexit.errors import DataError
 from offramp.commands.options import ForecastJob
@@ -36,43 +36,10 @@ class Window(StrictDocument):
 
 
 def read_series(path: Path) -> SurvivalHistory:
-    """Reads past windows, oldest first, from a .csv or .json file; raises DataError with file and line.
+    """Reads past windows, oldest first, from a CSV file; raises DataError with file and line.
 
-    A CSV file has the columns `inputs`, `0`, `1`, ... (one per block). JSON is of the form
-    {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}. An empty row, null or a window of 0 inputs is unknown.
+    Its columns are `inputs`, `0`, `1`, ... (one per block). An empty row or a window of 0 inputs is unknown.
     """
-    if path.suffix not in (".csv", ".json"):
-        raise DataError(f"{path}: it must be a .csv or .json file")
-    if path.suffix == ".csv":
-        windows = _read_csv(path)
-    else:
-        windows = read_source(path, DataError).parse(SeriesDocument, called="the series").windows
-    known = [window for window in windows if window is not None]
-    if not any(window.inputs for window in known):
-        raise DataError(f"{path}: at least one window with inputs is needed")
-    num_blocks = len(known[0].survival)
-    uneven = next((k for k, each in enumerate(windows) if each and len(each.survival) != num_blocks), None)
-    if uneven is not None:
-        raise DataError(f"{path}: window {uneven} must have {num_blocks} blocks, as the first one")
-    inputs_W = np.array([window.inputs if window else 0.0 for window in windows])
-    try:
-        return SurvivalHistory(
-            survival_WK=np.array([window.survival if window else [1.0] * num_blocks for window in windows]),
-            inputs_WK=np.repeat(inputs_W[:, np.newaxis], num_blocks, axis=1),
-            missing_W=inputs_W == 0,
-        )
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-class SeriesDocument(StrictDocument):
-    """A series of windows."""
-
-    schema_version: Literal[1] = 1
-    windows: list[Window | None] = Field(min_length=1)
-
-
-def _read_csv(path: Path) -> list[Window | None]:
     check_file(path)
     with open_csv(path) as file:
         rows = csv.reader(file)
@@ -82,9 +49,20 @@ def _read_csv(path: Path) -> list[Window | None]:
             if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
                 raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
             # A blank line has no cells.
-            return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
+            windows = [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
         except csv.Error as error:
             raise DataError(f"{path}:{rows.line_num}: {error}") from error
+    inputs_W = np.array([window.inputs if window else 0.0 for window in windows])
+    if not inputs_W.any():
+        raise DataError(f"{path}: at least one window with inputs is needed")
+    try:
+        return SurvivalHistory(
+            survival_WK=np.array([window.survival if window else [1.0] * len(blocks) for window in windows]),
+            inputs_WK=np.repeat(inputs_W[:, np.newaxis], len(blocks), axis=1),
+            missing_W=inputs_W == 0,
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window | None:

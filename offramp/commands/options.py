@@ -242,7 +242,7 @@ class ForecastJob(JsonOption):
     """Forecast the next window's survival at every block, with intervals."""
 
     series: Path = Field(json_schema_extra={"argument": "SERIES"})
-    """File with past windows, oldest first: .json, or .csv with columns inputs, 0, 1 and so on (survival by block)."""
+    """CSV file with past windows, oldest first: columns inputs, 0, 1 and so on (survival by block)."""
     coverage: float = 0.8
     """Probability that a forecast value lies in its interval."""
     window_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -187,16 +187,11 @@ FORECAST = SurvivalForecast(
 )
 
 
-def test_a_series_is_read_from_csv_or_json(tmp_path: Path) -> None:
+def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
     history = read_series(written(tmp_path / "series.csv", CSV))
     assert history.missing_W.tolist() == [False, True, False]
     assert history.survival_WK[[0, 2]].tolist() == [[1.0, 0.5, 0.25], [1.0, 0.6, 0.25]]
     assert history.inputs_WK[:, 0].tolist() == [100, 0, 200]
-    windows = [{"inputs": 100, "survival": [1.0, 0.5, 0.25]}, None, {"inputs": 200, "survival": [1, 0.6, 0.25]}]
-    from_json = read_series(written(tmp_path / "series.json", json.dumps({"windows": windows})))
-    np.testing.assert_array_equal(from_json.survival_WK, history.survival_WK)
-    np.testing.assert_array_equal(from_json.inputs_WK, history.inputs_WK)
-    np.testing.assert_array_equal(from_json.missing_W, history.missing_W)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,6 @@ FILES: dict[str, FileCase] = {
     **{name: calibration(json.dumps(CARD.model_dump(mode="json") | each)) for name, each in GOLDEN["cards"].items()},
     **{name: (lambda path: load_pretrained(str(path)), "n.json", text) for name, text in GOLDEN["networks"].items()},
     "checkpoint: not JSON": (lambda path: default_task(str(path.parent)), "config.json", "{"),
-    "series: unknown ending": (read_series, "series.txt", ""),
     "series: absent": (read_series, "series.csv", None),
     "series: not UTF-8": (read_series, "series.csv", b"inputs,0\n\xff,1\n"),
     "packages: no zip": (lambda path: unpack([path], "net", SHA256, path.parent / "net"), "0", "no zip"),
