@@ -136,25 +136,30 @@ def export_sequence_metrics(metrics: LazyMetrics, loop: GenerationLoop) -> None:
 class VersionMetrics:
     """The metrics of versions and their comparison, exported about once a second."""
 
-    def __init__(self) -> None:
-        self._exported = Tally()
-        self.metrics = LazyMetrics()
+    def __init__(self, metrics: LazyMetrics) -> None:
+        self._metrics = metrics
+        self._current, self._ended = Tally(), Tally()
+        """The present tally, which began at zero, and the sum of all earlier ones."""
 
     def export(self, tally: Tally) -> None:
-        """Exports the counts of a tally since the last export. A new tally starts at zero."""
-        if tally is not self._exported:
-            self._exported = tally
-            self.metrics.totals.clear()
+        """Exports the counts of all tallies so far, and the latencies of this one."""
+        if tally is not self._current:
+            self._ended.add(self._current)
+            self._current = tally
+        total = Tally()
+        total.add(self._ended)
+        total.add(tally)
         compared = "offramp_version_compared", "Inputs that two versions answered"
-        self.metrics.set_totals(*compared, tally.compared, "outcome")
+        self._metrics.set_totals(*compared, total.compared, "outcome")
         requests = "offramp_version_requests", "Requests without a version, by answering version"
         latency = "offramp_version_latency_seconds", "Latency by version, since its figures began"
-        for version, each in tally.versions.items():
+        for version, each in total.versions.items():
             for status, count in each.requests.items():
-                self.metrics.set_total(*requests, count, version=version, status=status)
+                self._metrics.set_total(*requests, count, version=version, status=status)
+        for version, each in tally.versions.items():
             for share in (0.5, 0.99):
                 value = latency_s(each.latencies, share)
-                self.metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
+                self._metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
 
 
 @serve.ingress()
@@ -207,8 +212,7 @@ class Ingress(BackgroundTasks):
             )
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        self._version_metrics = VersionMetrics()
-        export = self._version_metrics.export
+        export = VersionMetrics(self._metrics.metrics).export
         self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink, export)
 
     def __serve_build_asgi_app__(self) -> ApiRouter:
@@ -330,8 +334,7 @@ class Ingress(BackgroundTasks):
 
     async def samples(self) -> list[Sample]:
         """Returns the last values of the metrics."""
-        both = self._metrics.metrics, self._version_metrics.metrics
-        return [sample for metrics in both for sample in metrics.samples(ingress=self._core.name)]
+        return self._metrics.metrics.samples(ingress=self._core.name)
 
     async def peek(self) -> IngressReport:
         """Returns the counts so far, and leaves the observations for the controller."""

@@ -20,8 +20,6 @@ class LazyMetrics:
     def __init__(self) -> None:
         self.instruments: dict[str, Any] = {}
         """Counters and gauges by name."""
-        self.totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        """The last total by name and labels. After they are cleared, totals are expected to start at zero."""
         self._values: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         """The value of each counter and gauge, by name and labels."""
 
@@ -33,9 +31,7 @@ class LazyMetrics:
 
     def set_total(self, name: str, description: str, total: float, **labels: str) -> None:
         """Adds the difference to the last total to a counter."""
-        key = name, *labels.values()
-        self.add(name, description, total - self.totals[key], **labels)
-        self.totals[key] = max(total, self.totals[key])
+        self.add(name, description, max(0.0, total - self._values[name, tuple(labels.items())]), **labels)
 
     def set_totals(self, name: str, description: str, totals: Mapping[Any, float], label: str) -> None:
         """Sets the total of each value of a label."""

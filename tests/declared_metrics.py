@@ -40,7 +40,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     chains = SimpleNamespace(oldest_s=lambda _: {})
     core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, **waiting)
     ingress.export(core, 0.0, deque([("cpu-0", 0.1)]))
-    versions, stage, tally = VersionMetrics(), StageMetrics("cpu"), Tally()
+    versions, stage, tally = VersionMetrics(ingress.metrics), StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
     stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])
     split = Split(first=0, end=1, batch=1, tokens=4)
@@ -53,9 +53,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     export_metrics(ingress.metrics, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     versions.export(tally)
-    found = [
-        each for metrics in (ingress.metrics, versions.metrics, stage.metrics) for each in metrics.instruments.values()
-    ]
+    found = [each for metrics in (ingress.metrics, stage.metrics) for each in metrics.instruments.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 
 
