@@ -29,7 +29,7 @@ from deployments.controller.observe import (
 )
 from deployments.controller.remember import History, State, parse_state
 from deployments.settings import ControlSettings
-from deployments.wire.messages import IngressReport, counts_between
+from deployments.wire.messages import IngressReport, counts_between, total
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.live.changeover import due_requests
@@ -350,10 +350,12 @@ class ControlLoop:
     async def _apply_plan(self, new: NewPlan) -> None:
         """Makes a plan the current one, and changes to it. If the change fails, the next tick continues it."""
         before, is_followed = self.state.placed, not self._view.is_changing
-        measured = decide.delivered(self.stream.counts(self.state.followed_s))
+        measured = total(self.stream.counts(self.state.followed_s))
         if measured is not None and is_followed:
-            gained = {name: getattr(measured, name) for name in ("seconds", "offered_rps", "goodput_rps", "dropped")}
-            self._history.gained(before.epoch, gained)
+            rates = {"offered_rps": measured.arrived, "goodput_rps": measured.in_slo}
+            gained = {name: count / measured.seconds for name, count in rates.items()}
+            dropped = sum(measured.drops.values())
+            self._history.gained(before.epoch, {"seconds": measured.seconds, **gained, "dropped": dropped})
         self._remember("in force", new)
         self._update_view(failed=0)
         self.changes[new.reason] += 1

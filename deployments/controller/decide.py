@@ -22,7 +22,7 @@ from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import apply_rescoring, rescore
-from optimizer.live.changeover import Delivered, Trial, judge, num_started
+from optimizer.live.changeover import Trial, judge, kept_share, num_started
 from optimizer.live.hysteresis import weigh
 from optimizer.live.reaction import rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
@@ -308,7 +308,7 @@ def change_unfinished(_: View) -> Outcome:
 def trial_over(view: View) -> Outcome | None:
     """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
-    since = delivered(view.stream.counts(state.followed_s))
+    since = total(view.stream.counts(state.followed_s))
     if state.hold or state.trial is None or since is None or view.is_changing:
         return None
     judgement = judge(
@@ -470,20 +470,6 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
         batches=sum(each.batches for each in runs),
         seconds=sum(each.seconds for each in runs),
         expected_s=expected_s,
-    )
-
-
-def delivered(intervals: Sequence[Interval]) -> Delivered | None:
-    """Returns the sum of some intervals as a trial's measurement; None without intervals."""
-    seen = total(intervals)
-    if seen is None:
-        return None
-    return Delivered(
-        seconds=seen.seconds,
-        arrived=seen.arrived,
-        answered=seen.answered,
-        in_slo=seen.in_slo,
-        dropped=sum(seen.drops.values()),
     )
 
 
@@ -657,7 +643,7 @@ def _trial(view: View, figures: Evaluation, placed: PlacedPlan) -> Trial | None:
     """Returns the trial of a new plan; None if the current plan was not measured or has no predicted rate."""
     state = view.state
     since_s = max(state.followed_s, view.now_s - view.settings.period_s)
-    before = delivered(view.stream.counts(since_s))
+    before = total(view.stream.counts(since_s))
     expected_rps = state.placed.plan.predicted.get("rate_per_s")  # any value in an operator's plan
     if not isinstance(expected_rps, int | float) or expected_rps <= 0:
         return None
@@ -666,6 +652,6 @@ def _trial(view: View, figures: Evaluation, placed: PlacedPlan) -> Trial | None:
     return Trial(
         epoch=placed.epoch,
         predicted_rps=figures.rate_per_s,
-        before=before,
+        before_kept=kept_share(before, float(expected_rps)),
         before_predicted_rps=float(expected_rps),
     )

@@ -226,6 +226,11 @@ class Interval(Counts):
     def seconds(self) -> float:
         return self.at_s - self.since_s
 
+    @property
+    def settled(self) -> int:
+        """Inputs that were answered, refused or dropped."""
+        return self.answered + sum(self.drops.values())
+
 
 def total(intervals: Sequence[Interval]) -> Interval | None:
     """Returns the sum of intervals, from the first start to the last end; None without intervals."""

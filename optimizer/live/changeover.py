@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from optimizer.live.hysteresis import Verdict
 from optimizer.plans.plan import PlacedPlan
@@ -51,35 +52,28 @@ LEAST_INPUTS = 100
 """With fewer inputs, the standard error of a share may exceed 5 %."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
-    """What an application delivered over a period: differences of the ingresses' counters."""
-
-    seconds: float
-    arrived: int
-    """Inputs that arrived, including rejected ones."""
-    answered: int
-    in_slo: int
-    dropped: int
-    """Inputs that were rejected or abandoned."""
+class Delivered(Protocol):
+    """What an application delivered over a period, which is longer than 0 s."""
 
     @property
-    def offered_rps(self) -> float:
-        return self.arrived / self.seconds if self.seconds > 0 else 0.0
-
+    def seconds(self) -> float: ...
     @property
-    def goodput_rps(self) -> float:
-        return self.in_slo / self.seconds if self.seconds > 0 else 0.0
+    def arrived(self) -> int: ...
+    @property
+    def in_slo(self) -> int: ...
+    @property
+    def settled(self) -> int:
+        """Inputs that were answered, rejected or abandoned."""
 
-    def kept(self, predicted_rps: float) -> float:
-        """Returns the achieved share of the expected goodput, which is the lower of predicted rate and offered load.
 
-        Below the predicted rate, only dropped and late inputs count as missing, not those in flight.
-        """
-        if self.offered_rps > predicted_rps:
-            return self.goodput_rps / predicted_rps
-        settled = self.answered + self.dropped
-        return self.in_slo / settled if settled else 0.0
+def kept_share(served: Delivered, predicted_rps: float) -> float:
+    """Returns the achieved share of the expected goodput, which is the lower of predicted rate and offered load.
+
+    Below the predicted rate, only dropped and late inputs count as missing, not those in flight.
+    """
+    if served.arrived > predicted_rps * served.seconds:
+        return served.in_slo / served.seconds / predicted_rps
+    return served.in_slo / served.settled if served.settled else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +83,8 @@ class Trial:
     epoch: int
     predicted_rps: float
     """The new plan's rate by its forecast, above 0."""
-    before: Delivered | None
-    """What the plan before delivered recently. None if there was none, or if nothing was measured."""
+    before_kept: float | None = None
+    """The share that the plan before kept recently. None if there was none, or if nothing was measured."""
     before_predicted_rps: float
 
 
@@ -114,17 +108,16 @@ def judge(
     if has_few:
         words = f"only {served.arrived} inputs arrived in {served.seconds:.0f} s, too few to judge"
         return Verdict(change=False, words=f"keeps plan {trial.epoch}: {words}")
-    kept, expected_rps = served.kept(trial.predicted_rps), min(served.offered_rps, trial.predicted_rps)
+    offered_rps, goodput_rps = served.arrived / served.seconds, served.in_slo / served.seconds
+    kept, expected_rps = kept_share(served, trial.predicted_rps), min(offered_rps, trial.predicted_rps)
     promise = (
-        f"plan {trial.epoch} gives {served.goodput_rps:.4g}/s in time, {kept:.1%} of what was expected "
-        f"({expected_rps:.4g}/s)"
+        f"plan {trial.epoch} gives {goodput_rps:.4g}/s in time, {kept:.1%} of what was expected ({expected_rps:.4g}/s)"
     )
     if kept >= 1 - margin:
         return Verdict(change=False, words=f"keeps the plan: {promise}")
-    if trial.before is None:
+    if trial.before_kept is None:
         return Verdict(change=False, words=f"keeps the plan: {promise}; none was measured before it")
-    before_kept = trial.before.kept(trial.before_predicted_rps)
-    before_rps = before_kept * min(served.offered_rps, trial.before_predicted_rps)
-    is_worse = before_kept > kept and before_rps > kept * expected_rps
-    before = f"the one before kept {before_kept:.1%} of its own and would give {before_rps:.4g}/s"
+    before_rps = trial.before_kept * min(offered_rps, trial.before_predicted_rps)
+    is_worse = trial.before_kept > kept and before_rps > kept * expected_rps
+    before = f"the one before kept {trial.before_kept:.1%} of its own and would give {before_rps:.4g}/s"
     return Verdict(change=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}")

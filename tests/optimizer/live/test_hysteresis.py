@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from deployments.wire.messages import Interval
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate
-from optimizer.live.changeover import Delivered, Trial, judge
+from optimizer.live.changeover import Trial, judge, kept_share
 from optimizer.live.hysteresis import Verdict, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
 from optimizer.plans.plan import Stage
@@ -111,22 +112,24 @@ def test_both_plans_are_evaluated_with_the_given_reach() -> None:
     assert "give 0.0% more" in judged(reach=lambda active: (1.0, 1.0)).words
 
 
-def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, dropped: int = 0) -> Delivered:
+def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, dropped: int = 0) -> Interval:
     """Rates per second."""
-    return Delivered(
-        seconds=seconds,
+    return Interval(
+        since_s=0.0,
+        at_s=seconds,
         arrived=round(offered * seconds),
         answered=round((in_slo + late) * seconds),
         in_slo=round(in_slo * seconds),
-        dropped=round(dropped * seconds),
+        drops={"deadline": round(dropped * seconds)},
     )
 
 
-def trial(before: Delivered | None, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
-    return Trial(epoch=3, predicted_rps=predicted_rps, before=before, before_predicted_rps=before_predicted_rps)
+def trial(before: Interval | None, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
+    kept = None if before is None else kept_share(before, before_predicted_rps)
+    return Trial(epoch=3, predicted_rps=predicted_rps, before_kept=kept, before_predicted_rps=before_predicted_rps)
 
 
-def judged(tried: Trial, now: Delivered) -> Verdict | None:
+def judged(tried: Trial, now: Interval) -> Verdict | None:
     return judge(tried, now, margin=0.2, settle_s=10.0, patience_s=120.0)
 
 
@@ -143,8 +146,8 @@ AS_PROMISED = served(150, 148, dropped=2)
         pytest.param(served(400, 220, dropped=180), 1.1, id="a plan may do better than it promised"),
     ],
 )
-def test_a_plan_keeps_a_share_of_the_expected_goodput(now: Delivered, kept: float) -> None:
-    assert now.kept(200.0) == pytest.approx(kept)
+def test_a_plan_keeps_a_share_of_the_expected_goodput(now: Interval, kept: float) -> None:
+    assert kept_share(now, 200.0) == pytest.approx(kept)
 
 
 def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> None:
@@ -174,7 +177,7 @@ def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> 
     ],
 )
 def test_a_plan_is_kept_if_the_one_before_is_no_better_or_unknown(
-    before: Delivered | None, now: Delivered, words: str
+    before: Interval | None, now: Interval, words: str
 ) -> None:
     verdict = judged(trial(before), now)
     assert verdict is not None
