@@ -117,13 +117,8 @@ class ServeSettings(IngressSettings, ModelSettings):
     ingress_replicas: int = Field(default=1, ge=1)
     listener: str | None = None
     """Path at which the only ingress receives its socket (`local_ray/ports.py`). None: Serve or its proxy listens."""
-    calls_per_replica: int = Field(default=2, ge=1)
-    """Most calls without a first reply per replica of the first stage. The first call takes all waiting inputs. Further
-    calls queue at the replica, and are sent only with a full batch, so that new inputs do not form small batches."""
     tracing: TracingSettings | None = None
     """None: requests are not traced, at no cost."""
-    max_attempts: int = Field(default=8, ge=1)
-    """Attempts to run an input from the start, if its replicas die, before it fails."""
     access: AccessSettings | None = None
     """Keys, rates and origins. None: every caller may use the service."""
 

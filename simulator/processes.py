@@ -330,7 +330,6 @@ class Slot:
 
 WAITS_S: float = ServeSettings.model_fields["default_timeout_s"].default
 """The time that a call waits for a replica if there is no SLO."""
-MAX_ATTEMPTS: int = ServeSettings.model_fields["max_attempts"].default
 TOO_LATE: Final = DeadlineError("the deadline could no longer be met, so the input was not run")
 
 Settled = Callable[[int, bool], None]
@@ -542,7 +541,6 @@ def _options(scenario: Scenario, probing: Probing | None) -> IngressOptions:
     return IngressOptions(
         max_queued=math.inf if scenario.max_queued is None else scenario.max_queued,
         calls_per_replica=scenario.calls_per_replica,
-        max_attempts=MAX_ATTEMPTS,
         slo_s=scenario.slo_s,
         ttft_slo_s=math.inf if sequences is None else sequences.ttft_slo_s or math.inf,
         tpot_slo_s=math.inf if sequences is None else sequences.tpot_slo_s or math.inf,

@@ -27,8 +27,6 @@ def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
     generates = card.generates
     options = IngressOptions(
         max_queued=settings.max_queued,
-        calls_per_replica=settings.calls_per_replica,
-        max_attempts=settings.max_attempts,
         slo_s=(settings.tpot_slo_s if generates else settings.slo_s) or math.inf,
         ttft_slo_s=settings.ttft_slo_s or math.inf,
         tpot_slo_s=settings.tpot_slo_s or math.inf,

@@ -218,7 +218,6 @@ class Ingress:
             board.follow(partial(loop.call_soon, self.links.set_addresses, device))
         rules = IngressOptions(
             max_queued=settings.max_queued,
-            calls_per_replica=settings.calls_per_replica,
             max_attempts=MAX_ATTEMPTS,
             slo_s=settings.slo_s or math.inf,
             slack=settings.slack,

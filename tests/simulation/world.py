@@ -183,8 +183,6 @@ class World(Fleet):
             {
                 "model": "",
                 "plan": self.first.plan,
-                "max_attempts": 3,
-                "calls_per_replica": 2,
                 "max_queued": rng.choice((8, 200)),
                 "slo_s": rng.choice((None, 1.0)) if not self.sequences and not self.is_patient else None,
                 "probe_share": rng.choice((0.0, 0.3)),

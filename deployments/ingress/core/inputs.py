@@ -40,9 +40,10 @@ class IngressOptions:
 
     max_queued: float = math.inf
     """The largest number of inputs without an outcome."""
-    calls_per_replica: int
-    """The largest number of calls per replica of the first stage without any reply."""
-    max_attempts: int
+    calls_per_replica: int = 2
+    """The largest number of calls per replica of the first stage without any reply. The first call takes all waiting
+    inputs. Further calls queue at the replica, and are sent only with a full batch."""
+    max_attempts: int = 8
     """The number of attempts after which an input fails, or of losses in a row after which a sequence fails."""
     slo_s: float = math.inf
     """Infinite without an SLO, like the next two."""
