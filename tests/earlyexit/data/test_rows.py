@@ -216,6 +216,16 @@ def test_arrays_are_read_by_name_whatever_the_file_is_called(tmp_path: Path) -> 
     assert {name: array.tolist() for name, array in read_arrays(one).items()} == {"": [0, 1, 2]}
 
 
+def test_labels_of_arrays_are_found_by_their_name_in_the_archive(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, x=np.arange(3), labels=np.arange(3))
+    assert has_labels(path)
+    path.write_bytes(path.read_bytes().replace(b"labels.npy", b"target.npy"))
+    assert not has_labels(path)
+    path.write_bytes(b"no archive")
+    assert not has_labels(path)
+
+
 # Files that are not there
 
 

@@ -61,6 +61,17 @@ def planned_answer(file: ProblemFile = FILE) -> PlanAnswer:
     return answer(file, "best", solve)
 
 
+def test_a_user_is_told_that_the_planner_is_compiled_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("offramp.commands.plan.cache_folder", lambda: tmp_path)
+    planned_answer()
+    assert capsys.readouterr().err == "compiling the planner, once on this machine: up to a minute\n"
+    (tmp_path / "kernel.nbi").touch()
+    planned_answer()
+    assert capsys.readouterr().err == ""
+
+
 def tables_of(found: PlanAnswer) -> str:
     return shown(*plan_tables(found, answer_document(found)))
 
