@@ -68,7 +68,7 @@ def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
 
 
 def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapping[str, int]) -> None:
-    """Raises InputError if the cluster has fewer accelerators than this service and the other services may use."""
+    """Raises InputError if the cluster has fewer accelerators than this service and the other services need."""
     missing = missing_accelerators(Counter(wanted) + Counter(claimed), inventory)
     missing = {name: count for name, count in missing.items() if name in wanted}
     if missing:
@@ -76,7 +76,7 @@ def check_devices(wanted: Mapping[str, int], inventory: Inventory, claimed: Mapp
         for name, count in missing.items():
             others = f", {claimed[name]} of other services" if claimed.get(name) else ""
             there = wanted[name] + claimed.get(name, 0) - count
-            lines.append(f"{name}: {wanted[name]} in the file{others}, {there} there")
+            lines.append(f"{name}: {wanted[name]} needed{others}, {there} there")
         is_emulated = any(name.startswith(EMULATED) for name in missing)
         declared = f"a node declares its emulated accelerators: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
         raise InputError(f"the cluster lacks accelerators ({'; '.join(lines)}){f'; {declared}' if is_emulated else ''}")

@@ -23,9 +23,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cluster.devices import find_device
+from cluster.inventory import inventory_of_nodes
 from cluster.render import grpc_environment, grpc_options
 from deployments.choices import FrontSettings, HttpFront
-from deployments.local_ray.applications import THROUGHPUT, message_of
+from deployments.local_ray.applications import THROUGHPUT, check_devices, message_of
 from deployments.local_ray.ports import HostPort, await_ports, hold_listener
 from deployments.local_ray.private import (
     GRPC_CALLBACK,
@@ -42,7 +43,7 @@ from deployments.local_ray.private import (
 )
 from deployments.settings import ServeSettings, initial_replicas, max_accelerators
 from deployments.startup.sitecustomize import PR_SET_PDEATHSIG
-from earlyexit.errors import HeadLostError, InputError, OfframpError, PlanError
+from earlyexit.errors import HeadLostError, InputError, OfframpError
 
 RAYLET = {"RAY_worker_niceness": "0"}
 """Read when Ray starts. With the default niceness of 15, all other work on the machine would precede the model's."""
@@ -208,7 +209,8 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
             include_dashboard=False,
         ),
     ):
-        _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
+        nodes = ray.nodes()  # type: ignore[no-untyped-call] # ray's, not ours
+        check_devices(initial_replicas(settings), inventory_of_nodes(nodes), claimed={})  # Serve would wait forever
         serve.start(
             proxy_location="Disabled" if cluster.front == "direct" else "HeadOnly",
             http_options=HTTPOptions(host=cluster.serve_host, port=cluster.port),
@@ -288,18 +290,6 @@ def _for_one_machine(settings: ServeSettings) -> ServeSettings:
         starts_at_once = max(1, (os.cpu_count() or 1) // 2)
         changes["control"] = settings.control.model_copy(update={"starts_at_once": starts_at_once})
     return settings.model_copy(update=changes)
-
-
-def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
-    """Raises PlanError if the machine lacks accelerators, for which Serve would wait forever."""
-    replicas = initial_replicas(settings)
-    needed = sum(count * find_device(device).actor_options.get("num_gpus", 0) for device, count in replicas.items())
-    if needed > resources.get("GPU", 0):
-        raise PlanError(f"the plan needs {needed:g} GPUs, this machine has {resources.get('GPU', 0):g}")
-    for device in sorted(replicas):
-        accelerator = find_device(device).actor_options.get("accelerator_type")
-        if accelerator and f"accelerator_type:{accelerator}" not in resources:
-            raise PlanError(f"the plan needs {accelerator}, which this machine does not have")
 
 
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:

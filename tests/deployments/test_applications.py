@@ -87,11 +87,9 @@ def test_missing_accelerators_are_refused_with_the_available_ones() -> None:
     check_devices({"V100": 4}, there, {})
     check_devices({"cpu": 2}, there, {"cpu": 2})
     check_devices({"cpu": 2}, there, {"V100": 5})  # a lack of accelerators of other services does not matter
-    with pytest.raises(InputError, match=r"\(cpu: 3 in the file, 2 of other services, 4 there\)$"):
+    with pytest.raises(InputError, match=r"\(cpu: 3 needed, 2 of other services, 4 there\)$"):
         check_devices({"cpu": 3}, there, {"cpu": 2})
-    with pytest.raises(
-        InputError, match=r"lacks accelerators \(V100: 6 in the file, 4 there; T4: 1 in the file, 0 there\)$"
-    ):
+    with pytest.raises(InputError, match=r"lacks accelerators \(V100: 6 needed, 4 there; T4: 1 needed, 0 there\)$"):
         check_devices({"V100": 6, "T4": 1}, there, {})
     with pytest.raises(InputError, match="ray start --resources"):
         check_devices({"emulated:V100": 1}, there, {})

@@ -9,11 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from cluster.inventory import inventory_of_nodes
 from deployments.choices import HttpFront
+from deployments.local_ray.applications import check_devices
 from deployments.local_ray.cluster import (
     BINARY,
     LocalCluster,
-    _check_resources,
     _for_one_machine,
     _resources_needed,
     _running,
@@ -23,8 +24,8 @@ from deployments.local_ray.cluster import (
     wanted_ports,
 )
 from deployments.local_ray.ports import take_listener
-from deployments.settings import ServeSettings
-from earlyexit.errors import InputError, OfframpError, PlanError
+from deployments.settings import ServeSettings, initial_replicas
+from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Plan, Stage, stock_plan
 from optimizer.plans.plan_file import plan_document
@@ -69,10 +70,15 @@ def test_one_machine_needs_no_labels() -> None:
 
 
 def test_missing_accelerators_are_named() -> None:
-    with pytest.raises(PlanError, match="the plan needs 2 GPUs, this machine has 0"):
-        _check_resources(settings("cuda"), {"CPU": 4.0})
-    with pytest.raises(PlanError, match="the plan needs V100, which this machine does not have"):
-        _check_resources(settings("V100"), {"CPU": 4.0, "GPU": 2.0, "accelerator_type:T4": 1.0})
+    def check(device: str, **resources: float) -> None:
+        here = inventory_of_nodes([{"Alive": True, "Resources": resources, "Labels": {}}])
+        check_devices(initial_replicas(settings(device)), here, {})
+
+    with pytest.raises(InputError, match=r"lacks accelerators \(cuda: 2 needed, 0 there\)"):
+        check("cuda", CPU=4.0)
+    with pytest.raises(InputError, match=r"lacks accelerators \(V100: 2 needed, 0 there\)"):
+        check("V100", CPU=4.0, GPU=2.0, **{"accelerator_type:T4": 1.0})
+    check("cuda", CPU=4.0, GPU=2.0, **{"accelerator_type:T4": 1.0})
 
 
 def test_the_required_ports_depend_on_the_front_and_the_options() -> None:
@@ -115,7 +121,7 @@ def test_a_start_that_fails_before_its_deployments_exist_keeps_its_error(monkeyp
     async def nothing() -> dict[str, Any]:
         return {"applications": {}}
 
-    monkeypatch.setattr("ray.cluster_resources", dict)
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}, "Labels": {}}])
     monkeypatch.setattr("ray.serve.start", Mock())
     monkeypatch.setattr("ray.serve.run", Mock(side_effect=RuntimeError("the application has gone")))
     monkeypatch.setattr("deployments.app.build", Mock())

@@ -198,7 +198,7 @@ def test_idle_and_empty_clusters_are_reported(ray: FakeRay, capsys: Captured, se
     assert refused(capsys, "delete", "gone", "--address", url_of(ray)) == "no application 'gone'; there are: none"
     ray.num_v100 = 3
     said = refused(capsys, "deploy", service, "--address", url_of(ray))
-    assert said.startswith("the cluster lacks accelerators (emulated:V100: 4 in the file, 3 there)")
+    assert said.startswith("the cluster lacks accelerators (emulated:V100: 4 needed, 3 there)")
     assert ray.config["applications"] == []
 
 

@@ -122,7 +122,7 @@ async def test_settings_that_cannot_run_beside_the_others_are_refused(
 async def test_accelerators_of_other_versions_are_not_available(world: World) -> None:
     world.cluster.cores = 3
     status, message = refused(await load(world, second(world)))
-    assert (status, "cpu: 2 in the file, 2 of other services, 3 there" in message) == (400, True)
+    assert (status, "cpu: 2 needed, 2 of other services, 3 there" in message) == (400, True)
     world.cluster.cores = 4
     await load(world, second(world))
     await load(world, second(world, max_queued=7))  # its own are not another's
