@@ -29,6 +29,8 @@ OfframpError                        500 INTERNAL
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -74,18 +76,14 @@ class InputError(OfframpError, http_status=400, grpc_status="INVALID_ARGUMENT", 
         self.param, self.at = param, at
 
 
-class within:  # noqa: N801 # it is used like a function
-    """A context that adds a path in front of the path of an InputError that is raised in it."""
-
-    def __init__(self, *path: str | int) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, InputError):
-            error.at = (*self._path, *error.at)
+@contextmanager
+def within(*path: str | int) -> Iterator[None]:
+    """Adds a path in front of the path of an InputError that is raised in the block."""
+    try:
+        yield
+    except InputError as error:
+        error.at = (*path, *error.at)
+        raise
 
 
 class UnauthorizedError(InputError, http_status=401, grpc_status="UNAUTHENTICATED"):

@@ -175,8 +175,7 @@ class PromptCodec(Codec[Prompt]):
         return [*pieces, self._plain(text[start:])]
 
     def _plain(self, text: str) -> list[int]:
-        ids: list[int] = self._literal.encode(text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False).ids
-        return ids
+        return list(self._literal.encode(text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False).ids)
 
     def from_columns(self, columns: Columns) -> list[Prompt]:
         return list(texts_of(columns, "text_input"))
@@ -191,13 +190,11 @@ class PromptCodec(Codec[Prompt]):
 
     def encode(self, rows: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
         """Returns inputs that belong to no sequence, for one token each. `TokenSequence` generates several tokens."""
-        return [self._encoded(k, row, truncate=truncate) for k, row in enumerate(rows)]
-
-    def _encoded(self, k: int, row: Prompt, *, truncate: bool) -> Encoded:
-        tokens = self.tokens(row) if isinstance(row, str) else row
-        if not tokens:
-            raise UnprocessableInputError(f"input {k} has no tokens")
-        if len(tokens) > self.max_length and not truncate:
-            raise UnprocessableInputError(f"input {k} has {len(tokens)} tokens, the model takes {self.max_length}")
-        tokens = tokens[: self.max_length]
-        return step_of(tokens, NO_SEQUENCE, 0, len(tokens), len(tokens))
+        prompts = [self.tokens(row) if isinstance(row, str) else row for row in rows]
+        for k, tokens in enumerate(prompts):
+            if not tokens:
+                raise UnprocessableInputError(f"input {k} has no tokens")
+            if len(tokens) > self.max_length and not truncate:
+                raise UnprocessableInputError(f"input {k} has {len(tokens)} tokens, the model takes {self.max_length}")
+        cut = [tokens[: self.max_length] for tokens in prompts]
+        return [step_of(tokens, NO_SEQUENCE, 0, len(tokens), len(tokens)) for tokens in cut]

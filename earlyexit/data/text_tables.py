@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -70,8 +70,10 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
 
     Raises DataError with the line for a row without one of the columns, or with a value of another type.
     """
-    columns = text_columns if label_column is None else (*text_columns, label_column)
-    for line, row in _rows(path, columns):
+    options = dict(zip(text_columns, ("--text-column", "--pair-column"), strict=False))
+    if label_column is not None:
+        options[label_column] = "--label-column"
+    for line, row in _rows(path, options):
         for name in text_columns:
             if not isinstance(row[name], str):
                 raise DataError(f"{path}:{line}: {name!r} is not a string")
@@ -81,7 +83,7 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
         yield line, tuple(row[name] for name in text_columns), str(label)
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     return _json_rows(path, columns) if path.suffix == ".jsonl" else csv_rows(path, columns, tabs=path.suffix == ".tsv")
 
 
@@ -104,7 +106,7 @@ def open_csv(path: Path) -> Iterator[TextIO]:
 
 
 def csv_rows(
-    path: Path, columns: Sequence[str], *, tabs: bool = False, strict: bool = False
+    path: Path, columns: Collection[str], *, tabs: bool = False, strict: bool = False
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields line number and cells of each row of a CSV file, or of a TSV file without quoting if `tabs`.
 
@@ -151,7 +153,7 @@ def csv_cells(
         raise DataError(f"{path}:{reader.line_num}: {error}") from error
 
 
-def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     with _utf8(path), path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             row = _parse(path, number, line.rstrip("\n"))
@@ -183,7 +185,10 @@ def _parse(path: Path, line: int, text: str) -> Any:
         raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
 
 
-def _check_columns(where: Path | str, header: Sequence[str], columns: Sequence[str]) -> None:
+def _check_columns(where: Path | str, header: Sequence[str], columns: Collection[str]) -> None:
+    """Raises DataError for a missing column. `columns` may be a mapping to the options that name them."""
     for column in columns:
         if column not in header:
-            raise DataError(f"{where}: no column {column!r}; there are {', '.join(header) or 'none: it is empty'}")
+            there = ", ".join(header) or "none: it is empty"
+            hint = f"; {columns[column]} names another" if isinstance(columns, Mapping) and header else ""
+            raise DataError(f"{where}: no column {column!r}; there are {there}{hint}")
