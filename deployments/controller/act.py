@@ -120,7 +120,7 @@ class ControlLoop:
             settings=settings,
             stream=self.stream,
             tuning=self.tuning,
-            state=State.first(first, now_s),
+            state=State.first(first, self.stream.calibrated, now_s),
             now_s=now_s,
             began_s=now_s,
             looked_s=now_s,
@@ -195,10 +195,10 @@ class ControlLoop:
         self._update_view(state=replace(self.state, **changes))
         self._history.put("standing", self.state.document())
         state, is_current = self.state, self._view.uses_current_thresholds
-        if state.suspended is not None or not is_current(state.placed):
+        if state.suspended is not None or not is_current(state.placed.plan):
             self.tuning.pause()
-        elif state.followed is not None and is_current(state.followed):
-            self.tuning.follow(self._view.thresholds, state.followed_s, state.followed.plan.stages[0])
+        elif state.followed is not None and is_current(state.followed.plan):
+            self.tuning.follow(state.thresholds, state.followed_s, state.followed.plan.stages[0])
 
     def _update_view(self, **changes: Any) -> None:
         """Changes fields of the view."""
@@ -294,7 +294,7 @@ class ControlLoop:
     async def _reforecast(self) -> None:
         """Updates the forecast if thresholds have changed. Otherwise all new exits would deviate from it."""
         forecast = self._view.forecast
-        if forecast is not None and forecast.thresholds != self._view.thresholds:
+        if forecast is not None and forecast.thresholds != self.state.thresholds:
             forecast = await self._forecast()
             self._update_view(forecast=forecast, problem=forecast.expected(self._view.problem))
 
@@ -447,10 +447,10 @@ class ControlLoop:
     async def _update_followed(self, reason: str = "thresholds", words: str = "new thresholds during a change") -> None:
         """Applies new thresholds to the plan that is still followed during a change, because an alarm must not wait."""
         followed, spare, is_current = self.state.followed, self.state.spare_epoch, self._view.uses_current_thresholds
-        if followed is None or is_current(followed) or followed.epoch >= spare:
+        if followed is None or is_current(followed.plan) or followed.epoch >= spare:
             return
         followed = self._with_thresholds(followed, spare)
-        if is_current(followed):  # an operator's plan may have another policy
+        if is_current(followed.plan):  # an operator's plan may have another policy
             await self._fleet.follow(followed)
             self._remember("in force", NewPlan(placed=followed, reason=reason, words=words))
             self.update_state(followed=followed, followed_s=self._clock.now_s())

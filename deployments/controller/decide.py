@@ -151,22 +151,16 @@ class View:
 
     @property
     def policy(self) -> PolicySpec:
-        """The exit policy of new plans: the policy of the settings, with the tuned thresholds if there are any."""
-        tuned, policy = self.state.thresholds, self.settings.policy
-        return policy if tuned is None else replace(policy, thresholds=tuned)
-
-    @property
-    def thresholds(self) -> Mapping[int, float]:
-        """The current thresholds of all ramps of the problem."""
-        return self.stream.thresholds(self.state)
+        """The exit policy of new plans: the policy of the settings, with the current thresholds."""
+        return replace(self.settings.policy, thresholds=self.state.thresholds)
 
     def has_room(self, placed: PlacedPlan) -> bool:
         """Whether the accelerators of a plan are available."""
         return all(count <= self.counts.get(device, 0) for device, count in placed.occupied.items())
 
-    def uses_current_thresholds(self, placed: PlacedPlan) -> bool:
+    def uses_current_thresholds(self, plan: Plan) -> bool:
         """Whether a plan uses the controller's current thresholds. An operator's plan may have others."""
-        policy, ramps = placed.plan.policy, placed.plan.ramps
+        policy, ramps = plan.policy, plan.ramps
         if policy is None or policy.name != self.policy.name:
             return policy is None
         return _thresholds_at(policy, ramps) == _thresholds_at(self.policy, ramps)
@@ -174,7 +168,7 @@ class View:
     def with_current_thresholds(self, plan: Plan) -> Plan:
         """Returns an earlier plan with the current thresholds, and with predictions for them."""
         foreign = plan.policy is not None and plan.policy.name != self.policy.name
-        if foreign or self.state.thresholds is None or plan.policy == self.policy:
+        if foreign or plan.policy == self.policy:
             return plan
         return self.completed(replace(plan, policy=self.policy, predicted={}))
 
@@ -218,7 +212,7 @@ def thresholds_found(view: View) -> Outcome | None:
     state, said, tuning = view.state, view.tuning.said, view.tuning
     if said is None or (said.why != "alarm" and (state.trial is not None or view.is_changing)):
         return None
-    was_safe = state.thresholds is not None and tuning.is_safe(state.thresholds)
+    was_safe = tuning.is_safe(state.thresholds)
     on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
     # Inputs may leave at some ramp, but at none that is active in the plan: an exit was moved.
     is_moved = bool(on) and tuning.is_safe(on) and not tuning.is_safe(said.thresholds)
@@ -601,7 +595,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
         return Outcome(plan=view.same_rate(same, "straggler", "other replicas rest now"))
-    if not view.uses_current_thresholds(state.placed):
+    if not view.uses_current_thresholds(state.placed.plan):
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
         return Outcome(plan=view.same_rate(same, reason, "the controller's own thresholds again"))

@@ -69,7 +69,7 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
 
 def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
     """Describes the thresholds of all ramps, and the evidence for an alarm."""
-    thresholds, state = view.thresholds, view.tuning.state
+    thresholds, state = view.state.thresholds, view.tuning.state
     return {
         "how": view.settings.tuning,
         "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},

@@ -127,7 +127,7 @@ class ObservedStream:
     def __init__(self, settings: ControlSettings, since_s: float) -> None:
         """`since_s`: when the recording began."""
         self.problem = settings.problem
-        self._calibrated = thresholds_of(settings.policy, settings.problem)
+        self.calibrated = thresholds_of(settings.policy, settings.problem)
         """The thresholds of the problem's survival."""
         self._all_stay_N = (1.0,) * settings.problem.num_blocks
         self._period_s, self._coverage = settings.period_s, settings.coverage
@@ -166,11 +166,6 @@ class ObservedStream:
         """Returns the intervals that began at a time or after it."""
         return [each for each in self._counts if each.since_s >= since_s]
 
-    def thresholds(self, state: State) -> Mapping[int, float]:
-        """Returns the current thresholds of all ramps of the problem. They also apply to estimates of past windows."""
-        thresholds = self._calibrated if state.thresholds is None else state.thresholds
-        return {ramp: thresholds[ramp] for ramp in self.problem.ramps}
-
     def window(self, since_s: float, now_s: float) -> Window | None:
         """Returns the probes that arrived in a time span; None before the first probe, and for an empty span."""
         if self._stream is None or now_s <= since_s:
@@ -184,11 +179,14 @@ class ObservedStream:
     def observed(
         self, state: State, since_s: float, now_s: float, ramps: Sequence[int] | None = None
     ) -> WindowEstimate | None:
-        """Returns the estimate for a time span if these ramps (None: all) are active; None if there is no window."""
+        """Returns the estimate for a time span if these ramps (None: all) are active; None if there is no window.
+
+        The present thresholds apply to past windows, too.
+        """
         window = self.window(since_s, now_s)
         if window is None:
             return None
-        thresholds = self.thresholds(state)
+        thresholds = state.thresholds
         return window.estimate({ramp: thresholds[ramp] for ramp in (self.problem.ramps if ramps is None else ramps)})
 
     def records(self, state: State, now_s: float) -> ExitRecords | None:
@@ -206,12 +204,12 @@ class ObservedStream:
         """
         records = self.records(state, now_s)
         if records is not None:
-            return joint_reach(records, self.thresholds(state))
+            return joint_reach(records, state.thresholds)
         return None if self._is_calibrated(state) else lambda _: self._all_stay_N
 
     def forecast(self, state: State, now_s: float) -> Forecast:
         """Returns the forecasts for the next window. Fitting takes up to a second, so call it in a thread."""
-        thresholds, problem, calibrated = self.thresholds(state), self.problem, self._is_calibrated(state)
+        thresholds, problem, calibrated = state.thresholds, self.problem, self._is_calibrated(state)
         prior_N = tuple(problem.survival_N) if calibrated else self._all_stay_N
         survival, num_probes, how = self._survival(now_s, state.changed_s, thresholds, prior_N)
         others, every = {}, tuple(range(len(problem.networks)))
@@ -234,7 +232,7 @@ class ObservedStream:
 
     def _is_calibrated(self, state: State) -> bool:
         """Whether the thresholds are those of the problem's survival. Under others, all inputs are expected to stay."""
-        return self.thresholds(state) == self._calibrated
+        return state.thresholds == self.calibrated
 
     def _survival(
         self, now_s: float, changed_s: float, thresholds: Mapping[int, float], prior_N: tuple[float, ...]

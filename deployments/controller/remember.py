@@ -60,11 +60,11 @@ class State:
     blamed: Blamed = field(default_factory=dict)
     """Plans that were rolled back: the first control period in which each may be chosen again. They are not stored: the
     next controller process may try them again."""
-    thresholds: Mapping[int, float] | None = None
-    """The tuned thresholds of all ramps; None: those of the settings."""
+    thresholds: Mapping[int, float]
+    """The current thresholds of all ramps of the problem: those of the settings until they are tuned."""
 
     @classmethod
-    def first(cls, placed: PlacedPlan, now_s: float) -> State:
+    def first(cls, placed: PlacedPlan, thresholds: Mapping[int, float], now_s: float) -> State:
         """Returns the state of a controller without a history, whose ingresses follow this plan."""
         return cls(
             placed=placed,
@@ -75,6 +75,7 @@ class State:
             planned_s=now_s,
             changed_s=now_s,
             rate_changed_s=now_s,
+            thresholds=thresholds,
         )
 
     def document(self) -> Any:

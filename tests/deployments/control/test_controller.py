@@ -287,6 +287,7 @@ def test_plans_of_a_chain_come_back_with_its_networks_and_blames_do_not() -> Non
         rate_changed_s=0.0,
         followed=PlacedPlan(plan=alone(2)),
         blamed={alone(0).stages: 9},
+        thresholds={0: 0.5},
     )
     back = parse_state(json.loads(json.dumps(state.document())))
     assert (back.placed, back.followed) == (state.placed, state.followed)

@@ -14,6 +14,7 @@ from deployments.controller.decide import problems_to_solve, propose
 from deployments.controller.observe import BELIEVED_S, ObservedStream, effective_probes, window_rates
 from deployments.controller.observe import MissingAccelerators as Missing
 from deployments.controller.remember import State
+from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import (
     BUCKET,
@@ -124,7 +125,7 @@ def test_replicas_are_counted_since_the_mark_and_newer_ones_from_zero() -> None:
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 PERIOD_S = 120.0
-STATE = State.first(PlacedPlan(plan=PLAN), START_S)
+STATE = State.first(PlacedPlan(plan=PLAN), thresholds_of(POLICY, problem()), START_S)
 
 
 def known(asked: PlanProblem | None = None, since_s: float = START_S) -> ObservedStream:

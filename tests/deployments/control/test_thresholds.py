@@ -99,7 +99,7 @@ async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_control
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
     scene.restart()
-    assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
+    assert scene.loop.state.thresholds == LOWER
     scene.solve_as = lambda asked: planned(asked, halves(2, 2))
     await scene.ticks(25, (10, 90))
     assert scene.fleet.followed.plan.stages == halves(2, 2)
@@ -244,7 +244,7 @@ async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> N
     ]
     assert thresholds_of(scene) == POLICY.thresholds
     scene.restart()
-    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+    assert scene.loop.state.thresholds == POLICY.thresholds
 
 
 async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
     with pytest.raises(KeyboardInterrupt):
         await scene.ticks(1, EASY)
     scene.restart()
-    assert scene.loop.view.uses_current_thresholds(scene.loop.state.placed)
-    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+    assert scene.loop.view.uses_current_thresholds(scene.loop.state.placed.plan)
+    assert scene.loop.state.thresholds == POLICY.thresholds
 
 
 @pytest.mark.parametrize(
@@ -336,10 +336,10 @@ async def test_thresholds_go_back_with_other_settings(tmp_path: Path, changed: d
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
     scene.restart()
-    assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
+    assert scene.loop.state.thresholds == LOWER
     scene.settings = {**scene.settings, **changed}
     scene.restart()
-    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+    assert scene.loop.state.thresholds == POLICY.thresholds
     assert scene.said("error") == [f"the last plan cannot be restored: settings have changed: {', '.join(changed)}"]
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
