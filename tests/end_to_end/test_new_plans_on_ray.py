@@ -20,7 +20,7 @@ from optimizer.plans.plan_file import parse_plan, plan_document
 from tests.end_to_end.load import under_load
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay
 from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, controlled_service, two_stages
-from tests.metrics_page import check_series, documented_series, once_on_page
+from tests.metrics_page import check_series, documented_series, labels_on_page, once_on_page
 
 pytestmark = pytest.mark.ray
 
@@ -79,8 +79,9 @@ def test_plans_change_under_load_and_answers_do_not(one_ray: OneRay, tiny: Tiny,
         assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
         # No replica has died, and there is one version.
         wanted = {name for name in documented_series() if not name.startswith(OTHERS_SHOW)}
-        page = once_on_page(METRICS_PORT, wanted, METRICS_S, application=settings.app)
+        page, own_page = once_on_page(METRICS_PORT, wanted, METRICS_S, application=settings.app), http.get("/metrics")
     check_series(page, wanted)
+    assert {name.removeprefix("ray_") for name in wanted} <= labels_on_page(own_page.text).keys()
     for index, answer in load.answers:
         tiny.check(index, answer)
     assert [stage["replicas"] for stage in described["plan"]["chains"][0]["stages"]] == [1, 1]
