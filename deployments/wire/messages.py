@@ -236,19 +236,25 @@ def total(intervals: Sequence[Interval]) -> Interval | None:
     """Returns the sum of intervals, from the first start to the last end; None without intervals."""
     if not intervals:
         return None
-    counted: dict[str, Any] = {name: _sum([getattr(each, name) for each in intervals]) for name in COUNT_FIELDS}
     since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
-    return Interval(since_s=since_s, at_s=at_s, **counted)
+    return Interval(since_s=since_s, at_s=at_s, **_summed(intervals))
 
 
-def _sum(counts: Sequence[Any]) -> Any:
-    """Returns the sum of numbers, or of counts by key."""
-    if isinstance(counts[0], int):
-        return sum(counts)
-    summed: Counter[Any] = Counter()
-    for each in counts:
-        summed.update(each)
-    return dict(summed)
+def _summed(parts: Sequence[Counts], less: Sequence[Counts] = ()) -> dict[str, Any]:
+    """Returns the sum of counts, less the sum of others, by field."""
+    summed: dict[str, Any] = {}
+    for name in COUNT_FIELDS:
+        added, removed = ([getattr(each, name) for each in counts] for counts in (parts, less))
+        if isinstance(added[0], int):
+            summed[name] = sum(added) - sum(removed)
+            continue
+        by_key: Counter[Any] = Counter()
+        for each in added:
+            by_key.update(each)
+        for each in removed:
+            by_key.subtract(each)
+        summed[name] = dict(+by_key)
+    return summed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -323,17 +329,8 @@ def counts_between(
     """
     if not now or at_s <= since_s:
         return None
-    grown = [Interval(since_s=since_s, at_s=at_s)]
-    for report in now:
-        start = before.get(report.name, Counts())
-        counted: dict[str, Any] = {name: _less(getattr(report, name), getattr(start, name)) for name in COUNT_FIELDS}
-        grown.append(Interval(since_s=since_s, at_s=at_s, **counted))
-    return total(grown)
-
-
-def _less(now: Any, before: Any) -> Any:
-    """Returns the difference of two numbers, or of two counts by key."""
-    return now - before if isinstance(now, int) else dict(Counter(now) - Counter(before))
+    earlier = [before[report.name] for report in now if report.name in before]
+    return Interval(since_s=since_s, at_s=at_s, **_summed(now, earlier))
 
 
 _key_of = attrgetter("first", "end", "ramps", "after_answer", "size", "shared")
