@@ -1,10 +1,9 @@
 """Plans of several parallel chains, by column generation: a label search finds chains, a master problem combines them.
 
 The label search (`optimizer.search.label_search`) uses the dual prices of the relaxation
-(`optimizer.search.relaxation`). The master problem (`optimizer.search.by_devices` on a small cluster, otherwise
-`optimizer.search.master`) combines the chains that it finds, and further rounds add chains near the incumbent. If the
-search was complete and the master problem was solved to optimality, the plan is proven optimal. Otherwise its gap is
-the distance to the relaxation's bound.
+(`optimizer.search.relaxation`). The master problem (`optimizer.search.master`) combines the chains that it finds, and
+further rounds add chains near the incumbent. If the search was complete and the master problem was solved to
+optimality, the plan is proven optimal. Otherwise its gap is the distance to the relaxation's bound.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from itertools import combinations
 
 import numpy as np
 
-from optimizer.cost.evaluate import TOLERANCE, best_value, merit, objective_value, worst_value
-from optimizer.plans.plan import Stage, chains_of
+from optimizer.cost.evaluate import best_value, merit, objective_value, worst_value
+from optimizer.plans.plan import chains_of
 from optimizer.problems.problem import MaximizeRate, PlanProblem
-from optimizer.search.by_devices import is_small, mixture_by_devices
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.exact import num_splits
 from optimizer.search.label_search import (
@@ -34,7 +32,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Column, Demand, solve_master
+from optimizer.search.master import Chain, Demand, best_mixture
 from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.search.relaxation import DualBound, Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
@@ -44,10 +42,8 @@ from optimizer.search.walks import Prices
 PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Margins of a chain's price above the least price, widened while the label search completes."""
 MAX_LABELS = 32_768
-MAX_COLUMNS = 200
-"""Columns of a master problem that HiGHS solves."""
-MAX_COLUMNS_BY_DEVICES = 2000
-"""Columns of a master problem on a small cluster."""
+MAX_CHAINS = 2000
+"""Chains of a master problem."""
 LABELS_PER_GROUP = 8
 """Labels with equal node and types that are kept if the search is truncated."""
 LABELS_PER_GROUP_AT_RATE = 16
@@ -64,22 +60,11 @@ MAX_ROUNDS = 4
 MAX_SPLITS = 200_000
 """Splits of a graph that is searched as a whole. In a larger graph, splits begin only near the relaxation's ramps."""
 RANKS_NEAR = 2
-MASTER_SECONDS = 1.0
-"""Time limit of one master problem."""
 SOLVED = 2e-4
-"""Relative difference up to which values are equal; twice the gap that HiGHS is asked for."""
+"""Relative difference up to which values are equal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedChain:
-    """A chain with one replica per stage, its column of the master problem, and its price."""
-
-    stages: tuple[Stage, ...]
-    column: Column
-    price: float
-
-
-def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedChain]]:
+def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[Chain]]:
     """Returns whether all chains of a graph that mixtures may use were found, and the chains."""
     least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).least_PS[0, CLOSED])
     if math.isinf(least):
@@ -87,7 +72,7 @@ def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedCh
     outcome, chains = _search(graph, limits, MAX_LABELS, MAX_LABELS)
     if outcome == COMPLETE:
         return True, chains
-    best: list[PricedChain] = []
+    best: list[Chain] = []
     for share in PRICE_MARGINS:
         outcome, chains = _search(graph, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP)
         if outcome == ABORTED:
@@ -96,44 +81,50 @@ def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[PricedCh
     return False, best
 
 
-def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[PricedChain]]:
+def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[Chain]]:
     """Returns the outcome of a search with at most `most` labels, and the chains that it found."""
     outcome, labels, ends_L = search_labels(graph.moves, limits, most, per_group, False)
     return outcome, [_read_chain(graph, labels, int(label)) for label in ends_L]
 
 
-def _read_chain(graph: Graph, labels: Labels, label: int) -> PricedChain:
+def _read_chain(graph: Graph, labels: Labels, label: int) -> Chain:
     """Returns the chain that a label at the model's end represents."""
     moves, path = graph.moves, trace(labels, label)
-    latency_s, fill, seconds, wait = 0.0, 0.0, 0.0, 0.0
-    stages: list[tuple[int, float, float]] = []
+    latency_s, fill, work, wait = 0.0, 0.0, 0.0, 0.0
+    devices, seconds, waits = list[int](), list[float](), list[float]()
     is_first = True
     for move, ends in path:
         latency_s += float(moves.seconds_M[move] + moves.cross_M[move])
-        seconds += float(moves.work_M[move])
+        work += float(moves.work_M[move])
         if is_first or moves.pooled_M[move]:
             fill += float(moves.wait_M[move])
         else:
             wait += float(moves.wait_M[move])
         is_first = bool(ends)
         if ends:  # after the last stage, there is no hop
-            seconds = max(seconds, float(moves.hop_work_M[move]))
             latency_s += float(moves.hop_M[move])
-            stages.append((int(moves.device_M[move]), seconds, wait))
-            seconds, wait = 0.0, 0.0
-    devices, seconds_S, waits = zip(*stages, strict=True)
-    column = Column(devices=devices, seconds=seconds_S, waits=waits, latency_s=latency_s, fill=fill)
-    return PricedChain(stages=graph.stages_of(path), column=column, price=float(labels.float_LF[label, TOTAL]))
+            devices.append(int(moves.device_M[move]))
+            seconds.append(max(work, float(moves.hop_work_M[move])))
+            waits.append(wait)
+            work, wait = 0.0, 0.0
+    return Chain(
+        stages=graph.stages_of(path),
+        devices=tuple(devices),
+        seconds=tuple(seconds),
+        waits=tuple(waits),
+        latency_s=latency_s,
+        fill=fill,
+        price=float(labels.float_LF[label, TOTAL]),
+    )
 
 
-def most_promising(candidates: Sequence[PricedChain], most: int) -> list[PricedChain]:
+def most_promising(candidates: Sequence[Chain], most: int) -> list[Chain]:
     """Returns `most` chains: the cheapest of each sequence of device types, then the second cheapest, and so on."""
     num_before: Counter[tuple[int, ...]] = Counter()
-    turns: list[tuple[int, PricedChain]] = []
+    turns: list[tuple[int, Chain]] = []
     for chain in sorted(dict.fromkeys(candidates), key=lambda chain: chain.price):
-        types = chain.column.devices
-        turns.append((num_before[types], chain))
-        num_before[types] += 1
+        turns.append((num_before[chain.devices], chain))
+        num_before[chain.devices] += 1
     return [chain for _, chain in sorted(turns, key=lambda turn: turn[0])[:most]]
 
 
@@ -142,9 +133,7 @@ class MixedPlan:
     """A plan that a master problem found."""
 
     plan: FeasiblePlan
-    bound: float
-    """Bound on the mixtures of the columns of that master problem."""
-    used: tuple[PricedChain, ...] = ()
+    used: tuple[Chain, ...]
 
 
 def search_chains(problem: PlanProblem, space: Space) -> Found:
@@ -168,32 +157,32 @@ class ChainSearch:
     _best: MixedPlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
-    _best_of_types: list[PricedChain] = field(default_factory=list)
+    _best_of_types: list[Chain] = field(default_factory=list)
     """The best chain of each accelerator type, which is a candidate of every master problem."""
-    _tried: frozenset[PricedChain] = frozenset()
+    _tried: frozenset[Chain] = frozenset()
     """The candidates of the last master problem. Some of them alone make no better mixture."""
-    _is_cut_short: bool = False
-    """Whether a master problem reached its time limit without a solution, so that having none proves nothing."""
+    _mixed_bound: float | None = None
+    """Bound on the mixtures of the last master problem; None: unknown."""
 
     def __post_init__(self) -> None:
-        problem, planes = self.problem, self.relaxation.planes
+        planes, budget = self.relaxation.planes, self.problem.budget_usd_per_hour
         self._demand = Demand(
-            count_C=planes.count_C,
+            count_C=planes.count_C.astype(np.int64),
             usd_C=planes.usd_C,
-            budget=math.inf if problem.budget_usd_per_hour is None else problem.budget_usd_per_hour,
-            limit_s=problem.slo.limit_s,
-            rate_per_s=problem.required_per_s,
-            most_chains=min(problem.most_chains, self.space.most_chains),
+            budget=math.inf if budget is None else budget,
+            limit_s=self.problem.slo.limit_s,
+            rate_per_s=self.problem.required_per_s,
+            most_chains=min(self.problem.most_chains, self.space.most_chains),
         )
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
         is_complete, bound = self._search(), self._bound.value
+        if is_complete and self._mixed_bound is not None:
+            bound = worst_value(self.problem, (bound, self._mixed_bound))
         if self._best is None:
-            return Found(plans=(), bound=best_value(self.problem, [] if is_complete else [bound]))
+            return Found(plans=(), bound=bound)
         value = objective_value(self.problem, self._best.plan.figures)
-        if is_complete:
-            bound = worst_value(self.problem, (bound, self._best.bound))
         is_proven = abs(value - bound) <= SOLVED * abs(bound)
         return Found(plans=(self._best.plan, *self._others), bound=value if is_proven else bound)
 
@@ -201,10 +190,9 @@ class ChainSearch:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
         self._graph, is_whole = self._splits()
         finished, candidates = price_chains(self._graph, self._limits(self._bound.prices, self._names, math.inf))
-        if is_whole and finished and len(candidates) <= self._most_columns:
+        if is_whole and finished and len(candidates) <= MAX_CHAINS:
             self._improve(candidates)
-            if not self._is_cut_short:
-                return True
+            return True
         candidates += self._chains_by_types()
         self._improve(self._best_of_types)
         self._improve(candidates)
@@ -217,12 +205,12 @@ class ChainSearch:
                 break
         return False
 
-    def _chains_by_types(self) -> list[PricedChain]:
+    def _chains_by_types(self) -> list[Chain]:
         """Returns chains on each accelerator type, on each pair of types, and on all types.
 
         On several types, slow chains are useful as well, because they leave devices to other chains.
         """
-        priced: list[PricedChain] = []
+        priced: list[Chain] = []
         for names in self._sets_of_types():
             is_whole = names == self._names
             faster = replace(self.problem, objective=MaximizeRate())
@@ -233,9 +221,9 @@ class ChainSearch:
             part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
             chains = [] if is_whole else price_chains(part, limits)[1]
-            chains += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C))
+            chains += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C.astype(float)))
             if len(names) == 1 and self.problem.required_per_s is None:
-                best = self._mixture(most_promising(chains, self._most_columns), 1)
+                best = self._mixture(most_promising(chains, MAX_CHAINS), 1)
                 self._best_of_types += () if best is None else best.used
             priced += chains
         return priced
@@ -247,14 +235,14 @@ class ChainSearch:
         sizes = (1, 2, len(self._names)) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1, len(self._names))
         return list(dict.fromkeys(part for size in sizes for part in combinations(self._names, size)))
 
-    def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[PricedChain]:
+    def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[Chain]:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
         limits, required_per_s = limits._replace(is_whole=True), self.problem.required_per_s
         most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
         if required_per_s is not None:
-            limits = limits._replace(price_C=self._demand.usd_C.astype(float), price_latency=0.0)
+            limits = limits._replace(price_C=self._demand.usd_C, price_latency=0.0)
             return _search(graph, limits, most, per_group)[1]
-        priced: list[PricedChain] = []
+        priced: list[Chain] = []
         high, step = limits.rate, FIRST_STEP
         for _ in range(MAX_SEARCHES):
             if high <= low * (1 + RATE_RESOLUTION):
@@ -271,13 +259,13 @@ class ChainSearch:
                 high, step = middle, 2 * step
         return priced
 
-    def _replacements(self, best: MixedPlan) -> list[PricedChain]:
+    def _replacements(self, best: MixedPlan) -> list[Chain]:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
-        priced: list[PricedChain] = []
+        priced: list[Chain] = []
         figures = best.plan.figures
         chains = chains_of(best.plan.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self._demand.count_C.copy()
+            left_C = self._demand.count_C.astype(float)
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
@@ -303,10 +291,6 @@ class ChainSearch:
     def _names(self) -> tuple[str, ...]:
         return self.relaxation.planes.names
 
-    @property
-    def _most_columns(self) -> int:
-        return MAX_COLUMNS_BY_DEVICES if is_small(self._demand) else MAX_COLUMNS
-
     def _limits(self, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
@@ -315,51 +299,40 @@ class ChainSearch:
         limits = limits_of_prices(price_C, prices.latency, rate, self.space)
         return limits._replace(limit_s=float(self.problem.slo.limit_s))
 
-    def _improve(self, candidates: Sequence[PricedChain]) -> None:
+    def _improve(self, candidates: Sequence[Chain]) -> None:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
-        most = self._most_columns
-        several = candidates if len(candidates) <= self._demand.most_chains * most else most_promising(candidates, most)
+        most = self._demand.most_chains * MAX_CHAINS
+        several = candidates if len(candidates) <= most else most_promising(candidates, MAX_CHAINS)
         tried = list(dict.fromkeys([*self._best_of_types, *several]))
         if self._best is not None and self._tried.issuperset(tried):
             return
         self._tried = frozenset(tried)
-        # Mixtures of a single chain are solved as well, because a larger master problem may reach its time limit.
-        for most_chains in sorted({1, self._demand.most_chains}):
+        for most_chains in sorted({1, self._demand.most_chains}):  # exit records may prefer a plan of a single chain
             mixture = self._mixture(tried, most_chains)
             if mixture is None:
                 continue
             self._others.append(mixture.plan)
-            best = self._best or mixture
-            if merit(self.problem, mixture.plan.figures) > merit(self.problem, best.plan.figures):
-                best = mixture
-            self._best = replace(best, bound=mixture.bound)  # the larger master problem bounds both
+            if self._best is None or self._merit(mixture) > self._merit(self._best):
+                self._best = mixture
 
-    def _mixture(self, candidates: Sequence[PricedChain], most_chains: int) -> MixedPlan | None:
+    def _mixture(self, candidates: Sequence[Chain], most_chains: int) -> MixedPlan | None:
         """Returns the best feasible mixture of candidates, or None if none was found."""
-        if not candidates:
+        mixture = best_mixture(candidates, replace(self._demand, most_chains=most_chains))
+        self._mixed_bound = mixture.bound
+        if not mixture.chains:
             return None
-        demand, required_per_s = replace(self._demand, most_chains=most_chains), self.problem.required_per_s
-        columns, is_solved, mixture = [each.column for each in candidates], False, None
-        if is_small(demand):
-            is_solved, mixture = mixture_by_devices(columns, demand)
-        if not is_solved:
-            try:
-                mixture = solve_master(columns, demand, seconds=MASTER_SECONDS)
-            except TimeoutError:
-                self._is_cut_short = True
-        if mixture is None or not mixture.replicas:
-            return None
-        stages: list[Stage] = []
-        for q, counts in mixture.replicas.items():
-            rate = columns[q].rate_of(counts)
-            if required_per_s is None:  # without replicas that do not raise the chain's rate
-                counts = tuple(max(1, math.ceil(rate * each * (1 - TOLERANCE))) for each in columns[q].seconds)
-            own = zip(candidates[q].stages, counts, strict=True)
-            stages += [replace(stage, replicas=count) for stage, count in own]
-        rates = [] if required_per_s is None else [mixture.rates[q] for q in mixture.replicas]
-        plan = if_feasible(self.problem, tuple(stages), tuple(rate / sum(rates) for rate in rates))
-        used = tuple(candidates[q] for q in mixture.replicas)
-        return None if plan is None else MixedPlan(plan=plan, bound=mixture.bound, used=used)
+        stages = tuple(
+            replace(stage, replicas=count)
+            for chain, counts in zip(mixture.chains, mixture.replicas, strict=True)
+            for stage, count in zip(chain.stages, counts, strict=True)
+        )
+        total = sum(mixture.rates)
+        shares = () if self.problem.required_per_s is None else tuple(rate / total for rate in mixture.rates)
+        plan = if_feasible(self.problem, stages, shares)
+        return None if plan is None else MixedPlan(plan=plan, used=mixture.chains)
+
+    def _merit(self, mixture: MixedPlan) -> tuple[float, ...]:
+        return merit(self.problem, mixture.plan.figures)
 
     def _is_proven(self, best: MixedPlan) -> bool:
         value = objective_value(self.problem, best.plan.figures)

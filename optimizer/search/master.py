@@ -1,142 +1,190 @@
-"""The master problem: the rate of each chain, and the integer numbers of replicas of its stages.
+"""The master problem: which chains a plan combines, with which replicas, by dynamic programming.
 
-A *column* is one chain: the device seconds per input of each stage, and the latency. The master problem assigns each
-column a rate and its stages integer numbers of replicas. HiGHS solves it. Its objective is linear in the rates and
-replicas. Its constraints are:
-
-- Capacity: rate x work <= replicas, for each stage.
-- Supply and budget: the replicas of each accelerator type, and their total cost, are limited.
-- Latency: rate x (limit - latency) >= fill + sum of (wait per replica x replicas), or the column is not used.
-- Demand: the rates sum to the required rate, or their sum is maximized.
+A chain needs another replica only at certain rates. Between them, it has a best *option*: the replicas of its stages,
+and the highest rate that they serve. The fastest options for each use of devices are combined into mixtures of one
+chain, two chains, and so on. The result is optimal over all mixtures of the chains. In a cluster with more than
+`MAX_USES` different uses of its devices, they are counted in units of several devices, and the optimum may be missed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.search.highs import Program
+from optimizer.plans.plan import Stage
+from optimizer.search.compiled import compiled
 from optimizer.search.step import FloatArray, IntArray
 
 TOLERANCE = 1e-9
 MARGIN = 1e-6
-"""Relative margin by which limits are tightened in the program, because HiGHS may violate them by its tolerance."""
+"""Relative margin by which the room for waits is tightened, because `optimizer.cost.evaluate` rounds differently."""
+MAX_USES = 250_000
+"""Different uses of the devices that are distinguished, within which a mixture takes at most seconds."""
+MOST_TRIED = 100
+"""Uses of devices that are tried if the required rate fills the batches of the cheapest mixtures too slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One chain, whose figures per stage are in the order of its stages."""
+class Chain:
+    """A chain of stages, by its needs at each stage (S)."""
 
+    stages: tuple[Stage, ...] = ()
+    """One replica each."""
     devices: tuple[int, ...]
-    """By stage: the index of the accelerator type."""
+    """Index of the accelerator type of each stage."""
     seconds: tuple[float, ...]
-    """By stage: replica seconds per input of the chain."""
+    """Replica seconds of each stage per input of the chain."""
     waits: tuple[float, ...]
-    """By stage: inputs per replica for which the stage's own batches wait. Divided by the rate, it is in seconds."""
+    """Inputs per replica for which each stage's own batches wait. Divided by the rate, it is in seconds."""
     latency_s: float
     """Worst-case latency, without waits for batches."""
-    fill: float = 0.0
+    fill: float
     """Inputs for which batches wait at the ingress. Divided by the rate, it is in seconds."""
-
-    def rate_of(self, replicas: Sequence[int]) -> float:
-        """Returns the rate that the column can serve with these replicas."""
-        stages = zip(self.seconds, replicas, strict=True)
-        return min(count / seconds if seconds else math.inf for seconds, count in stages)
+    price: float = 0.0
+    """Price at the dual prices with which the chain was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The requirements of a mixture, and the available devices, by index of their type (C)."""
+    """What a mixture must do, and the available devices, by index of their type (C)."""
 
-    count_C: FloatArray
+    count_C: IntArray
     usd_C: FloatArray
+    budget: float = math.inf
     limit_s: float
     """Limit of each chain's worst-case latency."""
-    budget: float = math.inf
     rate_per_s: float | None = None
-    """None: the rate is maximized."""
-    most_chains: int = 3
-    """Largest number of parallel chains."""
-
-    def max_rate(self, column: Column) -> float:
-        """Returns the rate at which a column alone would use all devices of some type, with fractional replicas."""
-        work_C = np.zeros(len(self.count_C))
-        np.add.at(work_C, list(column.devices), column.seconds)
-        busy = work_C > 0
-        return float((self.count_C[busy] / work_C[busy]).min())
+    """The required rate, at the least cost. None: the rate is maximized."""
+    most_chains: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """A solution of the master problem: the rates of the used columns, and the replicas of their stages."""
+    """A solution of the master problem. It has no chains if there is none, or if none was found."""
 
-    rates: Mapping[int, float]
-    replicas: Mapping[int, tuple[int, ...]]
-    bound: float
-    """Bound on the objective of all mixtures of these columns: a rate, or USD per hour."""
+    chains: tuple[Chain, ...]
+    replicas: tuple[tuple[int, ...], ...]
+    rates: tuple[float, ...]
+    bound: float | None
+    """Bound on the objective of all mixtures of these chains: a rate, or USD per hour. If there is no mixture, it is 0
+    or infinity. None: unknown, because devices were counted in units."""
 
 
-def solve_master(columns: Sequence[Column], demand: Demand, *, seconds: float = 5.0) -> Mixture | None:
-    """Returns the best mixture that HiGHS finds in `seconds`, or None if there is none.
+class Options(NamedTuple):
+    """Chains with whole replicas (O), the fastest first."""
 
-    The cost is minimized if a rate is required; otherwise, the rate is maximized. Raises TimeoutError if HiGHS finds
-    none in time.
+    use_O: IntArray
+    """Index of the use of devices."""
+    rate_O: FloatArray
+    """The highest rate."""
+    least_O: FloatArray
+    """The rate from which batches fill in time."""
+    chain_O: IntArray
+    """Index of the chain."""
+
+
+def best_mixture(chains: Sequence[Chain], demand: Demand) -> Mixture:
+    """Returns the mixture of the highest rate, or of the least cost at the required rate."""
+    unit_C, required = _units(demand.count_C), demand.rate_per_s
+    size_C = tuple((demand.count_C // unit_C + 1).tolist())
+    use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
+    options = _fastest_options(chains, demand, unit_C, size_C)
+    rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
+    for before in range(demand.most_chains):
+        rate_U, chosen_U = _with_another_chain(before, rate_U, use_UC, options)
+        chosen_KU.append(chosen_U)
+    usd_U = use_UC @ (demand.usd_C * unit_C)
+    enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
+    is_possible_U = (rate_U >= enough) & (usd_U <= demand.budget * (1 + TOLERANCE))
+    excess_U = np.where(is_possible_U, -rate_U, 0.0) if required is None else np.where(is_possible_U, usd_U, np.inf)
+    order_U = np.argsort(excess_U, kind="stable")[:MOST_TRIED]
+    bound = abs(float(excess_U[order_U[0]])) if (unit_C == 1).all() else None
+    for best in order_U[is_possible_U[order_U]]:
+        parts = _parts(int(best), chosen_KU, options)
+        least, most = options.least_O[parts].sum(), options.rate_O[parts].sum()
+        if required is None or least <= required:
+            share = 1.0 if required is None or most <= required else (required - least) / (most - least)
+            rates = options.least_O[parts] + share * (options.rate_O[parts] - options.least_O[parts])
+            used = [chains[index] for index in options.chain_O[parts]]
+            counts = [_replicas(options.rate_O[part], chain) for part, chain in zip(parts, used, strict=True)]
+            replicas = tuple(tuple(each.astype(int).tolist()) for each in counts)
+            return Mixture(chains=tuple(used), replicas=replicas, rates=tuple(rates.tolist()), bound=bound)
+    return Mixture(chains=(), replicas=(), rates=(), bound=bound)
+
+
+def _units(count_C: IntArray) -> IntArray:
+    """Returns the devices in a unit of each type, such that there are at most `MAX_USES` numbers of units."""
+    unit_C = np.ones_like(count_C)
+    while np.prod(count_C // unit_C + 1.0) > MAX_USES:
+        unit_C[np.argmax(count_C // unit_C)] += 1
+    return unit_C
+
+
+def _fastest_options(chains: Sequence[Chain], demand: Demand, unit_C: IntArray, size_C: tuple[int, ...]) -> Options:
+    """Returns the options that no other option beats."""
+    parts = [np.empty((0, 4))]
+    for index, chain in enumerate(chains):
+        counts = [np.arange(1, demand.count_C[device] + 1) for device in chain.devices]
+        rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, chain.seconds, strict=True) if s > 0]))
+        replicas_RS = _replicas(rate_R[:, None], chain)
+        use_RC = np.ceil(replicas_RS @ (np.array(chain.devices)[:, None] == np.arange(len(unit_C))) / unit_C)
+        # Above 0, so that without any room only chains that never wait are possible.
+        room_s = max((demand.limit_s - chain.latency_s) * (1 - MARGIN), 1e-300)
+        least_R = (chain.fill + replicas_RS @ np.array(chain.waits)) / room_s
+        highest_R = rate_R if demand.rate_per_s is None else np.minimum(rate_R, demand.rate_per_s)
+        is_possible_R = (use_RC < size_C).all(axis=1) & (least_R <= highest_R)
+        use_R = np.ravel_multi_index(tuple(use_RC.astype(int).T), size_C, mode="clip")
+        parts.append(np.column_stack([rate_R, least_R, use_R, np.full(len(rate_R), index)])[is_possible_R])
+    options_OF = np.concatenate(parts)
+    options_OF = options_OF[np.argsort(options_OF[:, 0], kind="stable")]
+    fastest_U = np.full(size_C, -1)
+    fastest_U.flat[options_OF[:, 2].astype(int)] = np.arange(len(options_OF))
+    for axis in range(len(size_C)):  # the fastest option on at most these devices
+        np.maximum.accumulate(fastest_U, axis=axis, out=fastest_U)
+    kept_O = np.unique(fastest_U[fastest_U >= 0])[::-1]
+    rate_O, least_O, use_O, chain_O = options_OF[kept_O].T.copy()
+    return Options(use_O.astype(np.int64), rate_O, least_O, chain_O.astype(np.int64))
+
+
+def _replicas(rate: FloatArray, chain: Chain) -> FloatArray:
+    """Returns the replicas of each stage that a rate needs."""
+    return np.asarray(np.maximum(np.ceil(rate * np.array(chain.seconds) * (1 - TOLERANCE)), 1.0))
+
+
+@compiled
+def _with_another_chain(
+    before: int, rate_U: FloatArray, use_UC: IntArray, options: Options
+) -> tuple[FloatArray, IntArray]:
+    """Returns the highest rate of `before` + 1 chains on at most these devices, and the fastest chain's option.
+
+    `rate_U` holds the highest rates of `before` chains. If another chain is no gain, the option is -1.
     """
-    max_rate_Q, required = np.array([demand.max_rate(column) for column in columns]), demand.rate_per_s
-    unit = float(max_rate_Q.max() / max(demand.count_C.max(), 1.0))  # rates then have the magnitude of replicas
-    program = Program()
-    rate_Q = program.variables(len(columns), most=max_rate_Q / unit)
-    replicas_Q = _add_replicas(program, columns, demand, unit)
-    _add_uses(program, columns, demand, replicas_Q, max_rate_Q / unit, unit)
-    if required is None:
-        rate = program.variables(1, cost=-1.0)
-        program.rows((np.ones(len(columns)), rate_Q), ([-1.0], rate), lower=0.0)
-    else:  # an equality: a higher rate would fill batches too soon
-        program.rows((np.full(len(columns), unit / required), rate_Q), lower=1.0, upper=1.0)
-    solution = program.minimum(seconds)
-    if solution is None:
-        return None
-    values, replicas = solution.values, {}
-    for q, variables in enumerate(replicas_Q):
-        counts = tuple(round(values[y]) for y in variables)
-        if values[q] * unit > MARGIN * max_rate_Q[q] and all(count > 0 for count in counts):
-            replicas[q] = counts
-    rates = {q: float(values[q] * unit) for q in replicas}
-    return Mixture(rates=rates, replicas=replicas, bound=-solution.bound * unit if required is None else solution.bound)
+    use_O, rate_O, use_OC = options.use_O, options.rate_O, use_UC[options.use_O]
+    most_U, chosen_U = rate_U.copy(), np.full(rate_U.size, -1)
+    for use in range(rate_U.size):
+        for option in range(rate_O.size):
+            if rate_O[option] + min(rate_U[use], before * rate_O[option]) <= most_U[use] * (1 + TOLERANCE):
+                break  # further options are slower; fewer devices are not faster, and the other chains are slower
+            device = 0
+            while device < use_UC.shape[1] and use_OC[option, device] <= use_UC[use, device]:
+                device += 1
+            if device < use_UC.shape[1]:
+                continue
+            rate = rate_U[use - use_O[option]] + rate_O[option]
+            if rate > most_U[use] * (1 + TOLERANCE):
+                most_U[use], chosen_U[use] = rate, option
+    return most_U, chosen_U
 
 
-def _add_replicas(program: Program, columns: Sequence[Column], demand: Demand, unit: float) -> list[IntArray]:
-    """Adds variables of replicas, and rows of capacity, supply and budget. Returns the variables of each column."""
-    device_S = np.concatenate([column.devices for column in columns])
-    seconds_S = np.concatenate([column.seconds for column in columns])
-    column_S = np.repeat(np.arange(len(columns)), [len(column.devices) for column in columns])
-    usd_S = demand.usd_C[device_S]
-    cost_S = usd_S if demand.rate_per_s is not None else np.zeros(len(usd_S))
-    replicas_S = program.variables(len(device_S), cost=cost_S, most=demand.count_C[device_S], is_integer=True)
-    for q, seconds, y in zip(column_S, seconds_S, replicas_S, strict=True):
-        program.rows(([seconds * unit * (1 + MARGIN), -1.0], [q, y]), upper=0.0)
-    for device in dict.fromkeys(device_S.tolist()):
-        used = replicas_S[device_S == device]
-        program.rows((np.ones(len(used)), used), upper=float(demand.count_C[device]))
-    if math.isfinite(demand.budget):
-        program.rows((usd_S, replicas_S), upper=demand.budget * (1 + TOLERANCE))
-    return [replicas_S[column_S == q] for q in range(len(columns))]
-
-
-def _add_uses(
-    program: Program, columns: Sequence[Column], demand: Demand, replicas_Q: Sequence[IntArray], most_Q: FloatArray,
-    unit: float,
-) -> None:  # fmt: skip
-    """Adds variables that say which columns are used, and rows of latency and of the number of chains."""
-    use_Q = program.variables(len(columns), most=1.0, is_integer=True)
-    for q, column in enumerate(columns):
-        program.rows(([1.0, -most_Q[q]], [q, use_Q[q]]), upper=0.0)
-        if longest := max(column.fill, *column.waits):
-            room_s = (demand.limit_s - column.latency_s) * (1 - MARGIN) * unit
-            terms = np.array([room_s, -column.fill, *(-wait for wait in column.waits)])
-            program.rows((terms / longest, [q, use_Q[q], *replicas_Q[q]]), lower=0.0)
-    if len(columns) > demand.most_chains:
-        program.rows((np.ones(len(columns)), use_Q), upper=float(demand.most_chains))
+def _parts(use: int, chosen_KU: Sequence[IntArray], options: Options) -> list[int]:
+    """Returns the options of the best mixture on at most these devices."""
+    parts = []
+    for chosen_U in reversed(chosen_KU):
+        if chosen_U[use] >= 0:
+            parts.append(int(chosen_U[use]))
+            use -= int(options.use_O[parts[-1]])
+    return parts
