@@ -612,7 +612,7 @@ def _without_plan(view: View, words: str, reason: str) -> Outcome:
         events = () if view.state.suspended == words else (("suspended", words),)
         return Outcome(events=events, state=changes, settles=True)
     if view.state.suspended is not None:
-        return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
+        return Outcome(plan=view.same_rate(view.place(placed.plan), reason, words))
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 
 
@@ -638,10 +638,8 @@ def _trial(view: View, figures: Evaluation, placed: PlacedPlan) -> Trial | None:
     state = view.state
     since_s = max(state.followed_s, view.now_s - view.settings.period_s)
     before = total(view.stream.counts(since_s))
-    expected_rps = state.placed.plan.predicted.get("rate_per_s")  # any value in an operator's plan
-    if not isinstance(expected_rps, int | float) or expected_rps <= 0:
-        return None
-    if view.is_changing or before is None or before.arrived == 0:
+    expected_rps = state.placed.plan.predicted.get("rate_per_s")
+    if not expected_rps or view.is_changing or before is None or before.arrived == 0:
         return None
     return Trial(
         epoch=placed.epoch,

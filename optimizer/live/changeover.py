@@ -19,10 +19,9 @@ from optimizer.live.hysteresis import Verdict
 from optimizer.plans.plan import PlacedPlan
 
 
-def num_started(before: PlacedPlan | None, after: PlacedPlan) -> int:
+def num_started(before: PlacedPlan, after: PlacedPlan) -> int:
     """Returns the number of replicas that a change starts."""
-    before_counts = {} if before is None else before.occupied
-    return sum(max(0, needed - before_counts.get(device, 0)) for device, needed in after.occupied.items())
+    return sum(max(0, needed - before.occupied.get(device, 0)) for device, needed in after.occupied.items())
 
 
 def due_requests(

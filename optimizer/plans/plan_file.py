@@ -130,8 +130,9 @@ class PlanDocument(StrictDocument):
     @field_validator("predicted")
     @classmethod
     def _check_predicted(cls, predicted: dict[str, Any]) -> dict[str, Any]:
-        """Checks the predictions that admission control starts with. They may be missing."""
-        for name, limit in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
+        """Checks the predictions that a service uses: admission control, trials and logs. They may be missing."""
+        limits = {"rate_per_s": math.inf, "latency_s": math.inf, "tokens_per_input": sys.float_info.max}
+        for name, limit in limits.items():
             value = predicted.get(name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= limit):
                 raise PlanError(f"{name} must be a number, at least 0, not {value!r}", at=("predicted", name))
