@@ -469,7 +469,7 @@ class Dispatcher(Driver):
             self.ended(send.call, error)
 
     def _encode_and_send(self, send: SendCall) -> None:
-        call, block, payload, network, rows = send
+        call, _, payload, network, rows = send
         if network is None:
             self._send(call, payload if rows is None else payload.select(rows))
         elif self._codec is None:
@@ -482,8 +482,7 @@ class Dispatcher(Driver):
             else:
                 self._send(call, piece)
         else:
-            plan = self.core.placed.plan
-            entry = NetworkEntry(self.core.name, self._codec, call, block, network, payload, plan)
+            entry = NetworkEntry(self.core.name, self._codec, send, network, self.core.placed.plan)
             if entry.is_slow():
                 prepared = asyncio.get_running_loop().run_in_executor(None, entry.prepare)
                 prepared.add_done_callback(lambda _: self._enter(call, entry))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from deployments.ingress.core.calls import Call
+from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.inputs import Inputs, PendingInput, sample_id_of
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded, PrunedRow
 from earlyexit.network.boundary import Encoded, WirePiece, entry_piece
@@ -31,17 +31,9 @@ class NetworkEntry:
     Words of survivors may be pruned. Every input is encoded once for each network that it reaches.
     """
 
-    def __init__(
-        self,
-        ingress: str,
-        codec: ChainCodec,
-        call: Call,
-        block: int,
-        network: int,
-        going_on: WirePiece | None,
-        plan: Plan,
-    ) -> None:
-        """`block`: the network's first block. `going_on`: the output of the previous network; None for new inputs."""
+    def __init__(self, ingress: str, codec: ChainCodec, send: SendCall, network: int, plan: Plan) -> None:
+        """`network`: the network that the inputs of the call enter. `plan`: the current plan."""
+        call, going_on = send.call, send.payload
         self.inputs = call.inputs
         """After `enter`, the inputs of the piece, in its order."""
         self.crosses = going_on is not None
@@ -50,9 +42,9 @@ class NetworkEntry:
         """Inputs that the network's codec cannot encode."""
         self._ingress = ingress
         self._codec = codec
-        self._block = block
+        self._block = send.block
         self._network = network
-        self._going_on = going_on
+        self._going_on: WirePiece | None = going_on
         self._alike = codec.alike(network)
         self._is_unpruned = call.watch == "unpruned"
         """Whether the inputs are unpruned copies of probes."""
