@@ -680,13 +680,9 @@ def _emulation_of(settings: ServeSettings, device: str, card: ModelCard) -> tupl
     emulated = settings.emulated.get(device)
     if emulated is None:
         raise PlanError(f"{device} has no latency profile; the settings have profiles of {sorted(settings.emulated)}")
-    rows = len(emulated.block_s), len(emulated.ramp_s)
-    if rows != (card.num_blocks, len(card.ramps)):
-        raise PlanError(
-            f"the profile of {device} has {rows[0]} rows of block_s and {rows[1]} of ramp_s; "
-            f"{card.name} has {card.num_blocks} blocks and {len(card.ramps)} ramps"
-        )
     try:
-        return emulated, LatencyTable.of_rows(emulated.batch, emulated.block_s, emulated.ramp_s)
+        table = LatencyTable.of_rows(emulated.batch, emulated.block_s, emulated.ramp_s)
+        table.check_rows(card.num_blocks, len(card.ramps))
     except (DataError, ValueError) as error:  # rows of different lengths cannot be an array
         raise PlanError(f"the profile of {device}: {error}") from error
+    return emulated, table

@@ -135,7 +135,7 @@ def test_records_without_answers_are_refused_before_a_replica_starts(folder: Pat
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"block_s": [[1.0, 2.0]]}, "has 1 rows of block_s and 3 of ramp_s; .* has 4 blocks and 3 ramps"),
+        ({"block_s": [[1.0, 2.0]]}, "block_s has 1 rows; 4 are needed, one per block"),
         ({"block_s": [[1.0, 2.0]] * 3 + [[1.0]]}, "inhomogeneous"),
         ({"batch": [1]}, "cannot reshape|block_s needs 1 values a row"),
         ({"batch": [4, 1]}, "batch sizes must ascend"),
@@ -282,7 +282,7 @@ def test_an_emulated_accelerator_takes_the_rows_of_the_whole_chain(chain_folder:
     runner = build_runner(settings, V100, clock=ManualClock())
     assert isinstance(runner, PacedRunner)
     assert [runner.pace.split_s(split, 1) for split in SPLITS] == [(2.5, 2.5), (3.5, 6.5), (3.0, 3.0)]
-    with pytest.raises(PlanError, match="has 3 rows of block_s and 4 of ramp_s; large has 5 blocks and 4 ramps"):
+    with pytest.raises(PlanError, match="block_s has 3 rows; 5 are needed, one per block"):
         check_emulated(
             chain_settings(chain_folder, V100, emulated={V100: CHAIN_PROFILE | {"block_s": [[1.0, 2.0]] * 3}}),
             V100,
