@@ -55,6 +55,8 @@ class MoveArrays(NamedTuple):
     to_M: IntArray
     device_M: IntArray
     batch_M: IntArray
+    rank_M: IntArray
+    """Rank of the last active ramp at the split's end. It is stored because all ranks share the model's end node."""
     seconds_M: FloatArray
     """Time of a batch (T)."""
     work_M: FloatArray
@@ -65,8 +67,6 @@ class MoveArrays(NamedTuple):
     """Transfer time of a hop after the split (T_x)."""
     hop_work_M: FloatArray
     """Seconds of the link per input, s(i)*T_x/b."""
-    rank_M: IntArray
-    """Rank of the last active ramp at the split's end. It is stored because all ranks share the model's end node."""
     cross_M: FloatArray
     """Seconds between a network's end and the next network, hop included (`hop_M` is then 0); 0 elsewhere."""
     pooled_M: IntArray
@@ -80,8 +80,7 @@ class Graph:
     problem: PlanProblem
     rule: RampRule
     device_names: tuple[str, ...]
-    block_P: IntArray
-    rank_P: IntArray
+    nodes: Nodes
     moves: MoveArrays
     _splits: dict[tuple[int, ...], Split] = field(default_factory=dict, repr=False, compare=False)
     """Cache of `split_of`, shared with the graphs that hold a subset of these moves."""
@@ -102,12 +101,11 @@ class Graph:
     def split_of(self, move: int) -> Split:
         """Returns the split that a move represents, with its best active ramps."""
         problem, moves, node = self.problem, self.moves, self.moves.from_M[move]
-        first, entry = int(self.block_P[node]), int(self.rank_P[node])
-        end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
-        device, batch = int(moves.device_M[move]), int(moves.batch_M[move])
-        key = first, entry, end, last, device, batch
+        figures = self.nodes.block_P[node], self.nodes.rank_P[node], self.nodes.block_P[moves.to_M[move]]
+        key = tuple(map(int, (*figures, moves.rank_M[move], moves.device_M[move], moves.batch_M[move])))
         if key in self._splits:
             return self._splits[key]
+        first, entry, end, last, device, batch = key
         ranks, seconds = ranks_of(problem), seconds_of(problem, self.device_names[device])
         least_EQ = np.empty((problem.num_blocks + 1, len(ranks.share_Q)))
         before_Q = np.zeros(len(ranks.share_Q), dtype=np.int64)
@@ -167,26 +165,11 @@ def build_graph(
     int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
     order_M = np.lexsort((-np.arange(len(int_MI)), int_MI[:, 0], int_MI[:, 1]))
-    from_M, to_M, device_M, batch_M, rank_M = (column_M[order_M] for column_M in int_MI.T)
-    seconds_M, work_M, wait_M, hop_M, hop_work_M, cross_M = (column_M[order_M] for column_M in float_MF.T)
-    moves = MoveArrays(
-        first_in_P=np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1)),
-        from_M=from_M,
-        to_M=to_M,
-        device_M=device_M,
-        batch_M=batch_M,
-        seconds_M=seconds_M,
-        work_M=work_M,
-        wait_M=wait_M,
-        hop_M=hop_M,
-        hop_work_M=hop_work_M,
-        rank_M=rank_M,
-        cross_M=cross_M,
-        pooled_M=np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64),
-    )
-    return Graph(
-        problem=problem, rule=rule, device_names=names, block_P=nodes.block_P, rank_P=nodes.rank_P, moves=moves
-    )
+    from_M, to_M, *others = (column_M[order_M] for column_M in (*int_MI.T, *float_MF.T))
+    first_in_P = np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1))
+    pooled_M = np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64)
+    moves = MoveArrays._make((first_in_P, from_M, to_M, *others, pooled_M))
+    return Graph(problem=problem, rule=rule, device_names=names, nodes=nodes, moves=moves)
 
 
 def all_nodes(problem: PlanProblem) -> Nodes:
@@ -322,7 +305,7 @@ def _drop_dominated_sizes(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) 
 
 def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:
     """Returns the graph with the splits on a stage's device that start or end near that stage's ends."""
-    first_M, end_M = graph.block_P[graph.moves.from_M], graph.block_P[graph.moves.to_M]
+    first_M, end_M = graph.nodes.block_P[graph.moves.from_M], graph.nodes.block_P[graph.moves.to_M]
     kept_M = np.zeros(graph.num_moves, dtype=np.bool_)
     for stage in stages:
         within_M = (first_M >= stage.first - distance) & (end_M <= stage.end + distance)
@@ -337,7 +320,7 @@ def single_split_stages(graph: Graph, rate_per_s: float) -> Graph:
     They are compared with the splits between the same nodes on the same device.
     """
     moves = graph.moves
-    cell_M = (moves.from_M * len(graph.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
+    cell_M = (moves.from_M * len(graph.nodes.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
     needed_M = np.maximum(moves.work_M, moves.hop_work_M)
     latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s + moves.cross_M
     order_M, figures_MF = np.lexsort((latency_M, needed_M, cell_M)), np.column_stack([needed_M, latency_M])

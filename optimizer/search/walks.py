@@ -57,12 +57,11 @@ class RunTables(NamedTuple):
     leaving_REQ: FloatArray
     """Inputs of a batch that are still computed, and that a hop carries."""
     enters_E: FloatArray
-    """Share of all inputs that is computed at an entry."""
+    """Share of all inputs that is computed at an entry. If inputs stay, there is a single entry."""
     wait_RE: FloatArray
     """Inputs of the service that arrive until a batch is full. Divided by the rate, it is the wait."""
     unanswered_Q: FloatArray
-    mean_wait_Q: FloatArray
-    """Part of a split's wait that the mean answer time contains, by the rank at the split."""
+    """Share of all inputs without an answer. Half of it is the share of a split's wait in the mean answer time."""
     rank_N: IntArray
     """Rank of the ramp after each block; 0 if it has none."""
     after_Q: IntArray
@@ -76,7 +75,6 @@ class RunTables(NamedTuple):
     ramp_budget: float
     """0 if the problem has no ramp budget."""
     rule: int
-    stops: bool
     may_split: bool
     may_hop: bool
 
@@ -120,7 +118,6 @@ def tables_of(
         enters_E=enters_E,
         wait_RE=wait_RE,
         unanswered_Q=share_Q,
-        mean_wait_Q=share_Q / 2,  # as in the cost model
         rank_N=rank_N,
         after_Q=ranks.after_Q,
         crosses_N=crosses_N,
@@ -130,18 +127,15 @@ def tables_of(
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
         ramp_budget=float(problem.ramp_budget or 0.0),
         rule=RULES[space.ramps],
-        stops=stops,
         may_split=space.splits_per_stage,
         may_hop=space.several_stages,
     )
 
 
-def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
+def _padded(tables: list[FloatArray]) -> FloatArray:
     """Stacks tables with different numbers of batch sizes, padded with zeros."""
-    padded = np.zeros((len(tables), len(tables[0]), max(table.shape[1] for table in tables)))
-    for device, table in enumerate(tables):
-        padded[device, :, : table.shape[1]] = table
-    return padded
+    most = max(table.shape[1] for table in tables)
+    return np.stack([np.pad(table, ((0, 0), (0, most - table.shape[1]))) for table in tables])
 
 
 # What a walk does after a block. If the ramp after the block is active, RAMP is added.
@@ -311,10 +305,10 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
     here_FREQ = costs.inside_NFREQ[block % costs.inside_NFREQ.shape[0]]
     counts_twice = here_FREQ.shape[0] == 2 and not (block > 0 and tables.crosses_N[block - 1])
     for rank in range(top + 1):
-        entry = rank if tables.stops else 0
+        entry = min(rank, tables.enters_E.size - 1)
         if tables.enters_E[entry] == 0.0:
             continue
-        price_input = (prices.mean * tables.mean_wait_Q[rank] + prices.latency) / fill_rate
+        price_input = (prices.mean * (tables.unanswered_Q[rank] / 2) + prices.latency) / fill_rate
         for run in range(tables.device_R.size):
             device = tables.device_R[run]
             first = here_FREQ[0, run, entry, rank] + price_input * tables.wait_RE[run, entry]
@@ -335,7 +329,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     on_N = np.zeros(num_blocks, dtype=np.int64)
     kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
     latency_s, fill, mean_s, ramps_s = 0.0, tables.wait_RE[run, entry], 0.0, 0.0
-    mean_fill = tables.mean_wait_Q[0] * fill
+    mean_fill = tables.unanswered_Q[0] / 2 * fill
     for block in range(num_blocks):
         device, ramp = tables.device_R[run], tables.rank_N[block]
         per_input = tables.enters_E[entry] / tables.batch_R[run]
@@ -363,10 +357,10 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         latency_s += after_s
         mean_s += tables.unanswered_Q[rank] * after_s
         kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses else 0
-        entry = rank if tables.stops else 0
+        entry = min(rank, tables.enters_E.size - 1)
         if kind == 0:
             fill += tables.wait_RE[run, entry]
-            mean_fill += tables.mean_wait_Q[rank] * tables.wait_RE[run, entry]
+            mean_fill += tables.unanswered_Q[rank] / 2 * tables.wait_RE[run, entry]
     return Walk(work_C, hop_work_C, latency_s, fill, mean_s, mean_fill, ramps_s), on_N
 
 

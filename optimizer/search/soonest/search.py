@@ -294,7 +294,7 @@ class LatencySearch:
     def _begun(self, block: int, labels: Layer, replicas_L: IntArray, action: int) -> Layer:
         """Returns one label for every split that may begin behind a block."""
         tables = self.tables
-        entry_L = labels.rank_L if tables.stops else np.zeros_like(labels.rank_L)
+        entry_L = np.minimum(labels.rank_L, len(tables.enters_E) - 1)
         if action == CUT:
             may_begin_LR = tables.device_R[labels.run_L, None] == tables.device_R
         else:
@@ -302,7 +302,7 @@ class LatencySearch:
         label_S, run_S = np.nonzero(may_begin_LR & (tables.enters_E[entry_L] > 0)[:, None])
         labels = labels.take(label_S)._replace(run_L=run_S, entry_L=entry_L[label_S])
         inputs_S = tables.wait_RE[run_S, labels.entry_L]
-        waits_S2 = np.stack([tables.mean_wait_Q[labels.rank_L] * inputs_S, inputs_S], axis=1)
+        waits_S2 = np.stack([tables.unanswered_Q[labels.rank_L] / 2 * inputs_S, inputs_S], axis=1)
         if action == CUT and not tables.crosses_N[block]:  # each replica fills a batch of its own
             labels.sums_LF[:, MEAN_INPUTS:] += waits_S2
         else:
@@ -403,7 +403,7 @@ def _first_layer(tables: RunTables) -> Layer:
     """Returns one label for every first split."""
     wait_s_R = tables.batch_R / tables.rate_per_s
     sums_RF = np.zeros((len(wait_s_R), NUM_SUMS))
-    sums_RF[:, MEAN], sums_RF[:, LATENCY] = tables.mean_wait_Q[0] * wait_s_R, wait_s_R
+    sums_RF[:, MEAN], sums_RF[:, LATENCY] = tables.unanswered_Q[0] / 2 * wait_s_R, wait_s_R
     none_R, used_RC = np.zeros_like(tables.device_R), np.zeros((len(wait_s_R), len(tables.count_C)), dtype=np.int64)
     return Layer(np.arange(len(wait_s_R)), none_R, none_R, used_RC, sums_RF, 0.0 * wait_s_R, none_R, none_R, none_R)
 
