@@ -15,8 +15,9 @@ from typing import Literal
 from pydantic import Field
 
 from cluster.devices import EMULATED, find_device
-from cluster.inventory import Inventory, missing_accelerators, read_inventory
+from cluster.inventory import Inventory, read_inventory
 from deployments.controller.settings import check_control, check_tuning
+from deployments.local_ray.applications import check_devices
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.engine import Dispatch
@@ -581,10 +582,7 @@ def _given_plan(parts: ServiceParts) -> Plan | None:
     plan = read_plan(path, ModelShape.of(parts.card))
     policy = plan.policy or parts.exits.policy
     with within("planner", "plan"):
-        missing = missing_accelerators(PlacedPlan(plan=plan).occupied, parts.inventory)
-        if missing:
-            listed = ", ".join(f"{count} {name}" for name, count in missing.items())
-            raise InputError(f"{path} needs {listed} more than the cluster has")
+        check_devices(PlacedPlan(plan=plan).occupied, parts.inventory, claimed={})
         unknown = sorted(set(plan.ramps) - set(parts.exits.thresholds)) if parts.document.planner.control else []
         if unknown:
             raise InputError(
