@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +85,20 @@ def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
     return read_plan(Path(plan), ModelShape.of(card))
 
 
-def with_environment_keys(
-    access: AccessSettings | None, environment: Mapping[str, str] = os.environ
-) -> AccessSettings | None:
+def with_environment_keys(access: AccessSettings | None) -> AccessSettings | None:
     """Returns the access settings, with the API keys of the environment variable if they name none and it is set."""
-    if KEYS_VARIABLE not in environment or (access is not None and access.has_keys):
+    if KEYS_VARIABLE not in os.environ or (access is not None and access.has_keys):
         return access
     return (access or AccessSettings()).model_copy(update={"keys_env": KEYS_VARIABLE})
 
 
-def exposure_notes(
-    host: str, *, has_keys: bool, ray_is_open: bool, environment: Mapping[str, str] = os.environ
-) -> list[str]:
+def exposure_notes(host: str, *, has_keys: bool, ray_is_open: bool) -> list[str]:
     """Returns notes on what other machines can reach; `ray_is_open`: Ray's ports listen on all interfaces."""
     notes = []
     if host not in LOOPBACK and not has_keys:
         notes.append(f"listening on {host} without API keys: every caller that can reach it may use it (--api-keys)")
     if ray_is_open:
-        for_all = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
+        for_all = os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
         opened = ", and RAY_AUTH_MODE=disabled opens them to all" if for_all else ""
         notes.append(f"Ray's own ports listen on all interfaces, as --metrics-port does{opened}")
     return notes

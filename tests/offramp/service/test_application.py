@@ -84,9 +84,13 @@ def test_a_plan_of_a_file_is_taken_or_refused(model: Path, tmp_path: Path) -> No
     ],
 )
 def test_keys_of_the_environment_are_used_if_none_are_named_and_are_not_stored(
-    named: AccessSettings | None, environment: dict[str, str], access: AccessSettings | None
+    named: AccessSettings | None,
+    environment: dict[str, str],
+    access: AccessSettings | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = with_environment_keys(named, environment)
+    monkeypatch.setattr("os.environ", environment)
+    found = with_environment_keys(named)
     assert found == access
     assert "alice" not in str(found)
 
@@ -101,8 +105,11 @@ def test_keys_of_the_environment_are_used_if_none_are_named_and_are_not_stored(
         ("0.0.0.0", True, False, "disabled", ["without API keys", "opens them to all"]),
     ],
 )
-def test_open_ports_are_reported(host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str]) -> None:
-    notes = exposure_notes(host, has_keys=has_keys, ray_is_open=ray_is_open, environment={"RAY_AUTH_MODE": mode})
+def test_open_ports_are_reported(
+    host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    notes = exposure_notes(host, has_keys=has_keys, ray_is_open=ray_is_open)
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)
 
 
