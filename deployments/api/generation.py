@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from deployments.api.service import ABANDONED
 from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ingress.dispatcher import Dispatcher, call_later
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
@@ -239,7 +239,7 @@ class GenerateService:
             return
         logger.info("%s starts again after %d tokens: %s", running.request.request_id, running.state.num_tokens, error)
         left_s = max(0.0, self._limit(running)[0] - self.clock.now_s())
-        call_later(min(pause_s, left_s), partial(self._resume, running))
+        asyncio.get_running_loop().call_later(min(pause_s, left_s), partial(self._resume, running))
 
     def _fail(self, running: _RunningSequence, error: OfframpError) -> None:
         running.stream.fail(error)

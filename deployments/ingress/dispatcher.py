@@ -331,17 +331,6 @@ class ReplicaLinks:
             self.send(call, structs.replace(message, remaining_s=remaining_s))
 
 
-class Alarm(Protocol):
-    """A timer that can be cancelled."""
-
-    def cancel(self) -> None: ...
-
-
-def call_later(seconds: float, function: Callable[[], object]) -> Alarm:
-    """Starts a timer on the running event loop."""
-    return asyncio.get_running_loop().call_later(seconds, function)
-
-
 UNKNOWN = PendingInput(0, 0.0, 0.0)
 """Stands for inputs that a reply mentions but its call did not contain. No call and no chain holds it."""
 MISFIT = "the encoded inputs do not fit together"
@@ -359,7 +348,6 @@ class Dispatcher(Driver):
         links: ReplicaLinks,
         clock: Clock,
         *,
-        later: Callable[[float, Callable[[], object]], Alarm] = call_later,
         codec: Codec[Any] | None = None,
         tracer: CallTracer | None = None,
     ) -> None:
@@ -370,10 +358,9 @@ class Dispatcher(Driver):
         self._codec = codec if isinstance(codec, ChainCodec) else None
         self.hops: deque[tuple[str, float]] = deque(maxlen=MOST_HOPS)
         """For parts of replies, the slot and the seconds that were spent outside the stage."""
-        self._later = later
         self._serial = 0
         self._is_pump_scheduled = False
-        self._alarm: Alarm | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._sent: dict[Call, dict[str, PendingInput]] = {}
         """The inputs of each open call, by their ids on the wire."""
 
@@ -438,7 +425,7 @@ class Dispatcher(Driver):
     def set_timer(self, at_s: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._later(max(0.0, at_s - self.clock.now_s()), self.wake)
+        self._alarm = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock.now_s()), self.wake)
 
     def answered(self, answered: Answered) -> None:
         settle_all(zip(answered.inputs, answered.answers, strict=True))

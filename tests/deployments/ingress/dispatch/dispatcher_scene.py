@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,28 +124,16 @@ class ManualStage:
         return [call.names for call in self.calls]
 
 
-def after_no_pause(seconds: float, call: Callable[[], object]) -> Ring:
-    """Rings at once for a pause before another try; for a deadline never."""
-    ring = Ring(call)
-    if seconds <= RETRY_PAUSE_S:
-        asyncio.get_running_loop().call_soon(ring.ring)
-    return ring
+class HastyDispatcher(Dispatcher):
+    """Its timers expire at once if they are for a pause before another try, and never if they are for a deadline."""
 
+    _soon: asyncio.Handle | None = None
 
-class Ring:
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call: Callable[[], object] | None = call
-
-    def ring(self) -> None:
-        if self._call is not None:
-            self._call()
-
-    def cancel(self) -> None:
-        self._call = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._call is not None
+    def set_timer(self, at_s: float) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+        is_pause = at_s - self.clock.now_s() <= RETRY_PAUSE_S
+        self._soon = asyncio.get_running_loop().call_soon(self.wake) if is_pause else None
 
 
 @dataclass
@@ -175,7 +163,7 @@ class Scene:
         )
         links = FixedLinks(dict(zip(SLOTS, self.stages, strict=True)))
         self.core = IngressCore("i", PlacedPlan(plan=self.plan), rules, random.Random(0))
-        self.dispatcher = Dispatcher(self.core, links, self.clock, later=after_no_pause, codec=self.chain_codec)
+        self.dispatcher = HastyDispatcher(self.core, links, self.clock, codec=self.chain_codec)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""

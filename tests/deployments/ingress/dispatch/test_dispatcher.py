@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tests.deployments.ingress.dispatch.dispatcher_scene import (
     PLAN,
     TIMING,
     TWO_TOKENS,
-    Ring,
     Scene,
     survivors,
 )
@@ -135,13 +133,8 @@ async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
 
 
 async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, rings = Scene(), list[Ring]()
-
-    def later(_: float, call: Callable[[], object]) -> Ring:
-        rings.append(Ring(call))
-        return rings[-1]
-
-    scene.dispatcher._later = later
+    scene, timers_s = Scene(), list[float]()
+    monkeypatch.setattr(scene.dispatcher, "set_timer", timers_s.append)
     right, failures = scene.core.wake, [ValueError("it does not wake")]
 
     def wrong_once(now_s: float) -> Actions:
@@ -153,9 +146,9 @@ async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytes
     await scene.sent("a")
     scene.clock.advance(10.0)
     with pytest.raises(ValueError, match="does not wake"):
-        rings[-1].ring()
-    assert len(rings) == 2
-    rings[-1].ring()
+        scene.dispatcher.wake()
+    assert len(timers_s) == 2
+    scene.dispatcher.wake()
     assert scene.errors == [("a", "deadline")]
 
 
