@@ -75,21 +75,13 @@ class CallTracer(Protocol):
 class ReplicaLink:
     """The connection to one replica, on one event loop. It reconnects until it is closed."""
 
-    def __init__(
-        self,
-        name: str,
-        address: Address,
-        on_change: Callable[[], None],
-        owner: CallOwner,
-        *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, name: str, address: Address, on_change: Callable[[], None], owner: CallOwner) -> None:
         """`on_change`: called when the connection comes up or goes down."""
         self.name = name
         self._address = address
         self._on_change = on_change
         self._owner = owner
-        self._pause = pause
+        self._pause: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._frames: Frames | None = None
         self._disconnected = asyncio.Event()
         self._assignment: Assignment | None = None

@@ -197,7 +197,8 @@ class Scene:
         self.replica = replica
         self.pauses_s: asyncio.Queue[float] = asyncio.Queue()
         self._over: asyncio.Queue[None] = asyncio.Queue()
-        self.link = ReplicaLink("r1", self.replica.address, lambda: None, Owner(), pause=self._pause)
+        self.link = ReplicaLink("r1", self.replica.address, lambda: None, Owner())
+        self.link._pause = self._pause
 
     def call(self, refused: Exception | None = None) -> AwaitedCall:
         call = AwaitedCall(call_of("a"), refused=refused)
