@@ -121,20 +121,12 @@ class ExitObservations:
     Its times are the caller's; `take_completed` can move them to another clock.
     """
 
-    def __init__(
-        self,
-        shape: StreamShape | None,
-        loss: Loss,
-        *,
-        most_complete: int = MOST_COMPLETE,
-        most_open: int = MOST_OPEN,
-    ) -> None:
+    def __init__(self, shape: StreamShape | None, loss: Loss, *, most_open: int = MOST_OPEN) -> None:
         """`shape`: what is observed; None: nothing. `loss`: the task's loss."""
         self._shape = shape
         self._loss = loss
         self._ramps = frozenset(() if shape is None else shape.ramps)
         self._last = 0 if shape is None else shape.num_blocks - 1
-        self._most_complete = most_complete
         self._most_open = most_open
         self._open: dict[PendingInput, Observation] = {}
         """The observation of each open input, and of each unpruned copy that of its probe."""
@@ -292,7 +284,7 @@ class ExitObservations:
             return
         self._total_loss += loss
         self._complete.append(new)
-        while (excess := sum(map(len, self._complete)) - self._most_complete) > 0:
+        while (excess := sum(map(len, self._complete)) - MOST_COMPLETE) > 0:
             oldest = self._complete.popleft()
             if excess < len(oldest):
                 self._complete.appendleft(oldest.take(np.arange(excess, len(oldest))))

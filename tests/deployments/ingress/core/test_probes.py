@@ -42,9 +42,8 @@ def begun(
     active: Iterable[int] = BOTH,
     stay: bool = False,
     watch: Watch = "probe",
-    most_complete: int = 10,
 ) -> ExitObservations:
-    book = ExitObservations(SHAPE, label_loss, most_complete=most_complete)
+    book = ExitObservations(SHAPE, label_loss)
     assert book.begin(flights, plan(active, stay=stay), watch, 2.0)
     return book
 
@@ -161,8 +160,9 @@ def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "LOSS_BATCH", many)
+    monkeypatch.setattr(probes, "MOST_COMPLETE", 5)
     inputs = [flight(serial) for serial in range(7)]
-    book = begun(*inputs, stay=True, watch="stay", most_complete=5)
+    book = begun(*inputs, stay=True, watch="stay")
     for label, each in enumerate(inputs):
         book.answered(each, 0, BOTH)
         book.observe([seen(each, 0, label=label), seen(each, 2, label=5), seen(each, 3, label=5)])
