@@ -11,6 +11,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -47,7 +48,9 @@ async def connected(url: str, *, api_key: str | None = None) -> AsyncIterator[Po
     try:
         yield connections.post
     finally:
-        await connections.close()
+        for connection in connections.free:
+            connection.close()
+        await asyncio.sleep(0)
 
 
 class Connections:
@@ -60,7 +63,7 @@ class Connections:
         self._port = parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/")
         self._head = _lines({"Host": parts.netloc, "User-Agent": "offramp", "Accept": "*/*", **headers})
-        self._free: deque[Connection] = deque()
+        self.free: deque[Connection] = deque()
 
     async def post(self, request: Request, timeout_s: float) -> Outcome:
         """Sends a request and waits at most `timeout_s` for the answer. Without one, the connection is closed."""
@@ -76,34 +79,24 @@ class Connections:
         now_s = loop.time()
         late = Failure(error=DeadlineError(f"no answer within {timeout_s:g} s"), kind="timeout")
         try:
-            connection = self._take_free(now_s) or await self._connect(loop, now_s + timeout_s)
+            connection = self._take_free(now_s)
+            if connection is None:
+                async with asyncio.timeout_at(now_s + timeout_s):
+                    make = partial(Connection, self.free)
+                    _, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             return late
         except OSError as error:
             return connection_failure(str(error) or type(error).__name__)
         return await connection.send(head.encode("latin-1") + content, now_s + timeout_s, late)
 
-    async def close(self) -> None:
-        """Closes all connections, which must be free."""
-        for connection in self._free:
-            connection.close()
-        await asyncio.sleep(0)
-
     def _take_free(self, now_s: float) -> Connection | None:
-        while self._free:
-            connection = self._free.popleft()
+        while self.free:
+            connection = self.free.popleft()
             if connection.is_open and now_s - connection.free_since_s < KEEP_ALIVE_S:
                 return connection
             connection.close()
         return None
-
-    async def _connect(self, loop: asyncio.AbstractEventLoop, until_s: float) -> Connection:
-        server_name = self._host if self._tls else None
-        async with asyncio.timeout_at(until_s):
-            _, connection = await loop.create_connection(
-                lambda: Connection(self._free), self._host, self._port, ssl=self._tls, server_hostname=server_name
-            )
-        return connection
 
 
 class Connection(asyncio.Protocol):
