@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
@@ -26,8 +27,6 @@ T = TypeVar("T")
 REQUEST_ID_HEADER = "X-Request-ID"
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 
-RETRIED_STATUSES = frozenset({502, 503})
-"""Statuses for which a retry may help. After a 504 the deadline has passed."""
 FIRST_BACKOFF_S = 0.1
 """About the time after which a full queue has room again."""
 LONGEST_BACKOFF_S = 2.0
@@ -38,6 +37,10 @@ ERRORS_BY_KIND = {each.kind: each for each in _ERRORS}
 _ERRORS_BY_STATUS = {each.http_status: each for each in reversed(_ERRORS) if each is not RetryableError}
 """The first error of the tree with a status, for answers that name no error."""
 _KIND_OF_CODE = {code: kind for kind, code in OPENAI_CODES.items()}
+
+
+class NoServerError(OfframpError):
+    """The server cannot be reached, or a proxy answers in its place."""
 
 
 class Prediction(SimpleNamespace):
@@ -108,22 +111,24 @@ def failure_of(status: int, payload: Any, retry_after: Header = None) -> Failure
     except ValueError:
         retry_after_s = None
     # Serve's proxy answers in plain text: 500 without an ingress, 404 while a service starts or stops.
-    is_of_proxy = not isinstance(payload, dict) and (status == 500 or "/-/routes for" in str(payload))
+    is_of_serve = not isinstance(payload, dict) and (status == 500 or "/-/routes for" in str(payload))
+    is_of_proxy = is_of_serve or status == HTTPStatus.BAD_GATEWAY
     kind, message = _kind_and_message(status, payload)
     by_status = _ERRORS_BY_STATUS.get(status, InputError if 400 <= status < 500 else OfframpError)
-    error_type: type[OfframpError] = OfframpError if is_of_proxy else ERRORS_BY_KIND.get(kind, by_status)
+    error_type: type[OfframpError] = NoServerError if is_of_proxy else ERRORS_BY_KIND.get(kind, by_status)
     is_retryable = issubclass(error_type, RetryableError)
     is_rate_limited = status == RateLimitError.http_status and retry_after_s is not None
     return Failure(
         error=error_type(message, **({"retry_after_s": retry_after_s or 0.0} if is_retryable else {})),
         kind=kind or f"http_{status}",
-        is_transient=status in RETRIED_STATUSES or is_of_proxy or is_rate_limited,
+        # After a 504 the deadline has passed.
+        is_transient=is_of_proxy or is_rate_limited or status == HTTPStatus.SERVICE_UNAVAILABLE,
     )
 
 
 def connection_failure(message: str) -> Failure:
     """Returns the failure of a request whose connection broke or was never made."""
-    return Failure(error=OfframpError(message), kind="connection", is_transient=True)
+    return Failure(error=NoServerError(message), kind="connection", is_transient=True)
 
 
 def _kind_and_message(status: int, payload: Any) -> tuple[str, str]:

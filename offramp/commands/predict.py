@@ -33,7 +33,7 @@ from earlyexit.data.rows import LABELS, check_part, read_arrays
 from earlyexit.data.text_tables import stream_rows
 from earlyexit.errors import DataError, DeadlineError, InputError, OfframpError, RetryableError
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
-from offramp.client.protocol import Input, Prediction, pause_s
+from offramp.client.protocol import Input, NoServerError, Prediction, pause_s
 from offramp.commands.options import GenerateJob, PredictJob, RowOptions
 from offramp.commands.output import make_table, progress_bars
 
@@ -149,7 +149,7 @@ class Sender:
             except OfframpError as raised:
                 error = raised
             now_s, is_over = self._clock.now_s(), True
-            is_broken = type(error) is OfframpError  # the connection, which may work again
+            is_broken = isinstance(error, NoServerError)  # it may come back
             if is_broken or isinstance(error, RetryableError | DeadlineError):
                 self._busy_since_s = min(self._busy_since_s, now_s)
                 if not is_again:

@@ -27,7 +27,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from offramp.client.client import AsyncClient, Client, Prediction
-from offramp.client.protocol import ERRORS_BY_KIND, find_api_key, predict_request
+from offramp.client.protocol import ERRORS_BY_KIND, NoServerError, find_api_key, predict_request
 from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -202,7 +202,8 @@ def test_other_errors_are_not_retried(reply: httpx.Response | Exception, error: 
         (422, "", UnprocessableInputError),
         (500, "execution", ExecutionError),
         (500, "", OfframpError),
-        (502, "", OfframpError),
+        (500, "internal", OfframpError),
+        (502, "", NoServerError),
         (503, "stage_unavailable", StageUnavailableError),
         (503, "overloaded", OverloadedError),
         (503, "admission", AdmissionError),

@@ -125,6 +125,16 @@ async def test_few_inputs_are_read_ahead_of_the_running_requests() -> None:
     assert most_ahead <= 4 * (2 * 2 + 2), "the window, the batch being read and the one being written"
 
 
+@pytest.mark.parametrize(("kind", "reported"), [("execution", "execution"), ("internal", "offramp")])
+async def test_a_text_on_which_the_server_fails_does_not_end_the_run(kind: str, reported: str) -> None:
+    def server(request: httpx.Request) -> httpx.Response:
+        texts = json.loads(request.content)["inputs"]
+        return failure(500, kind, "it failed") if "x" in texts else answered(texts)
+
+    rows, _ = await run(iter("axb"), server)
+    assert [row.get("error") for row in rows] == [None, f"{reported}: it failed", None]
+
+
 async def test_a_text_that_fails_alone_has_an_error_in_its_row() -> None:
     server = Server()
     rows, tally = await run(iter(["a", "b", "x", "d"]), server, batch=4)
