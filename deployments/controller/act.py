@@ -363,7 +363,6 @@ class ControlLoop:
             placed=new.placed,
             reason=new.reason,
             at_s=self._clock.now_s(),
-            sized_for_rps=new.sized_for_rps,
             trial=new.trial,
             previous=before,
             suspended=None,
@@ -434,7 +433,8 @@ class ControlLoop:
             reach = self.stream.reach(self.state, self._clock.now_s())
             self._update_view(forecast=replace(forecast, reach=reach))
         is_changing, epoch = self._view.is_changing, self._view.next_epoch
-        new = self._view.same_rate(self._with_thresholds(self.state.placed, epoch + is_changing), reason, words)
+        placed = self._with_thresholds(self.state.placed, epoch + is_changing)
+        new = NewPlan(placed=placed, reason=reason, words=words)
         if is_changing:
             self.changes[reason] += 1
             goes_on = replace(new, reason=self.state.reason, words=f"goes on by other thresholds: {words}")

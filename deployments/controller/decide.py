@@ -58,8 +58,6 @@ class NewPlan:
     """Why it was made, such as `period`."""
     words: str
     """The verdict on it."""
-    sized_for_rps: float | None = None
-    """The rate for which the plan was made; None: it maximizes the rate."""
     trial: Trial | None = None
 
 
@@ -189,10 +187,6 @@ class View:
         hosted = {each.replica: each.slot for each in self.replicas if each.slot}
         return PlacedPlan(plan=replace(plan, epoch=self.next_epoch), avoided=avoided, hosted=hosted)
 
-    def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> NewPlan:
-        """Returns a new plan for the same rate as the current one."""
-        return NewPlan(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
-
 
 def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
     """Returns the thresholds of some ramps; None for a ramp without one."""
@@ -263,7 +257,7 @@ def _shrunk(view: View) -> NewPlan | None:
     less = _with_replicas(view, placed, fewer)
     if less is None or view.is_changing or not view.has_room(less):
         return None
-    return view.same_rate(less, "capacity lost", "the same splits on what still runs")
+    return NewPlan(placed=less, reason="capacity lost", words="the same splits on what still runs")
 
 
 def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) -> PlacedPlan | None:
@@ -291,7 +285,7 @@ def _roll_back(view: View, plan: Plan, words: str) -> Outcome:
     blamed = {**view.state.blamed, view.state.placed.plan.planned_stages: view.period + BLAME_PERIODS}
     if not view.has_room(placed):
         return Outcome(state={"blamed": blamed}, replan="roll back")
-    return Outcome(state={"blamed": blamed}, plan=view.same_rate(placed, "roll back", words))
+    return Outcome(state={"blamed": blamed}, plan=NewPlan(placed=placed, reason="roll back", words=words))
 
 
 def change_unfinished(_: View) -> Outcome:
@@ -335,7 +329,7 @@ def slow_replicas(view: View) -> Outcome | None:
     return Outcome(
         events=tuple(("straggler", words) for words in slow.values()),
         state={"resting": resting},
-        plan=None if placed is None else view.same_rate(placed, "straggler", "; ".join(slow.values())),
+        plan=None if placed is None else NewPlan(placed=placed, reason="straggler", words="; ".join(slow.values())),
         replan="straggler" if placed is None else None,
     )
 
@@ -403,8 +397,8 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
         found["changed_s"] = survival
     recent = total(intervals[-RATE_LOOKS:])
     if recent is not None and forecast.rate is not None:
-        sized_for_rps, arrived = state.sized_for_rps, recent.arrived
-        words = rate_deviation(forecast.rate, arrived, recent.seconds, sized_for_rps=sized_for_rps, num_tests=ticks)
+        asked_rps, arrived = view.problem.required_per_s, recent.arrived
+        words = rate_deviation(forecast.rate, arrived, recent.seconds, asked_rps=asked_rps, num_tests=ticks)
         if words is not None:
             found["rate_changed_s"] = recent.since_s, words
     return found
@@ -588,17 +582,17 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         reach=reach,
     )
     words = verdict.words
-    new = NewPlan(placed=placed, reason=reason, words=words, sized_for_rps=problem.required_per_s)
+    new = NewPlan(placed=placed, reason=reason, words=words)
     if verdict.change:
         trial = _trial(view, figures, placed) if _stands(view) else None
         return Outcome(plan=replace(new, trial=trial))
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
-        return Outcome(plan=view.same_rate(same, "straggler", "other replicas rest now"))
+        return Outcome(plan=NewPlan(placed=same, reason="straggler", words="other replicas rest now"))
     if not view.uses_current_thresholds(state.placed.plan):
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
-        return Outcome(plan=view.same_rate(same, reason, "the controller's own thresholds again"))
+        return Outcome(plan=NewPlan(placed=same, reason=reason, words="the controller's own thresholds again"))
     keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {words}"
     is_same = state.placed.plan.planned_stages == found.stages
     return Outcome(events=(keep,), rejected=None if is_same else new)
@@ -612,7 +606,7 @@ def _without_plan(view: View, words: str, reason: str) -> Outcome:
         events = () if view.state.suspended == words else (("suspended", words),)
         return Outcome(events=events, state=changes, settles=True)
     if view.state.suspended is not None:
-        return Outcome(plan=view.same_rate(view.place(placed.plan), reason, words))
+        return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 
 

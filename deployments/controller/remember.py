@@ -47,8 +47,6 @@ class State:
     changed_s: float
     """When the share of inputs that leave at each exit last changed."""
     rate_changed_s: float
-    sized_for_rps: float | None = None
-    """The rate for which the plan was made; None: it maximizes the rate."""
     suspended: str | None = None
     """Why the service refuses all inputs; None: it serves."""
     hold: bool = False

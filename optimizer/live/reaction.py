@@ -77,21 +77,21 @@ def rate_deviation(
     num_arrived: int,
     seconds: float,
     *,
-    sized_for_rps: float | None,
+    asked_rps: float | None,
     num_tests: float = 1.0,
 ) -> str | None:
     """Returns a message if the arrivals of the last `seconds` differ drastically from the forecast, else None.
 
-    Arrivals include rejected inputs. `sized_for_rps` is the rate for which the plan was made: a higher one counts even
-    within the forecast's interval. It is None if the plan maximizes the rate, so that demand does not change the plan.
+    Arrivals include rejected inputs. `asked_rps` is the rate of the last planning: a higher one counts even within the
+    forecast's interval. It is None if plans maximize the rate, so that demand does not change the plan.
     `num_tests` tests share the forecast's error probability.
     """
-    if sized_for_rps is None or seconds <= 0:
+    if asked_rps is None or seconds <= 0:
         return None
     median_rps, low_rps, high_rps = (
         float(each_H[0]) for each_H in (forecast.rate_rps_H, forecast.low_rps_H, forecast.high_rps_H)
     )
-    allowed_rps = min(high_rps, max(sized_for_rps, median_rps))
+    allowed_rps = min(high_rps, max(asked_rps, median_rps))
     # Score interval of the mean of a Poisson count.
     width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * num_tests))
     centre, spread = num_arrived + width**2 / 2, width * math.sqrt(num_arrived + width**2 / 4)

@@ -181,14 +181,12 @@ async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_acce
 
 async def test_a_plan_comes_back_with_its_accelerators_even_where_none_meets_the_problem(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=None)
-    scene.loop.update_state(sized_for_rps=300.0)
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(1)
     scene.fleet.alive = {"cpu": 4}
     await scene.ticks(1)
     assert scene.fleet.log[0] == "suspend"
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(4))
-    assert scene.loop.state.sized_for_rps == 300.0
 
 
 async def test_a_plan_stays_where_none_meets_the_problem_but_its_accelerators_are_there(tmp_path: Path) -> None:

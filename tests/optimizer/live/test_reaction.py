@@ -94,15 +94,15 @@ def rates(expected_rps: float, low_rps: float, high_rps: float) -> RateForecast:
     return RateForecast(rate_rps_H=mean_H, low_rps_H=low_H, high_rps_H=high_H, coverage=0.95, method=METHOD)
 
 
-def rate(num_arrived: int, *, sized_for_rps: float | None = 150.0, seconds: float = 10.0) -> str | None:
-    return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, sized_for_rps=sized_for_rps)
+def rate(num_arrived: int, *, asked_rps: float | None = 150.0, seconds: float = 10.0) -> str | None:
+    return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, asked_rps=asked_rps)
 
 
 def test_a_rate_outside_its_interval_or_above_the_plans_is_a_deviation() -> None:
     assert rate(2000) == "200 requests/s arrived for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
-    assert rate(1400, sized_for_rps=120.0) == "140 requests/s arrived for 10 s, 70 to 120 were expected"
-    assert rate(100_000, sized_for_rps=None) is None
+    assert rate(1400, asked_rps=120.0) == "140 requests/s arrived for 10 s, 70 to 120 were expected"
+    assert rate(100_000, asked_rps=None) is None
 
 
 @pytest.mark.parametrize("num_arrived", [1000, 1500, 1570, 700, 660])
@@ -113,8 +113,8 @@ def test_a_rate_within_the_interval_and_its_noise_is_no_deviation(num_arrived: i
 
 def test_a_rate_difference_below_a_fifth_is_no_deviation() -> None:
     sharp = rates(100.0, 99.0, 101.0)
-    assert rate_deviation(sharp, 119_000, 1000.0, sized_for_rps=101.0) is None
-    assert rate_deviation(sharp, 121_000, 1000.0, sized_for_rps=101.0) is not None
+    assert rate_deviation(sharp, 119_000, 1000.0, asked_rps=101.0) is None
+    assert rate_deviation(sharp, 121_000, 1000.0, asked_rps=101.0) is not None
     unsure = rates(10.0, 0.0, inf)
-    assert rate_deviation(unsure, 500, 10.0, sized_for_rps=100.0) is None
-    assert rate_deviation(unsure, 5000, 10.0, sized_for_rps=100.0) is not None
+    assert rate_deviation(unsure, 500, 10.0, asked_rps=100.0) is None
+    assert rate_deviation(unsure, 5000, 10.0, asked_rps=100.0) is not None
