@@ -59,22 +59,26 @@ class ChainModels(BaseModel):
             raise ModelFolderError(f"a chain has {len(self.models)} models, but {len(self.names)} names")
         return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
 
-    def members(self, folder: Path) -> Iterator[Path]:
+    def members(self, folder: Path, chain: Chain) -> Iterator[Path]:
         """Yields the models' folders. Raises ModelFolderError if one is missing or holds another model."""
-        for relative, name, num_blocks in zip(self.models, self.names, self.blocks, strict=True):
-            path = (folder / relative).resolve()
+        for network, (relative, name) in enumerate(zip(self.models, self.names, strict=True)):
+            path, before = (folder / relative).resolve(), (name, self.blocks[network], tuple(chain.ramps_of(network)))
             if not (path / CARD_FILE).is_file():
                 raise ModelFolderError(
                     f"{folder / CARD_FILE}: its model {name!r} is not at {relative}, there is no {path / CARD_FILE}; "
                     "run `offramp chain` again"
                 )
             card = read_card(path)
-            if (card.name, card.num_blocks) != (name, num_blocks):
+            if (now := (card.name, card.num_blocks, card.ramps)) != before:
                 raise ModelFolderError(
-                    f"{folder / CARD_FILE}: {path} held {name!r} of {num_blocks} blocks, and now holds {card.name!r} "
-                    f"of {card.num_blocks}; run `offramp chain` again"
+                    f"{folder / CARD_FILE}: {path} held {_describe_network(*before)}, and now holds "
+                    f"{_describe_network(*now)}; run `offramp chain` again"
                 )
             yield path
+
+
+def _describe_network(name: str, num_blocks: int, ramps: tuple[int, ...]) -> str:
+    return f"{name!r} of {num_blocks} blocks with ramps {list(ramps)}"
 
 
 class ModelCard(BaseModel):
@@ -141,7 +145,7 @@ class ModelCard(BaseModel):
         """Returns the folders of the networks of the model in `folder`: see `ChainModels.members`."""
         if self.family != CHAIN:
             return (folder,)
-        return tuple(ChainModels.model_validate(self.backbone).members(folder))
+        return tuple(ChainModels.model_validate(self.backbone).members(folder, self.chain))
 
     @property
     def max_length(self) -> int:
@@ -277,11 +281,6 @@ def load_network(
     if card.chain.is_one:
         return members[0]
     network = ChainNetwork(members)
-    if network.chain != card.chain:
-        raise ModelFolderError(
-            f"{folder / CARD_FILE}: its models have the ramps {list(network.ramp_indices)}, the chain has "
-            f"{list(card.ramps)}; run `offramp chain` again"
-        )
     if network.task.spec() != find_task(card.task).spec():  # answers would get wrong names
         raise ModelFolderError(
             f"{folder / CARD_FILE}: its models have other labels than the chain, or in another order; run "

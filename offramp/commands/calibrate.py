@@ -18,7 +18,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import LabelledRows
-from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.errors import DataError
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.chain import Chain
 from earlyexit.network.model import EarlyExitModel
@@ -98,7 +98,7 @@ def calibrate(
     if data.are_labelled or not keeps_answers(card.provenance):
         labels = data.targets(task, find_codec(card.codec, folder))
     elif job.metric == "harm":
-        raise DataError(f"{job.source or 'the data'}: rows without labels; --metric harm needs labels")
+        raise DataError(f"{job.source}: rows without labels; --metric harm needs labels")
     outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
     outputs = outputs if task.large else list(outputs)
     if labels is None:
@@ -224,8 +224,7 @@ def compute_outputs(
     """Returns the outputs of every exit for the rows, and the number of tokens of each row in the first network.
 
     Outputs are scaled by the fitted temperatures, or by 1 if not `fitted`. Only one network of a chain is in memory at
-    a time. Large outputs of a single model are computed batch by batch. Raises ModelFolderError if the models of a
-    chain have changed.
+    a time. Large outputs of a single model are computed batch by batch.
     """
     chain, tokens_N = card.chain, None
     outputs: dict[int, Tensor] = {}
@@ -233,11 +232,6 @@ def compute_outputs(
         model = load_model(member, dtype=getattr(torch, dtype))
         if not fitted:
             model.temperatures_E.fill_(1.0)
-        if model.ramp_indices != tuple(chain.ramps_of(network)):
-            raise ModelFolderError(
-                f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, but had "
-                f"{list(chain.ramps_of(network))} when the chain was made; make it again with `offramp chain`"
-            )
         encoded = data.encode(find_codec(model.info.codec, member))
         if network == 0 and model.max_length > 1:
             tokens_N = np.array([each.length for each in encoded], dtype=np.int64)

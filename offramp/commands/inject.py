@@ -201,7 +201,7 @@ def _choose_cuts(job: InjectJob, opened: Divisible) -> list[list[str]]:
 
 def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
     """Returns the rows to train on, and the rows for calibration; raises DataError for too few rows."""
-    where, promise = job.source or "the data", CalibrateJob()
+    where, promise = job.source, CalibrateJob()
     least = promise.guarantee.least_inputs
     if len(data) < least:
         raise DataError(
@@ -250,24 +250,25 @@ def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded
         if spec.dtype != "float" and rows > NO_TABLE and largest >= rows:
             hint = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
             raise InputError(
-                f"{job.source or 'the data'}: {spec.name!r} has values up to {largest}, and the lookup table of "
+                f"{job.source}: {spec.name!r} has values up to {largest}, and the lookup table of "
                 f"{job.backbone} has {rows} rows{hint}"
             )
 
 
 def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob) -> Tensor:
     """Returns the model's own answers (N,); raises DataError for NaN or infinity, or if all answers are equal."""
-    where = job.source or "the data"
     for block in sorted(features, reverse=True):
         finite_N = features[block].flatten(1).isfinite().all(1)
         if not finite_N.all():
             row = int((~finite_N).int().argmax())
-            raise DataError(f"{where}: row {row + 1} makes NaN or infinite numbers at block {block}")
+            raise DataError(f"{job.source}: row {row + 1} makes NaN or infinite numbers at block {block}")
     with torch.inference_mode():
         outputs_NC = model.head.classify(features[model.num_blocks - 1])
     answers_N: Tensor = outputs_NC.argmax(1)
     if len(set(answers_N.tolist())) < 2:
-        raise DataError(f"{where}: the model gives all rows the same answer; ramps need rows with different answers")
+        raise DataError(
+            f"{job.source}: the model gives all rows the same answer; ramps need rows with different answers"
+        )
     return answers_N
 
 
@@ -315,7 +316,7 @@ def warn_of_reversed_means(job: InjectJob) -> None:
 
 def check_names(job: InjectJob, data: LabelledRows, numbers: tuple[str, ...]) -> None:
     """Raises DataError if the names or labels do not fit the model's number of answers."""
-    where, num_outputs, labels = job.source or "the data", len(numbers), data.label_names
+    where, num_outputs, labels = job.source, len(numbers), data.label_names
     if job.names is not None:
         if len(job.names) != num_outputs or len(set(job.names)) < num_outputs:
             raise DataError(f"--labels: {len(set(job.names))} different names; the model has {num_outputs} answers")

@@ -152,7 +152,7 @@ class NewModelJob(Job):
     seed: Seed = 0
     hold_out: float | None = Field(default=None, gt=0, lt=1)
     """Share of each label's rows that are not used for training, but written to --out as held_out. None: no rows."""
-    source: str = Field(default="", exclude=True)
+    source: str = Field(default="the data", exclude=True)
     """The origin of the rows, for the provenance of the model."""
 
 
@@ -401,7 +401,7 @@ class CalibrateJob(Job):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the model: float32 or bfloat16."""
     seed: Seed = 0
-    source: str = Field(default="", exclude=True)
+    source: str = Field(default="the data", exclude=True)
     """The origin of the rows, for the provenance of the calibration."""
 
     def check(self) -> None:

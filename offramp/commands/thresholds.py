@@ -184,7 +184,7 @@ def promised_records(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
     try:
         records = view if job.metric == "agreement" else view.of_harm()
     except DataError as error:
-        raise DataError(f"{job.source or 'the data'}: {error}") from error
+        raise DataError(f"{job.source}: {error}") from error
     named = job.ramps if isinstance(job.ramps, tuple) else records.ramps
     return records.of_ramps([ramp for ramp in records.ramps if ramp in named])
 
@@ -206,7 +206,7 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
     metric = f"harm of {job.budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - job.budget:.10g}"
     several = f" for {guarantee.among} calibrations (only one if --ramps is set)" if guarantee.among > 1 else ""
     raise DataError(
-        f"{job.source or 'the data'}: {len(data)} rows; at least {job.min_rows} are needed to promise {metric} with "
+        f"{job.source}: {len(data)} rows; at least {job.min_rows} are needed to promise {metric} with "
         f"confidence {guarantee.confidence:.4g}{several}: {DESIGN_SHARE:.0%} of the rows choose thresholds, and "
         f"{guarantee.least_inputs} rows test them; {advice}"
     )

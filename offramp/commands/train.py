@@ -201,8 +201,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             elif not job.joint and pretrained.head and pretrained.label_names:
                 task = LabelTask(pretrained.label_names)  # ramps imitate the checkpoint's own classifier
             else:
-                source = job.source or "the data"
-                raise DataError(f"{source}: rows without labels; only ramps of a trained classifier need none")
+                raise DataError(f"{job.source}: rows without labels; only ramps of a trained classifier need none")
             options = training_options(job, _default_options(job, task, pretrained), progress=progress)
             if job.codec is None and pretrained.codec is not None:
                 codec = pretrained.codec
@@ -355,7 +354,7 @@ def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
     or joints that cannot be mirrored although images are.
     """
     if job.task in TASKS:
-        task = _task_of_data(job.task, data, inputs, job.source or "the data")
+        task = _task_of_data(job.task, data, inputs, job.source)
     else:
         task = find_task(_own(job.task, "task", f"{', '.join(TASKS)} are allowed as well"))
     mirrors = job.augmentation is not None and job.augmentation.mirror
