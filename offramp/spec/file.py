@@ -190,7 +190,7 @@ class ServiceParts:
             score = document.policy or (calibration.policy if calibration else "recorded")
             name = "recorded" if self.is_recorded else score
             named = document.records and (self.base / document.records).resolve()
-            path = named or records_of(self.model, self.calibration_folder)
+            path = named or records_of(self.calibration_folder or self.model)
             with within("records"):
                 records = self._records(path, score, name, calibration)
                 alone = alone_of(path, records)

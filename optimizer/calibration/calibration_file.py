@@ -72,11 +72,10 @@ def beside_of(model: Path) -> tuple[Path, ...]:
     return tuple(model / name for name in BESIDE if (model / name / CALIBRATION_FILE).is_file())
 
 
-def records_of(model: Path, beside: Path | None = None) -> Path:
-    """Returns the path of a calibration's exit records: in its folder `beside` the model's own, or else the model's."""
-    if beside is not None and (beside / RECORDS_FILE).is_file():
-        return beside / RECORDS_FILE
-    return model / RECORDS_FILE
+def records_of(folder: Path) -> Path:
+    """Returns the path of a calibration's exit records: in its folder, or else those of the model above it."""
+    own = folder / RECORDS_FILE
+    return own if folder.name not in BESIDE or own.is_file() else folder.parent / RECORDS_FILE
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:

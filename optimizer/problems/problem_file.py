@@ -77,11 +77,12 @@ class ProblemFile:
 
 
 def read_problem(path: Path) -> ProblemFile:
-    """Reads a problem file. Paths inside it are relative to its folder.
+    """Reads a problem file, with the model's own calibration if `survival` names a folder with several.
 
-    Raises PlanError with the file, the line, the error and the allowed values, also for several calibrations.
+    Paths inside the file are relative to its folder. Raises PlanError with the file, the line, the error and the
+    allowed values.
     """
-    return _build(read_source(path, PlanError), path.parent, single=True)[0]
+    return read_problems(path)[0]
 
 
 def read_problems(path: Path) -> tuple[ProblemFile, ...]:
@@ -91,10 +92,10 @@ def read_problems(path: Path) -> tuple[ProblemFile, ...]:
 
 def parse_problem(document: object, *, where: str = "problem", folder: Path = Path()) -> ProblemFile:
     """Returns the problem from plain data (parsed YAML or JSON); raises PlanError."""
-    return _build(Source(document=document, where=where, raises=PlanError), folder, single=True)[0]
+    return _build(Source(document=document, where=where, raises=PlanError), folder)[0]
 
 
-def _build(source: Source, folder: Path, *, single: bool = False) -> tuple[ProblemFile, ...]:
+def _build(source: Source, folder: Path) -> tuple[ProblemFile, ...]:
     source = as_chain(source, folder)
     document = source.parse(ProblemDocument, called="the problem", folder=folder)
     with source.errors_at():
@@ -104,8 +105,6 @@ def _build(source: Source, folder: Path, *, single: bool = False) -> tuple[Probl
             every: Sequence[list[float] | RecordsDocument] = (
                 [survival] if isinstance(survival, list) else survival.by_calibration(folder)
             )
-            if single and len(every) > 1:
-                raise PlanError("survival.folder has several calibrations; name one of them: {records, calibration}")
         return tuple(document.problem(each, folder) for each in every)
 
 

@@ -72,10 +72,9 @@ class RecordsDocument(StrictDocument):
     """The records' file, relative to the problem's folder."""
     thresholds: FileThresholds | None = None
     """One for all ramps, or one per ramp, in the unit of the records' score."""
-    calibration: str | None = None
-    """Instead of `thresholds`: the file of a calibration."""
     folder: str | None = None
-    """Instead of all other fields: a model's folder. Plans are made for each calibration in it, with its ramps."""
+    """Instead of both: the folder of a model, or of a calibration. Plans are made for each calibration in it, with its
+    ramps."""
 
     def by_calibration(self, base: Path) -> list[RecordsDocument]:
         """Returns one document for each calibration of the folder, the model's own first; without a folder, this one.
@@ -87,62 +86,53 @@ class RecordsDocument(StrictDocument):
         others = sorted(self.model_fields_set - {"folder"})
         if others:
             raise InputError(f"the folder has its own {' and '.join(others)}; leave out one of the two")
-        model = base / self.folder
-        return [
-            RecordsDocument(
-                folder=self.folder,
-                records=str(records_of(model, each).resolve()),
-                calibration=str(((each or model) / CALIBRATION_FILE).resolve()),
-            )
-            for each in (None, *beside_of(model))
-        ]
+        model = (base / self.folder).resolve()
+        return [RecordsDocument(folder=str(each)) for each in (model, *beside_of(model))]
 
     def recorded(self, num_blocks: int, ramps: Sequence[int], base: Path) -> Recorded:
         """Returns the records and thresholds of a model; raises InputError with the path of the wrong value."""
-        if self.records is None:
+        if self.records is None and self.folder is None:
             raise InputError("neither of records and folder are given; one of them is needed")
+        path = base / self.records if self.folder is None else records_of(base / self.folder)
         with within("records"):
-            records = read_records(base / self.records)
+            records = read_records(path)
             if records.num_blocks != num_blocks or not set(ramps) <= set(records.ramps):
                 raise InputError(
-                    f"{self.records} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+                    f"{self.records or path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
                     f"the problem has {num_blocks} blocks and ramps {list(ramps)}"
                 )
-            alone = alone_of(base / self.records, records)
-        calibration = None if self.folder is None or self.calibration is None else Path(self.calibration)
-        thresholds = self._thresholds(records, ramps, base)
+            alone = alone_of(path, records)
+        if self.folder is None:
+            return Recorded(records=records, thresholds=self._thresholds(ramps), alone=alone)
+        calibration = base / self.folder / CALIBRATION_FILE
+        with within("folder"):
+            thresholds = _calibrated(calibration, records, path, ramps)
         return Recorded(records=records, thresholds=thresholds, alone=alone, calibration=calibration)
 
-    def _thresholds(self, records: ExitRecords, ramps: Sequence[int], base: Path) -> dict[int, float]:
-        if (self.thresholds is None) == (self.calibration is None):
-            found = "neither" if self.thresholds is None else "both"
-            raise InputError(f"{found} of thresholds and calibration are given; one of them is needed")
-        if self.calibration is not None:
-            with within("calibration"):
-                return self._calibrated(base / self.calibration, records, ramps)
+    def _thresholds(self, ramps: Sequence[int]) -> dict[int, float]:
+        if self.thresholds is None:
+            raise InputError("records need thresholds")
         if not isinstance(self.thresholds, Mapping):
-            return dict.fromkeys(ramps, self.thresholds or 0.0)
+            return dict.fromkeys(ramps, self.thresholds)
         if set(self.thresholds) != set(ramps):
             allowed = f"allowed are one number, or one for each ramp of the problem, {list(ramps)}"
             raise InputError(f"names ramps {sorted(self.thresholds)}; {allowed}", at=("thresholds",))
         return dict(self.thresholds)
 
-    def _calibrated(self, path: Path, records: ExitRecords, ramps: Sequence[int]) -> dict[int, float]:
-        """Returns a calibration's thresholds. Only a calibration in a model's folder may lack some ramps."""
-        card = read_calibration_file(path)
-        check_policy(card.policy_spec(), str(path), records, str(self.records), ramps)
-        models, others = members_in(card.provenance), members_in(records.provenance)
-        if models and others and models != others:
-            raise InputError(f"{path} is of other models than the records; use those of one chain")
-        missing = sorted(set(ramps) - set(card.thresholds))
-        if missing and self.folder is None:
-            raise InputError(f"{path} has no thresholds for ramps {missing}")
-        return {ramp: card.thresholds[ramp] for ramp in ramps if ramp in card.thresholds}
+
+def _calibrated(path: Path, records: ExitRecords, name: Path, ramps: Sequence[int]) -> dict[int, float]:
+    """Returns the thresholds of a calibration with the records `name`, for those of the ramps that have any."""
+    card = read_calibration_file(path)
+    check_policy(card.policy_spec(), str(path), records, str(name), ramps)
+    models, others = members_in(card.provenance), members_in(records.provenance)
+    if models and others and models != others:
+        raise InputError(f"{path} is of other models than the records; use those of one chain")
+    return {ramp: card.thresholds[ramp] for ramp in ramps if ramp in card.thresholds}
 
 
 FileSurvival = Annotated[
     Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<mapping>")],
-    forms("a list of shares, one per block, or a mapping with records, thresholds, calibration and folder"),
+    forms("a list of shares, one per block, or a mapping with records, thresholds and folder"),
 ]
 ROUNDING = 0.005
 """Allowed difference of survival, which may be written with two decimals."""

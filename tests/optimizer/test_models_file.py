@@ -163,7 +163,7 @@ def test_exit_records_provide_batches_and_must_match_the_calibration(tmp_path: P
     assert remaining(problem.batches, (0, 1)).tolist() == [[1, 0], [1, 1]]
     assert problem_document(parse_problem(problem_document(problem)).problem) == problem_document(problem)
     shares = exit_records(np.zeros((2, 2)), score="share", confidences={0: 0.7, 1: 0.7})
-    shares.save(tmp_path / "records.npz")
-    survival = {"records": "records.npz", "calibration": "calibration.json"}
+    shares.save(tmp_path / "exit_records.npz")
+    survival = {"folder": "."}
     (tmp_path / "calibration.json").write_text(share_card(0.7).to_json(), encoding="utf-8")
     assert parse_problem({**THREE, "survival": survival}, folder=tmp_path).problem.survival_N == (1, 1, 1)

@@ -279,11 +279,12 @@ def test_fields_beside_a_folder_are_refused_at_their_line(problem: Path, surviva
     assert words in str(refused.value)
 
 
-def test_read_problem_refuses_several_calibrations(problem: Path) -> None:
-    assert read_problem(problem).problem.ramps == (0, 1, 2, 3)
+def test_read_problem_takes_the_models_own_calibration_or_another_by_its_folder(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.5})
-    with pytest.raises(PlanError, match=r":4: survival.folder has several calibrations; name one of them"):
-        read_problem(problem)
+    assert read_problem(problem).problem.ramps == (0, 1, 2, 3)
+    problem.write_text(PROBLEM.replace("{folder: cascade}", "{folder: cascade/reference}"), encoding="utf-8")
+    assert read_problem(problem).problem.ramps == (2,)
+    assert len(read_problems(problem)) == 1
 
 
 STEPPED = LatencyTable(batches=(1, 2, 4), block_s_NB=np.array([[0.001, 0.002, 0.003]]), ramp_s_EB=np.ones((0, 3)))

@@ -269,8 +269,9 @@ def of_records(survival: str) -> str:
 def shares(folder: Path) -> object:
     """Reads a problem whose records and calibration have different confidences."""
     records = replace(problem_records(), score="share", confidences={0: 0.7, 1: 0.7})
-    (folder / "c.json").write_text(share_card(0.95).to_json(), encoding="utf-8")
-    return beside("r.npz", records.save, of_records("calibration: c.json"))(folder)
+    (folder / "calibration.json").write_text(share_card(0.95).to_json(), encoding="utf-8")
+    survival = PROBLEM_FILE.replace("[1.0, 0.5, 0.25]", "{folder: .}")
+    return beside("exit_records.npz", records.save, survival)(folder)
 
 
 def an_ensemble(folder: Path) -> object:

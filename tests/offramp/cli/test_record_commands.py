@@ -70,7 +70,7 @@ def test_without_json_a_table_is_printed_with_a_dash_for_unknown_accuracy(tmp_pa
 def test_plan_and_simulate_accept_the_written_calibration(exits: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "calibrated"
     threshold = calibrated(capsys, exits, "--out", out)["thresholds"]["0"]
-    survival = "{records: calibrated/exit_records.npz, calibration: calibrated/calibration.json}"
+    survival = "{folder: calibrated}"
     problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
     assert run("plan", problem, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rate_per_s"] > 2000  # of a plan without exits
