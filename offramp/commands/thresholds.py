@@ -18,11 +18,10 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from offramp.commands.jobs import DESIGN_SHARE, CalibrateJob, few_rows_advice
 from offramp.commands.output import provenance
-from optimizer.calibration.calibration_file import AMONG, CalibrationCard
+from optimizer.calibration.calibration_file import AMONG, CalibrationCard, policy_of_records
 from optimizer.calibration.risk import Guarantee, Metric
 from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, sequences_of
 from optimizer.calibration.thresholds import Calibration, design_rows, few_ramps, learn_then_test, split_rows
-from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
 from profiles.networks import decay_of, prune_of, weights_of
 from profiles.records import ExitOutcome, ExitRecords
@@ -54,7 +53,7 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
         raise DataError("--decay is not for exit records, whose scores include it already")
     if records.sequences_N is not None:
         check_job_of_tokens(job)
-    policy_of_score(records.score, {}, records.confidences)  # raises if the scores cannot be used
+    policy_of_records(records, {})  # raises if the scores cannot be used
     costs = measured_costs(job.latency, records)
     return CalibrationData(job=job, views=[records], facts=calibration_facts(job), costs=costs).card()
 

@@ -37,9 +37,10 @@ from optimizer.calibration.calibration_file import (
     CalibrationCard,
     beside_of,
     check_policy,
+    policy_of_records,
     records_of,
 )
-from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, policy_of_score, stock_plan
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, stock_plan
 from optimizer.plans.plan_file import ModelShape, Order, read_plan
 from optimizer.problems.entries import FileLengths, Latencies, latency_tables, with_rows
 from optimizer.problems.networks import with_slower_networks
@@ -58,7 +59,7 @@ from optimizer.problems.survival_file import FileThresholds, Recorded
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.planner import solve
-from profiles.networks import alone_of, decay_of, kept_of, measuring_of, survival_of, weights_of
+from profiles.networks import alone_of, kept_of, measuring_of, survival_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -199,7 +200,7 @@ class ServiceParts:
             if name == "recorded":
                 policy = PolicySpec(name=name, thresholds=thresholds, records=str(path))
             else:
-                policy = policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
+                policy = policy_of_records(records, thresholds)
         # A running service has the full model's answers for probes, but no labels: it cannot monitor a budget of harm.
         promised = calibration if calibration is not None and calibration.metric == "agreement" else None
         budget = promised.budget if promised is not None and document.budget is None else document.budget

@@ -91,9 +91,12 @@ class RecordsDocument(StrictDocument):
 
     def recorded(self, num_blocks: int, ramps: Sequence[int], base: Path) -> Recorded:
         """Returns the records and thresholds of a model; raises InputError with the path of the wrong value."""
-        if self.records is None and self.folder is None:
+        if self.folder is not None:
+            path = records_of(base / self.folder)
+        elif self.records is not None:
+            path = base / self.records
+        else:
             raise InputError("neither of records and folder are given; one of them is needed")
-        path = base / self.records if self.folder is None else records_of(base / self.folder)
         with within("records"):
             records = read_records(path)
             if records.num_blocks != num_blocks or not set(ramps) <= set(records.ramps):
