@@ -25,10 +25,9 @@ from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import calibrate
 from offramp.commands.doctor import check_target
 from offramp.commands.jobs import CalibrateJob
-from offramp.spec.application import application_settings
+from offramp.spec.application import checked_card
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.file import _parameter_bytes
-from optimizer.plans.plan import stock_plan
 from tests.earlyexit.foreign.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
 from tests.earlyexit.network.tokens import wire_of
 
@@ -99,4 +98,4 @@ def test_the_files_of_a_network_must_exist_and_count_as_memory(folder: Path, tmp
 def test_another_float_type_is_refused_before_a_replica_starts(folder: Path) -> None:
     document = ApplicationDocument.model_validate({"model": {"folder": str(folder), "dtype": "bfloat16"}})
     with pytest.raises(ModelFolderError, match="theirs: onnx models run in float32, not bfloat16"):
-        application_settings(document, stock_plan(3, batch=8))
+        checked_card(folder, document.model)
