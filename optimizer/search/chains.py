@@ -157,10 +157,6 @@ class ChainSearch:
     _best: MixedPlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
-    _best_of_types: list[Chain] = field(default_factory=list)
-    """The best chain of each accelerator type, which is a candidate of every master problem."""
-    _tried: frozenset[Chain] = frozenset()
-    """The candidates of the last master problem. Some of them alone make no better mixture."""
     _mixed_bound: float | None = None
     """Bound on the mixtures of the last master problem; None: unknown."""
 
@@ -194,13 +190,12 @@ class ChainSearch:
             self._improve(candidates)
             return True
         candidates += self._chains_by_types()
-        self._improve(self._best_of_types)
         self._improve(candidates)
         for _ in range(MAX_ROUNDS):
             before = self._best
             if before is None or self._is_proven(before):
                 break
-            self._improve([*candidates, *before.used, *self._replacements(before)])
+            self._improve(list(dict.fromkeys([*candidates, *before.used, *self._replacements(before)])))
             if self._best is not None and self._best.plan is before.plan:
                 break
         return False
@@ -222,9 +217,6 @@ class ChainSearch:
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
             chains = [] if is_whole else price_chains(part, limits)[1]
             chains += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C.astype(float)))
-            if len(names) == 1 and self.problem.required_per_s is None:
-                best = self._mixture(most_promising(chains, MAX_CHAINS), 1)
-                self._best_of_types += () if best is None else best.used
             priced += chains
         return priced
 
@@ -301,14 +293,10 @@ class ChainSearch:
 
     def _improve(self, candidates: Sequence[Chain]) -> None:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
-        most = self._demand.most_chains * MAX_CHAINS
-        several = candidates if len(candidates) <= most else most_promising(candidates, MAX_CHAINS)
-        tried = list(dict.fromkeys([*self._best_of_types, *several]))
-        if self._best is not None and self._tried.issuperset(tried):
-            return
-        self._tried = frozenset(tried)
+        if len(candidates) > self._demand.most_chains * MAX_CHAINS:
+            candidates = most_promising(candidates, MAX_CHAINS)
         for most_chains in sorted({1, self._demand.most_chains}):  # exit records may prefer a plan of a single chain
-            mixture = self._mixture(tried, most_chains)
+            mixture = self._mixture(candidates, most_chains)
             if mixture is None:
                 continue
             self._others.append(mixture.plan)
