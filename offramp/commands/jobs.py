@@ -428,12 +428,8 @@ class CalibrateJob(Job):
         """Smallest number of rows that leaves enough test rows and at least one design row."""
         from optimizer.calibration.thresholds import design_rows
 
-        num_tested = self.guarantee.least_inputs
-        for num_rows in count(num_tested + 1):
-            num_design = design_rows(num_rows, self.guarantee, DESIGN_SHARE)
-            if num_design >= 1 and num_rows - num_design >= num_tested:
-                return num_rows
-        raise AssertionError("unreachable")
+        guarantee, num_tested = self.guarantee, self.guarantee.least_inputs
+        return next(n for n in count(num_tested + 1) if 1 <= design_rows(n, guarantee, DESIGN_SHARE) <= n - num_tested)
 
     @property
     def guarantee_text(self) -> str:
