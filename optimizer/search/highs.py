@@ -39,24 +39,24 @@ class Program:
     """A linear or mixed-integer program that is built from blocks of variables and of rows."""
 
     def __init__(self) -> None:
-        self._cost: list[FloatArray] = []
-        self._most: list[FloatArray] = []
-        self._integers: list[IntArray] = []
-        self._lower: list[FloatArray] = []
-        self._upper: list[FloatArray] = []
-        self._terms: list[tuple[IntArray, IntArray, FloatArray]] = []
-        """Row, variable and value of the nonzeros of each matrix."""
-        self._num_variables = self._num_rows = 0
+        from highspy import Highs
+
+        self._model = Highs()  # type: ignore[no-untyped-call]  # its constructor has no annotations
+        self._model.setOptionValue("output_flag", False)
+        self._model.setOptionValue("threads", 1)  # the planner may run beside a service
+        self._model.setOptionValue("mip_rel_gap", INTEGER_GAP)
+        self._has_integers = False
 
     def variables(
         self, count: int, *, cost: Numbers = 0.0, most: Numbers = math.inf, is_integer: bool = False
     ) -> IntArray:
         """Adds variables between 0 and `most`, and returns their indices."""
-        added = np.arange(self._num_variables, self._num_variables + count)
-        self._num_variables += count
-        self._cost.append(np.full(count, cost, dtype=float))
-        self._most.append(np.full(count, most, dtype=float))
-        self._integers.append(added if is_integer else added[:0])
+        added, none = np.arange(count) + self._model.getNumCol(), np.zeros(0, dtype=np.int64)
+        limits = np.zeros(count), np.full(count, most, dtype=float)
+        self._model.addCols(count, np.full(count, cost, dtype=float), *limits, 0, none, none, np.zeros(0))
+        if is_integer:
+            self._has_integers = True
+            self._model.changeColsIntegrality(count, added, np.ones(count, dtype=np.uint8))
         return added
 
     def rows(
@@ -66,14 +66,12 @@ class Program:
 
         The matrices have a row for each new row, and a column for each of their variables. A vector is a single row.
         """
-        for matrix, variables in terms:
-            values = np.atleast_2d(matrix)
-            row_T, column_T = np.nonzero(values)
-            self._terms.append((self._num_rows + row_T, np.asarray(variables)[column_T], values[row_T, column_T]))
-        added = np.arange(self._num_rows, self._num_rows + len(values))
-        self._num_rows += len(added)
-        self._lower.append(np.full(len(added), lower, dtype=float))
-        self._upper.append(np.full(len(added), upper, dtype=float))
+        values = np.hstack([np.atleast_2d(matrix) for matrix, _ in terms])
+        row_T, column_T = np.nonzero(values)
+        added = np.arange(len(values)) + self._model.getNumRow()
+        limits = np.full(len(values), lower, dtype=float), np.full(len(values), upper, dtype=float)
+        starts, variable_T = np.searchsorted(row_T, np.arange(len(values))), np.concatenate([each for _, each in terms])
+        self._model.addRows(len(values), *limits, len(row_T), starts, variable_T[column_T], values[row_T, column_T])
         return added
 
     def minimum(self, seconds: float = math.inf) -> Solution | None:
@@ -82,36 +80,17 @@ class Program:
         Raises TimeoutError if none was found in `seconds` or, rarely, because numbers of too different magnitude defeat
         the solver.
         """
-        from highspy import Highs, HighsLp, HighsModelStatus, HighsVarType, MatrixFormat
+        from highspy import HighsModelStatus
 
-        row_T, variable_T, value_T = (np.concatenate(parts) for parts in zip(*self._terms, strict=True))
-        order_T, integers = np.argsort(row_T, kind="stable"), np.concatenate(self._integers)
-        program = HighsLp()
-        program.num_col_, program.num_row_ = self._num_variables, self._num_rows
-        program.col_cost_, program.col_lower_ = np.concatenate(self._cost), np.zeros(self._num_variables)
-        program.col_upper_ = np.concatenate(self._most)
-        program.row_lower_, program.row_upper_ = np.concatenate(self._lower), np.concatenate(self._upper)
-        program.a_matrix_.format_ = MatrixFormat.kRowwise
-        program.a_matrix_.start_ = np.searchsorted(row_T[order_T], np.arange(self._num_rows + 1))
-        program.a_matrix_.index_, program.a_matrix_.value_ = variable_T[order_T], value_T[order_T]
-        if len(integers):
-            kinds = [HighsVarType.kContinuous] * self._num_variables
-            for variable in integers:
-                kinds[variable] = HighsVarType.kInteger
-            program.integrality_ = kinds
-        model = Highs()  # type: ignore[no-untyped-call]  # its constructor has no annotations
-        model.setOptionValue("output_flag", False)
-        model.setOptionValue("threads", 1)  # the planner may run beside a service
-        model.setOptionValue("mip_rel_gap", INTEGER_GAP)
+        model = self._model
         model.setOptionValue("time_limit", seconds)
-        if not len(integers) and self._num_variables < FEW_VARIABLES:
+        if not self._has_integers and model.getNumCol() < FEW_VARIABLES:
             model.setOptionValue("presolve", "off")
-        model.passModel(program)
         model.run()
         status, info, found = model.getModelStatus(), model.getInfo(), model.getSolution()
         if status == HighsModelStatus.kInfeasible:
             return None
-        if not found.value_valid or (not len(integers) and status != HighsModelStatus.kOptimal):
+        if not found.value_valid or (not self._has_integers and status != HighsModelStatus.kOptimal):
             raise TimeoutError(f"HiGHS found no solution in {seconds:g} s: {model.modelStatusToString(status)}")
         return Solution(
             values=np.array(found.col_value),
