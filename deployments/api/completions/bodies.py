@@ -132,8 +132,6 @@ class _PromptBody(SamplingBody):
         """Returns the sequence to generate; raises InputError."""
         self.check_supported()
         tokens, sampling = self.prompt_tokens(codec, vocab_size), self.sampling
-        if not tokens:
-            raise InputError("the prompt is empty; at least one token is needed", param=self.source)
         max_tokens = sampling.max_tokens or min(self.defaults["max_tokens"], codec.max_length - 1)
         if max_tokens >= codec.max_length:
             raise ContextLengthError(

@@ -24,7 +24,7 @@ from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.operations import parse_body
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
-from earlyexit.errors import ContextLengthError, OfframpError
+from earlyexit.errors import InputError, OfframpError
 from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
@@ -289,8 +289,8 @@ class GenerateRoutes:
         body, sequence = await asyncio.to_thread(parse, content) if is_long else parse(content)
         try:
             stream = await self._backend.generate(sequence)
-        except ContextLengthError as error:
-            error.param = body.source
+        except InputError as error:  # of the prompt, unless it names another field
+            error.param = error.param or body.source
             raise
         writer = self._writer(body, stream.num_prompt, request.id)
         try:
