@@ -27,7 +27,7 @@ from optimizer.live.tuning.tuners import TUNERS
 from optimizer.plans.plan import PlacedPlan, Stage
 from optimizer.problems.networks import Used, network_sets, ramps_of, survival_with
 from optimizer.problems.problem import PlanProblem, Reach, device_names
-from optimizer.problems.tokens import full_inputs, most_tokens
+from optimizer.problems.tokens import most_tokens
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
 from profiles.stream import ExitStream, Observations, StreamShape
@@ -387,7 +387,8 @@ class Tuning:
 
         Exits shrink the batches of the first split.
         """
-        entry = first.device, full_inputs(self._problem.latency[first.device], first.splits[0])
+        split, length = first.splits[0], self._problem.latency[first.device].length or 1
+        entry = first.device, split.batch if split.tokens is None else max(1, split.tokens // length)
         if entry != self._entry:
             self._entry = entry
             self._set_batching()

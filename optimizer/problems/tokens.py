@@ -92,11 +92,6 @@ def most_tokens(table: LatencyTable) -> int:
     return table.batches[-1] * (table.length or 1)
 
 
-def full_inputs(table: LatencyTable, split: Split) -> int:
-    """Returns the inputs in a full batch of a split, if they have the table's length."""
-    return split.batch if split.tokens is None else max(1, split.tokens // (table.length or 1))
-
-
 def _lengths(problem: PlanProblem) -> Lengths:
     assert problem.lengths is not None, "without lengths batches are counted in inputs"
     return problem.lengths

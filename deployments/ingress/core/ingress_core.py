@@ -220,7 +220,6 @@ class IngressCore(Unanswered):
         chain. Probes have calls of their own. Inputs whose layout the current plan does not have are lost.
         """
         holder: object = ASIDE if before is None else before
-        can_observe = self.observations.can_observe(self.placed.plan.policy)
         groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[Chain, list[int]]] = {}
         displaced = []
         for row, each in enumerate(inputs):
@@ -234,7 +233,8 @@ class IngressCore(Unanswered):
             if chain is None:
                 displaced.append(each)
                 continue
-            slot, is_probe = chain.at(block).slot, bool(placement.is_probe) and can_observe
+            slot = chain.at(block).slot
+            is_probe = bool(placement.is_probe) and self.observations.can_observe(self.placed.plan.policy)
             key = is_probe, slot, placement.keepers.get(slot, placement.excluded)
             groups.setdefault(key, (chain, []))[1].append(row)
         actions: Actions = []
