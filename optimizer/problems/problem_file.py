@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.queue import DEFAULT, OrderSpec
@@ -121,28 +122,23 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
     """Returns plain data that `parse_problem` reads, with all numbers written out."""
     slo, generation, usd_per_hour = problem.slo, problem.generation, problem.budget_usd_per_hour
     survival_of, needs_length = (problem.survival_of or {}).items(), bool(problem.lengths or generation)
+    same = {name: value for name in IN_BOTH if (value := getattr(problem, name)) not in (None, (), 0.0)}
     document: dict[str, Any] = {
+        **to_jsonable_python(same),
         "schema_version": 1,
         "blocks": problem.num_blocks,
         "ramps": list(problem.ramps),
         "survival": list(problem.survival_N),
         "latency": {device: table.document(as_measured=needs_length) for device, table in problem.latency.items()},
-        "devices": {device: asdict(supply) for device, supply in problem.devices.items()},
-        "link": asdict(problem.link),
         "bytes_per_sample": list(problem.bytes_per_sample_N),
         "slo": asdict(slo) if generation is None else None,
         "objective": {name: value for name, value in asdict(problem.objective).items() if value is not None},
         "budget": None if usd_per_hour is None else {"usd_per_hour": usd_per_hour},
-        "most_chains": problem.most_chains if problem.most_chains > 1 else None,
         "batches": problem.batches and BatchesDocument.of(problem.batches).model_dump(exclude_none=True),
         "lengths": problem.lengths and lengths_document(problem.lengths),
         "stayers_length": problem.stayers_length_N and list(problem.stayers_length_N),
         "generation": generation and _generation_document(generation, slo),
-        "networks": list(problem.networks) or None,
         "survival_of": [{"networks": [*used], "survival": [*share_N]} for used, share_N in survival_of] or None,
-        "crossing_s": problem.crossing_s or None,
-        "network_tokens": list(problem.network_tokens) or None,
-        "crossing_tokens": list(problem.crossing_tokens) or None,
     }
     return {name: value for name, value in document.items() if value is not None}
 
