@@ -36,7 +36,7 @@ def records() -> ExitRecords:
         num_blocks=4,
         ramps=RAMPS,
         sample_ids=tuple(map(str, range(4000))),
-        scores_NR=np.column_stack([np.zeros(4000), score_N, score_N]).astype(np.float32),
+        scores_NR=np.column_stack([np.full(4000, 0.01), score_N, score_N]).astype(np.float32),
     )
 
 
