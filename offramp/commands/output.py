@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from deployments.startup.sitecustomize import PR_SET_PDEATHSIG
 from earlyexit.errors import InputError, OfframpError
 from offramp import installed_version
 
@@ -115,6 +114,7 @@ def _bars(*columns: ProgressColumn, **options: Any) -> Progress:
 
 
 Result = TypeVar("Result")
+PR_SET_PDEATHSIG = 1  # option of prctl(2)
 
 
 def make_table(
