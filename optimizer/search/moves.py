@@ -165,6 +165,7 @@ def build_graph(
     int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
     order_M = np.lexsort((-np.arange(len(int_MI)), int_MI[:, 0], int_MI[:, 1]))
+    # The columns of `_moves_of_device` are in the order of the fields of `MoveArrays`.
     from_M, to_M, *others = (column_M[order_M] for column_M in (*int_MI.T, *float_MF.T))
     first_in_P = np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1))
     pooled_M = np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64)
