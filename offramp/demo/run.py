@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,8 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
             train(job, learn, folder, progress=progress)
         calibrate(folder, validate, CalibrateJob(budget=BUDGET, seed=SEED, source=source))
     calibration = read_calibration(folder)
+    order = Random(SEED).sample(range(len(test)), len(test))  # files are often sorted by label, but requests are not
+    test = test.select(order)
     expected = Recorded(records=record_exits(folder, test, calibration), thresholds=calibration.thresholds)
     return Prepared(folder=folder, test=test, calibration=calibration, expected=expected)
 
