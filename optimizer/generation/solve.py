@@ -7,6 +7,7 @@ plan found is taken. The gap bounds how far it may be from the optimum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     figures = evaluate(problem, first.stages)
     if not violations(problem, first.stages, figures):
         return first
-    parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())))
+    parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())), *_smaller_stages(problem, space))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
     decisions = [each for part in parts for each in _limited(relaxed, part, limits, solve_exactly)]
     plans = dict.fromkeys(
@@ -56,6 +57,15 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return NoPlan(strategy=space.strategy, binding=broken[-1])
     best = max(kept, key=lambda plan: merit(problem, plan.figures))
     return Found(plans=(best, *kept), bound=first.bound).planned(problem, space.strategy)
+
+
+def _smaller_stages(problem: PlanProblem, space: Space) -> Iterator[Space]:
+    """Yields spaces with stages of fewer blocks: their weights leave more memory for keys and values."""
+    if generation_of(problem).kv is not None and space.several_stages:
+        num_devices = sum(supply.count for supply in problem.devices.values())
+        numbers = range(2, min(num_devices, problem.num_blocks) + 1)
+        for most in dict.fromkeys(math.ceil(problem.num_blocks / number) for number in numbers):
+            yield replace(space, splits_per_stage=False, most_blocks=most)
 
 
 def _limited(

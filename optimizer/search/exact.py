@@ -237,6 +237,7 @@ def search_exactly(
     for part, batch in parts_of(problem, space):
         if graph is None or graph.problem is not part:
             graph = build_graph(part, space.ramps, nodes=nodes, every_batch=space.one_batch)
+            graph = graph.with_most_blocks(space.most_blocks)
         known = [each.value(problem) for each in founds if each.plans]
         known += [] if incumbent is None else [incumbent]
         search = ExactSearch(

@@ -93,6 +93,11 @@ class Graph:
         """Returns the graph with the splits of one batch size; None: all splits."""
         return self if batch is None else self.only(self.moves.batch_M == batch)
 
+    def with_most_blocks(self, most: int | None) -> Graph:
+        """Returns the graph with the splits of at most this number of blocks; None: all splits."""
+        block_P = self.nodes.block_P
+        return self if most is None else self.only(block_P[self.moves.to_M] - block_P[self.moves.from_M] <= most)
+
     def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
         """Returns the graph with a subset of the splits."""
         first_in_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_in_P]

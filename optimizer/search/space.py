@@ -26,6 +26,8 @@ class Space:
     splits_per_stage: bool = True
     """Whether a stage may have several splits."""
     several_stages: bool = True
+    most_blocks: int | None = None
+    """Largest number of blocks of a split, for an exact search. None: no limit."""
     one_batch: bool = False
     """Whether all splits have the same batch size."""
     most_chains: int = 3

@@ -286,6 +286,14 @@ def test_promises_of_memory_and_first_tokens_are_kept_or_reported() -> None:
         assert no_plan_text(none, refused(none)).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
 
 
+def test_a_model_that_is_too_large_for_one_accelerator_is_planned_in_stages() -> None:
+    kv = KvMemory(bytes_per_token=1.0, memory_bytes={"gpu": 900.0}, weights_bytes=1000.0)
+    problem = asking(two_blocks(count=2), kv=kv)
+    found, best = planned(problem), max(figures.rate_per_s for _, figures in every_plan(problem, "best"))
+    assert [stage.end - stage.first for stage in found.stages] == [1, 1]
+    assert found.figures.rate_per_s == pytest.approx(best)
+
+
 def test_figures_of_sequences_follow_littles_law() -> None:
     problem = with_memory(5000.0 + 700 * 100.5)
     stages = planned(problem).stages
