@@ -92,6 +92,19 @@ def test_among_equal_plans_the_one_with_fewer_networks_is_selected() -> None:
     assert [split.first for stage in found.stages for split in stage.splits] == [1]
 
 
+def test_a_set_of_networks_that_keeps_the_share_in_time_is_preferred_to_a_cheaper_one() -> None:
+    """Both networks wait 31 ms and take 27 ms of 58.5: on two devices, their queues do not fit. The large one's do."""
+    problem = two_networks(
+        devices={"cpu": Supply(count=3, usd_per_hour=3.0)},
+        slo=Slo(latency_s=0.0585, slack=0.0),
+        objective=MinimizeCost(rate_per_s=390, in_time=0.99),
+    )
+    found = planned(problem)
+    assert violations(problem, found.stages, found.figures) == []
+    assert [(stage.replicas, stage.first) for stage in found.stages] == [(3, 1)]
+    assert planned(replace(problem, objective=MinimizeCost(rate_per_s=390))).figures.usd_per_hour == 6
+
+
 def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
     table = LatencyTable(
         batches=(2, 4),
