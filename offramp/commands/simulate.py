@@ -307,7 +307,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     source = f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
     fields, description, inputs = draw_inputs(job, file, plan, thresholds)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
-        predicted = evaluate(file.problem, plan.stages)
+        predicted = evaluate(file.problem, plan.stages, shares=plan.shares)
         scenario = Scenario(
             problem=file.problem,
             plan=plan,

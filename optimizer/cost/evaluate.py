@@ -121,7 +121,7 @@ def evaluate(
     """Returns the figures of a plan; raises PlanError if the plan does not fit the problem.
 
     `stages` holds the stages of all chains, one chain after the other. `shares` holds each chain's share of the rate;
-    by default, shares are proportional to the highest rates of the chains.
+    by default, those of `_default_shares`.
 
     `reach` replaces the nested survival, for example by the survival of joint exit records. With recorded batches, both
     survival and seconds are theirs; a split that fewer inputs than a batch reach is scored on its mean batch. If inputs
@@ -155,9 +155,7 @@ def _evaluate_parallel(
 ) -> Evaluation:
     """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
     alone = [evaluate(problem, chain, reach) for chain in chains]
-    total_per_s = sum(each.rate_per_s for each in alone)
-    if not shares:
-        shares = [each.rate_per_s / total_per_s for each in alone]
+    shares = shares or _default_shares(problem, alone)
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
     if problem.required_per_s is not None:
         alone = [
@@ -180,6 +178,28 @@ def _evaluate_parallel(
         stages=tuple(stage for each in alone for stage in each.stages),
         shares=tuple(shares),
     )
+
+
+def _default_shares(problem: PlanProblem, alone: Sequence[Evaluation]) -> Sequence[float]:
+    """Returns shares with which all chains are equally busy.
+
+    If the batches of a chain would then fill too slowly for the SLO, every chain gets the rate from which its batches
+    fill in time, and an equal part of its rate above that, as in `optimizer.search.master`.
+    """
+    required_per_s, total_per_s = problem.required_per_s, sum(each.rate_per_s for each in alone)
+    equal = [each.rate_per_s / total_per_s for each in alone]
+    if required_per_s is None:
+        return equal
+    least = []
+    for each in alone:
+        wait_s = sum(split.wait_s for split in each.splits)
+        room_s = problem.slo.limit_s - (each.latency_s - wait_s)
+        least.append(_ratio(wait_s * required_per_s, room_s))
+    part = _ratio(required_per_s - sum(least), total_per_s - sum(least))
+    is_in_time = all(share * required_per_s >= rate for share, rate in zip(equal, least, strict=True))
+    if is_in_time or not 0 <= part <= 1:
+        return equal
+    return [(rate + part * (each.rate_per_s - rate)) / required_per_s for rate, each in zip(least, alone, strict=True)]
 
 
 def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | RecordedBatches | None) -> Evaluation:

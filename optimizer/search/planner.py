@@ -199,7 +199,7 @@ def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
     return replace(
         decision,
         stages=stages,
-        figures=evaluate(problem, stages),
+        figures=evaluate(problem, stages, shares=decision.figures.shares),
         bound=decision.bound / lengths.mean if is_rate else decision.bound,
         candidates=tuple(with_budgets(problem, each) for each in decision.candidates),
     )

@@ -131,6 +131,15 @@ def test_inputs_are_run_in_the_requested_order(problem: Path, plan: Path, tmp_pa
         assert found["simulated"]["answered"] == 100
 
 
+def test_a_chain_with_a_large_share_limits_the_predicted_rate(problem: Path, plan: Path, capsys: Captured) -> None:
+    """Each chain does 2000/s. The first one serves four fifths of the inputs, so that the plan does 2500/s."""
+    written(problem, PROBLEM.replace("count: 1", "count: 2"))
+    stages = "stages: [{device: V100, replicas: 1, splits: [{first: 0, end: 2, batch: 4}]}]"
+    written(plan, f"chains:\n- {{share: 0.8, {stages}}}\n- {{share: 0.2, {stages}}}\n")
+    found = played(capsys, problem, "--plan", plan)
+    assert found["predicted"]["rate_per_s"] == pytest.approx(2500)
+
+
 def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
     """Of 4 blocks with ramps after 0 to 2; answers alternate, so no ramp repeats the one before it."""
     text = PROBLEM.replace("blocks: 2", "blocks: 4").replace("[0]", "[0, 1, 2]").replace("[1.0, 0.5]", "[1, 1, 1, 1]")
