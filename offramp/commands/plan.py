@@ -202,8 +202,10 @@ def answer(
         print("compiling the planner, once on this machine: up to a minute", file=sys.stderr, flush=True)
     problem, rescoring = file.problem, None
     compared = strategies_for(problem) if compared is None else compared
-    decisions = {each: solve(problem, each) for each in dict.fromkeys((*compared, strategy))}
+    decisions = {each: _solved(solve, problem, each) for each in dict.fromkeys((*compared, strategy))}
     decision = decisions[strategy]
+    if isinstance(decision, PlanError):
+        raise decision
     if isinstance(decision, NoPlan):
         decision = replace(decision, more=more_devices(problem, strategy))
     else:
@@ -308,11 +310,22 @@ def serving_plan(answer: PlanAnswer, threshold: float | None = None) -> Plan:
     return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
 
 
+def _solved(solve: Solve, problem: PlanProblem, strategy: Strategy) -> Decision | PlanError:
+    """Returns a strategy's decision, or the error of a search that neither found a plan nor proved that none exists."""
+    try:
+        return solve(problem, strategy)
+    except PlanError as error:
+        return error
+
+
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[dict[str, Any]]:
     """Yields the result for each value of an axis as JSON data: the value, and the decisions of all strategies."""
     device = {} if axis.device is None else {"device": axis.device}
     for value, variant in zip(axis.values, variants(problem, axis), strict=True):
-        decisions = {strategy: solve(variant, strategy) for strategy in strategies_for(variant)}
+        decisions = {strategy: _solved(solve, variant, strategy) for strategy in strategies_for(variant)}
+        errors = [each for each in decisions.values() if isinstance(each, PlanError)]
+        if len(errors) == len(decisions):
+            raise errors[0]
         strategies = {name: _decision(problem, each) for name, each in decisions.items()}
         yield {**device, axis.name: value, "strategies": strategies}
 
@@ -338,7 +351,9 @@ def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
     }
 
 
-def _decision(problem: PlanProblem, decision: Decision) -> dict[str, Any]:
+def _decision(problem: PlanProblem, decision: Decision | PlanError) -> dict[str, Any]:
+    if isinstance(decision, PlanError):
+        return {"no_plan": {"binding": None, "message": str(decision)}}
     if isinstance(decision, NoPlan):
         return {"no_plan": _no_plan_document(decision)}
     batches = batches_document(decision.stages)
@@ -571,7 +586,8 @@ def _decision_cells(problem: PlanProblem, found: Mapping[str, Any]) -> dict[str,
     """Returns cells for the JSON data of a decision, by the titles of their columns."""
     no_plan = found.get("no_plan")
     if no_plan is not None:
-        cells = {"rate /s": "no plan", "latency ms": f"{no_plan['binding']} binds", "USD/h": "-"}
+        why = f"{no_plan['binding']} binds" if no_plan["binding"] else "none found"
+        cells = {"rate /s": "no plan", "latency ms": why, "USD/h": "-"}
     else:
         rate, latency = _rate(found["rate_per_s"]), milliseconds(found["latency_s"])
         cells = {"rate /s": rate, "latency ms": latency, "USD/h": f"{found['usd_per_hour']:.2f}"}

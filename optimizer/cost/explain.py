@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import pairwise
 from typing import Literal
 
-from optimizer.cost.evaluate import Evaluation, milliseconds, objective_value
+from optimizer.cost.evaluate import TOLERANCE, Evaluation, milliseconds, objective_value
 from optimizer.generation.steps import generation_of
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import subproblem_of, survival_with
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
-from optimizer.search.decision import Decision, NoPlan, Planned
+from optimizer.search.decision import NoPlan, Planned
 
 AT_ITS_LIMIT = 0.02
 """A latency this close to its limit is reported as a bottleneck. Batch sizes are discrete, so few plans reach it."""
@@ -108,10 +109,10 @@ def _budget_limit(problem: PlanProblem, stages: Sequence[Stage], figures: Evalua
         yield Bottleneck(kind="budget", text=text)
 
 
-def times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
+def times_better(problem: PlanProblem, best: object, other: object) -> float | None:
     """Returns the factor by which `best` has the higher rate, or the lower cost or mean answer time.
 
-    Returns None if either has no plan or costs nothing.
+    Returns None if either is no plan or costs nothing.
     """
     if not isinstance(best, Planned) or not isinstance(other, Planned):
         return None
@@ -125,12 +126,19 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
     """Returns which limit cannot be kept, and which values of the limits can."""
     remedies = []
     if decision.nearest_slo_s is not None:
-        remedies.append(f"the nearest SLO that would do is {milliseconds(decision.nearest_slo_s)}")
+        nearest_ms = _rounded(decision.nearest_slo_s * 1e3 * (1 - TOLERANCE / 2), 4, ROUND_CEILING)
+        remedies.append(f"the nearest SLO that would do is {nearest_ms} ms")
     if decision.highest_rate_per_s is not None:
-        remedies.append(f"the highest rate that would do is {decision.highest_rate_per_s:.6g}/s")
+        highest = _rounded(decision.highest_rate_per_s * (1 + TOLERANCE / 2), 6, ROUND_FLOOR)
+        remedies.append(f"the highest rate that would do is {highest}/s")
     if decision.more is not None:
         remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
     return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or ["no other SLO or rate would do"])])
+
+
+def _rounded(number: float, digits: int, rounding: str) -> str:
+    """Returns a number with few digits, rounded in the direction in which the limit that it names has a plan."""
+    return f"{float(Context(prec=digits, rounding=rounding).create_decimal(number)):.{digits}g}"
 
 
 def _binding_text(problem: PlanProblem, decision: NoPlan) -> str:

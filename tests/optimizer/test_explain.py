@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import parse_problem
 from optimizer.search.decision import Binding, NoPlan, Planned, Strategy
+from optimizer.search.planner import solve
+from tests.optimizer.answers import refused
 from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 PROBLEM = parse_problem(DOCUMENT).problem
@@ -110,6 +113,16 @@ def test_too_few_devices_and_a_too_small_budget_are_reported_with_a_feasible_rat
     assert no_plan_text(asked, decision) == f"no plan: {said}"
     more = "the rate needs at least 2 more V100"
     assert no_plan_text(asked, replace(decision, more=("V100", 2))) == f"no plan: {said}; {more}"
+
+
+def test_the_limits_that_would_do_are_rounded_to_limits_that_do() -> None:
+    slower = replace(PROBLEM, latency={"V100": PROBLEM.latency["V100"].times(1.00031)})
+    tight, fast = replace(slower, slo=Slo(latency_s=0.001)), replace(slower, objective=MinimizeCost(rate_per_s=1e5))
+    [slo] = re.findall("nearest SLO that would do is (.*) ms", no_plan_text(tight, refused(tight)))
+    [rate] = re.findall("highest rate that would do is (.*)/s", no_plan_text(fast, refused(fast)))
+    assert isinstance(solve(replace(tight, slo=Slo(latency_s=float(slo) / 1e3))), Planned)
+    assert isinstance(solve(fast.with_rate(float(rate))), Planned)
+    assert float(slo) == pytest.approx(1e3 * 2.5e-3 * 1.00031 / 0.8, rel=0.01)
 
 
 def test_the_share_of_inputs_that_each_network_answers_is_reported() -> None:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.model import ChainNetwork
 from earlyexit.policies.ensemble import EnsemblePolicy
@@ -171,6 +171,24 @@ def test_strategies_are_compared_with_nested_survival_although_the_records_prefe
     assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
     assert [each["times_better"] for each in found.baselines.values()] == pytest.approx([12_000 / 8000] * 4)
     assert "All figures are for nested survival" in tables_of(found)
+
+
+def test_a_strategy_whose_search_proves_nothing_does_not_hide_the_plans_of_the_others() -> None:
+    def solve_some(problem: PlanProblem, strategy: Strategy) -> Decision:
+        if strategy == "e3":
+            raise PlanError("no plan was found, though there may be one: plans do at most 9000")
+        return solve(problem, strategy)
+
+    found = answer(FILE, "best", solve_some)
+    assert found.planned.figures.rate_per_s == pytest.approx(4000)
+    unknown = {"binding": None, "message": "no plan was found, though there may be one: plans do at most 9000"}
+    assert found.baselines["e3"] == {"no_plan": unknown, "times_better": None}
+    assert "none found" in tables_of(found)
+    by_slo = Axis(name="slo_s", values=(0.1,))
+    [row] = what_if(FILE.problem, by_slo, solve_some)
+    assert (row["strategies"]["e3"], row["strategies"]["best"]["rate_per_s"]) == ({"no_plan": unknown}, 4000)
+    with pytest.raises(PlanError, match="plans do at most 9000"):
+        answer(FILE, "e3", solve_some)
 
 
 def test_a_what_if_table_names_the_changed_quantity_and_the_objective() -> None:
