@@ -33,9 +33,9 @@ from profiles.table import LatencyTable
 class KvMemory(FromFile):
     """The memory for keys and values."""
 
-    bytes_per_token: Annotated[float, Field(gt=0, le=1e18)]
+    bytes_per_token: Annotated[float, Field(ge=1e-3, le=1e18)]
     """Keys and values of one token in all blocks: 2 x blocks x key/value heads x head size x bytes per number."""
-    memory_bytes: Annotated[Mapping[str, Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    memory_bytes: Annotated[Mapping[str, Annotated[float, Field(gt=0, le=1e18)]], Field(min_length=1)]
     """By accelerator type: memory of one accelerator for weights, keys and values."""
     weights_bytes: Annotated[float, Field(ge=0, le=1e18)] = 0.0
     """Weights of the whole model. A stage needs those of its blocks."""
