@@ -29,6 +29,8 @@ Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", 
 """The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
 SLO_RESOLUTION = 1e-3
 """Relative resolution of the nearest SLO if plans are found quickly."""
+SLO_MARGIN = 2e-6
+"""Relative margin above a plan's latency with which a search finds it again (`optimizer.search.master.MARGIN`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def nearest_slo_s(
     """
 
     def needed_s(latency_s: float, found: FeasiblePlan) -> float:
-        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
+        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack) * (1 + SLO_MARGIN))
 
     below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
     while above > below * (1 + resolution):

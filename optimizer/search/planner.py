@@ -28,8 +28,9 @@ from optimizer.search.decision import (
 from optimizer.search.exact import is_too_big, search_exactly
 from optimizer.search.in_time import solve_in_time
 from optimizer.search.pame import solve_pame
+from optimizer.search.relaxation import solve_relaxation
 from optimizer.search.soonest.solve import bound_soonest, solve_soonest
-from optimizer.search.space import SPACES, Space
+from optimizer.search.space import SPACES, Space, payable_names
 from optimizer.search.subsets import best_of_networks
 
 Search = Callable[[PlanProblem, Space], Found | None]
@@ -99,7 +100,16 @@ def _bound(problem: PlanProblem, space: Space) -> float | None:
         return bound / problem.lengths.mean if bound is not None and is_rate else bound
     if isinstance(problem.objective, MinimizeLatency):
         return bound_soonest(problem, space)
-    return bound_at_scale(problem, _without_useless_ramps(problem, space))
+    space = _without_useless_ramps(problem, space)
+    if not _may_have_several(problem, space):
+        return bound_at_scale(problem, space)
+    relaxation = solve_relaxation(problem, space, payable_names(problem)) if payable_names(problem) else None
+    return None if relaxation is None else relaxation.bound.value
+
+
+def _may_have_several(problem: PlanProblem, space: Space) -> bool:
+    """Returns whether a plan may have several chains."""
+    return min(problem.most_chains, space.most_chains) > 1 and not problem.networks
 
 
 def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> Decision:
@@ -114,7 +124,7 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
     if isinstance(problem.objective, MinimizeLatency):
         return solve_soonest(problem, space)
     space = _without_useless_ramps(problem, space)
-    if min(problem.most_chains, space.most_chains) > 1 and not problem.networks:
+    if _may_have_several(problem, space):
         found = _several_chains(problem, space)
         if problem.required_per_s is not None:
             searches = (search_chains,)  # it explains why there is no plan
@@ -179,7 +189,7 @@ def _most_possible(problem: PlanProblem, space: Space, bound: float) -> str:
     """Returns what is known about plans of which none was found."""
     if problem.required_per_s is None:
         return f"plans do at most {bound:.6g}"
-    if min(problem.most_chains, space.most_chains) > 1:
+    if _may_have_several(problem, space):
         fastest = search_chains(replace(problem, objective=MaximizeRate()), space)
         if fastest.plans:
             rate_per_s = fastest.plans[0].figures.rate_per_s

@@ -21,7 +21,7 @@ from optimizer.problems.problem_file import parse_problem, problem_document, rea
 from optimizer.problems.tokens import in_tokens, token_survival_N, with_budgets
 from optimizer.search.chains import SOLVED
 from optimizer.search.decision import Found, NoPlan, Planned, Strategy
-from optimizer.search.planner import solve
+from optimizer.search.planner import more_devices, solve
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
@@ -280,6 +280,26 @@ def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_de
     found = planned(problem)
     assert len(found.figures.shares) == 2
     assert found.gap < 0.1
+
+
+def test_refusals_count_the_accelerators_of_all_chains_and_name_an_slo_that_has_a_plan() -> None:
+    """An accelerator of either type does 2000/s."""
+    whole = table((4,), [[1.0], [1.0]], [[0.0]])
+    problem = plain_problem(
+        survival_N=(1.0, 1.0),
+        latency={"V100": whole, "T4": whole},
+        devices={"V100": Supply(count=1, usd_per_hour=1.0), "T4": Supply(count=1, usd_per_hour=5.0)},
+        objective=MinimizeCost(rate_per_s=6000),
+        most_chains=2,
+    )
+    assert refused(problem, "stock").highest_rate_per_s == pytest.approx(4000)
+    assert more_devices(problem, "stock") == ("V100", 1)
+    tight = replace(problem, objective=MinimizeCost(rate_per_s=3600), slo=Slo(latency_s=0.001))
+    nearest_s = refused(tight, "stock").nearest_slo_s
+    assert nearest_s is not None
+    assert planned(replace(tight, slo=Slo(latency_s=nearest_s)), "stock").figures.latency_s == pytest.approx(
+        0.004222, rel=1e-3
+    )
 
 
 def test_plans_of_several_chains_are_no_worse_than_the_best_of_one() -> None:
