@@ -312,7 +312,7 @@ class Ingress(BackgroundTasks):
 
     async def facts(self) -> VersionFacts:
         """Returns facts for the ingresses of other versions."""
-        agreement, tally = self._core.agreement, self.versions.tally
+        agreement, tally = self._core.observations.agreement, self.versions.tally
         return VersionFacts(card=self.card, version=self.version, agreement=agreement, tally=tally)
 
     def count_request(self, route: str, status: int) -> None:

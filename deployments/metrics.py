@@ -70,5 +70,4 @@ class LazyMetrics:
         return found
 
     def _create(self, kind: Any, name: str, description: str, labels: dict[str, str]) -> Any:
-        instrument = self.instruments[name] = kind(name, description, tuple(labels))
-        return instrument
+        return self.instruments.setdefault(name, kind(name, description, tuple(labels)))

@@ -231,7 +231,7 @@ class SimulatedFleet(Fleet):
                 device=replica.device,
                 epoch=replica.epoch,
                 waiting=replica.engine.num_waiting,
-                times=replica.engine.times_run,
+                times=replica.engine.times.runs(),
             )
             for replicas in self._service.running.values()
             for replica in replicas.values()

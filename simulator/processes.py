@@ -57,13 +57,9 @@ def by_call(members: Sequence[Input]) -> Sequence[tuple[SimulatedCall, Sequence[
             break
     else:
         return ((first, members),)
-    groups: dict[SimulatedCall, list[Input]] = {}
+    groups: dict[Any, list[Input]] = {}
     for member in members:
-        call: Any = member.origin
-        if call in groups:
-            groups[call].append(member)
-        else:
-            groups[call] = [member]
+        groups.setdefault(member.origin, []).append(member)
     return list(groups.items())
 
 
@@ -156,7 +152,8 @@ class SimulatedReplica:
         choice = self.engine.begin(self._events.time_s)
         while choice.dropped or choice.batch is not None:
             if choice.dropped:
-                self._lose(choice.dropped)
+                for call, members in by_call(choice.dropped):
+                    call.ingress.lose(call, members)
             if choice.batch is not None:
                 self._run(choice.batch)
             choice = self.engine.begin(self._events.time_s)
@@ -164,10 +161,6 @@ class SimulatedReplica:
         if choice.wake_s is not None and choice.wake_s != self._wakes_s:
             self._wakes_s = choice.wake_s
             self._events.at(max(choice.wake_s, self._events.time_s), ENDS, self._wake, choice.wake_s)
-
-    def _lose(self, dropped: Sequence[Input]) -> None:
-        for call, members in by_call(dropped):
-            call.ingress.lose(call, members)
 
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
@@ -186,12 +179,14 @@ class SimulatedReplica:
         split, started_s, stays = batch.split, batch.started_s, batch.stays
         work = self.works.of(split)
         exits, last, going_on = work.part(batch)
-        inside, at, before_s, first_s = work.size_of(batch.members), 0, 0.0, None
+        inside = work.size_of(batch.members)
         until_s = work.until_s(inside, self._problem.ramps if batch.probe else None)
+        num_done, before_s = 0, 0.0  # the blocks that ran before the batch last shrank, and their seconds
+        first_s = None
         at_end = [] if last is None else [last]
         for ramp, leaving in exits:
             end = ramp + 1 - split.first
-            took_s = before_s + (until_s[end] - until_s[at])
+            took_s = before_s + (until_s[end] - until_s[num_done])
             if work.is_late and not stays:
                 at_end.append((ramp, leaving))
             else:
@@ -199,12 +194,13 @@ class SimulatedReplica:
                 answer = self._answer_early if stays else self._release
                 self._events.at(started_s + took_s, ENDS, answer, (ramp, leaving))
             if not stays:
-                at, before_s, inside = end, took_s, inside - work.size_of(leaving)
+                num_done, before_s = end, took_s
+                inside -= work.size_of(leaving)
                 until_s = work.until_s(inside)
         end = (split.end if last is None else last[0] + 1) - split.first
         num_waiting = sum(len(leaving) for _, leaving in at_end) if work.is_late else 0
-        took_s = before_s + (until_s[end] - until_s[at]) + work.end_s(inside if going_on else None, num_waiting)
-        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, at_end, going_on))
+        took_s = before_s + (until_s[end] - until_s[num_done]) + work.end_s(inside if going_on else None, num_waiting)
+        self._events.at(started_s + took_s, ENDS, self._end, Ended(batch, work, first_s, took_s, at_end, going_on))
 
     def _exit(self, batch: Batch[PendingInput], leaving: Exit) -> None:
         if batch.stays:

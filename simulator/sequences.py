@@ -49,7 +49,7 @@ class GeneratingIngress(SimulatedIngress):
         self.ended_s = 0.0
         """When the last sequence ended."""
         number = len(scenario.arrivals_s)
-        self.said = array("i", [0]) * number
+        self.num_tokens = array("i", [0]) * number
         """The generated tokens of each sequence, by its index."""
         self.ttft_s, self.tpot_s = array("d", [math.nan]) * number, array("d", [math.nan]) * number
         """By sequence index; NaN without a first or second token."""
@@ -77,7 +77,7 @@ class GeneratingIngress(SimulatedIngress):
         number, now_s = self._step_number, self._events.time_s
         try:
             deadline_s = state.waiting_since_s + self._lengths.timeout_s
-            state.begin_step()
+            state.placement.yields_token = state.sequence.yields_token
             step = PendingInput(number, now_s, deadline_s, state.sequence.step(), placement=state.placement)
             self.core.submit((step,), now_s)
         except OfframpError as error:
@@ -110,13 +110,10 @@ class GeneratingIngress(SimulatedIngress):
             if state.sequence.is_whole:
                 self._end_sequence(state, "length")
             else:
-                self._step_soon(state)
-
-    def _step_soon(self, state: GenerationState[SimulatedSequence]) -> None:
-        """Schedules the next step for the end of this moment, so that steps are sent together (as live ones are)."""
-        self._due.append(state)
-        if len(self._due) == 1:
-            self._events.at(self._events.time_s, WAKES, self._step_all, self._due)
+                # Its next step is sent at the end of this moment, so that steps are sent together, as live ones are.
+                self._due.append(state)
+                if len(self._due) == 1:
+                    self._events.at(self._events.time_s, WAKES, self._step_all, self._due)
 
     def _step_all(self, states: list[GenerationState[SimulatedSequence]]) -> None:
         if states is self._due:
@@ -140,5 +137,6 @@ class GeneratingIngress(SimulatedIngress):
 
     def _end_sequence(self, state: GenerationState[SimulatedSequence], reason: str) -> None:
         self.loop.end(state, reason)
-        self.ended_s, index = self._events.time_s, state.sequence.index
-        self.said[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s
+        self.ended_s = self._events.time_s
+        index = state.sequence.index
+        self.num_tokens[index], self.ttft_s[index], self.tpot_s[index] = state.num_tokens, state.ttft_s, state.tpot_s

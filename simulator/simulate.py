@@ -44,10 +44,10 @@ def booted(scenario: Scenario) -> SimulatedService:
 
 def play(service: SimulatedService, *, progress: Progress | None = None) -> Outcome:
     """Runs all requests of a service to their end."""
-    interrupted, was_enabled = False, gc.isenabled()
     events, arrivals_s, ingresses = service.events, service.scenario.arrivals_s, service.ingresses
     is_simple = len(ingresses) == 1 and service.scenario.inputs_per_request == 1
     arrive = ingresses[0].arrive if is_simple else service.arrive
+    interrupted, was_enabled = False, gc.isenabled()
     gc.disable()  # collections would take a third of the time, and a simulation creates no reference cycles
     try:
         for first in range(0, len(arrivals_s), CHUNK):
@@ -129,7 +129,7 @@ class PlayedSequences:
 
     ended_s: float
     """When the last token came."""
-    said_K: IntArray
+    tokens_K: IntArray
     """The tokens of each sequence."""
     ttft_s_K: FloatArray
     """NaN for sequences without a token."""
@@ -144,7 +144,7 @@ class PlayedSequences:
 
     @property
     def tokens_per_s(self) -> float:
-        return float(self.said_K.sum()) / self.ended_s
+        return float(self.tokens_K.sum()) / self.ended_s
 
     @property
     def exits(self) -> Mapping[int, int]:
@@ -161,13 +161,13 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedS
     interrupted = play(service, progress=progress).interrupted
     ingresses = [each for each in service.ingresses if isinstance(each, GeneratingIngress)]
     assert len(ingresses) == len(service.ingresses), "a scenario of sequences"
-    said_IK = np.array([each.said for each in ingresses], dtype=np.int64)
+    tokens_IK = np.array([each.num_tokens for each in ingresses], dtype=np.int64)
     ttft_s_IK, tpot_s_IK = (np.array([getattr(each, name) for each in ingresses]) for name in ("ttft_s", "tpot_s"))
-    sequences_K = np.arange(said_IK.shape[1])
+    sequences_K = np.arange(tokens_IK.shape[1])
     own = sequences_K % len(ingresses), sequences_K  # each sequence in its ingress
     return PlayedSequences(
         ended_s=service.events.time_s if interrupted else max(each.ended_s for each in ingresses),
-        said_K=said_IK[own],
+        tokens_K=tokens_IK[own],
         ttft_s_K=ttft_s_IK[own],
         tpot_s_K=tpot_s_IK[own],
         splits=dict(service.counts),

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -97,10 +97,8 @@ class Work:
             ramp = leaves[member.payload.serial % cycle]
             if ramp == NOWHERE:
                 going_on.append(member)
-            elif ramp in by_ramp:
-                by_ramp[ramp].append(member)
             else:
-                by_ramp[ramp] = [member]
+                by_ramp.setdefault(ramp, []).append(member)
         return sorted(by_ramp.items()), going_on
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
@@ -155,9 +153,16 @@ class Works:
         self._of.clear()
 
 
-Ended = tuple[Batch[PendingInput], Work, float | None, float, Sequence[Exit], list[Input]]
-"""A batch that has run: the batch, its work, the seconds until its first answers (None: at its end), its total seconds,
-the exits at its end, and the inputs that go on."""
+class Ended(NamedTuple):
+    """A batch that has run."""
+
+    batch: Batch[PendingInput]
+    work: Work
+    first_s: float | None
+    """The seconds until its first answers; None: they come at its end."""
+    total_s: float
+    at_end: Sequence[Exit]
+    going_on: list[Input]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -247,7 +252,8 @@ class SideBySide:
             self._sharing.leave(lane, now_s)
             self._schedule()
             at_end = [] if remaining.leaving is None else [remaining.leaving]
-            self.on_end((remaining.batch, remaining.work, remaining.first_s, elapsed_s, at_end, remaining.going_on))
+            batch, work, going_on = remaining.batch, remaining.work, remaining.going_on
+            self.on_end(Ended(batch, work, remaining.first_s, elapsed_s, at_end, going_on))
             return None
         if remaining.first_s is None:
             remaining.first_s = elapsed_s

@@ -187,7 +187,7 @@ class GenerateService:
     def _step(self, running: _RunningSequence) -> None:
         """Sends the next step; raises what `Dispatcher.submit` raises."""
         state = running.state
-        state.begin_step()
+        state.placement.yields_token = state.sequence.yields_token
         [running.step_input] = self.dispatcher.submit(
             [("", state.sequence.step())],
             self._limit(running)[0],

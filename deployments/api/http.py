@@ -214,10 +214,11 @@ def build_api(
         handlers.append(GenerateRoutes(backend, wall or WallClock()))
     endpoints: dict[str, Endpoint] = {}
     for operation in OPERATIONS:
-        for handler in (getattr(each, operation.name) for each in handlers if hasattr(each, operation.name)):
-            for path in operation.paths:
-                endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
-                endpoint.handlers[operation.method] = handler
+        for each in handlers:
+            if hasattr(each, operation.name):
+                for path in operation.paths:
+                    endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
+                    endpoint.handlers[operation.method] = getattr(each, operation.name)
     # This middleware precedes the endpoints, because preflight requests carry no key. Credentials are not allowed: a
     # page of another site must send a key itself, and must not use a password that the browser stores.
     cross_origin = Middleware(

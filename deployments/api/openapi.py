@@ -83,10 +83,13 @@ def openapi_document(
 ) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document. `keys`: whether API keys are needed; `model`: None for any model."""
     generates = signature.task.name == GENERATION_TASK
+    absent = "answers" if generates else "generates"
     allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
-        for path in () if each.models == ("answers" if generates else "generates") else each.paths:
+        if each.models == absent:
+            continue
+        for path in each.paths:
             known: Mapping[str, Any] = {} if path.startswith(REPOSITORY) else allowed
             parameters = [
                 {"name": name, "in": "path", "required": True, "schema": {**TEXT, **known.get(name, {})}}
@@ -172,4 +175,6 @@ def _schema(body: type[BaseModel] | Mapping[str, Any] | str | None) -> dict[str,
     """Returns the schema of a body: a reference to a type or to a named schema, a JSON schema, or any object."""
     if isinstance(body, type):
         body = body.__name__
-    return {"$ref": f"#/components/schemas/{body}"} if isinstance(body, str) else dict(OBJECT if body is None else body)
+    if isinstance(body, str):
+        return {"$ref": f"#/components/schemas/{body}"}
+    return dict(OBJECT if body is None else body)

@@ -78,11 +78,9 @@ _V2AnswerTensor: Any = _answer(
     data=(list[Any] | None, None),
     parameters=(_BinaryTail | None, None),
 )
-V2Answer = _answer(
-    "V2Answer",
-    "The answer to `POST /v2/models/{model}/infer`.",
-    **{"model_name": str, "model_version": str, "id": (str, ""), "outputs": list[_V2AnswerTensor]},
-)
+_V2_NAMES: Mapping[str, Any] = {"model_name": str, "model_version": str, "id": (str, "")}
+_V2_ANSWER = "The answer to `POST /v2/models/{model}/infer`."
+V2Answer = _answer("V2Answer", _V2_ANSWER, **_V2_NAMES, outputs=list[_V2AnswerTensor])
 
 
 class V2Input(Body, strict=False):
@@ -266,10 +264,9 @@ _Fields: TypeAlias = dict[str, Any]
 _OF_MODEL: _Fields = {"by_version": True}
 _INFERS: _Fields = {"models": "answers"}
 _GENERATES: _Fields = {"models": "generates"}
-_TENSORS: _Fields = {
-    **{"request_types": (BYTES,), "answer": V2Answer, "response_types": (JSON, BYTES), "parameters": (JSON_LENGTH,)},
-    **(_INFERS | _OF_MODEL),
-}
+_TENSORS: _Fields = _INFERS | _OF_MODEL
+_TENSORS |= {"request_types": (BYTES,), "response_types": (JSON, BYTES)}
+_TENSORS |= {"answer": V2Answer, "parameters": (JSON_LENGTH,)}
 _PARTS: _Fields = {"response_types": (EVENTS,), **_OF_MODEL, **_GENERATES}
 _READY: _Fields = {"answer": Ready, "other_responses": {"503": ("The model is not ready.", Ready)}, **_OF_MODEL}
 _STREAMS: _Fields = {"response_types": (JSON, EVENTS), **_GENERATES}
@@ -316,10 +313,7 @@ OPERATION_BY_NAME = {each.name: each for each in OPERATIONS}
 RPC_SERVICE = "inference.GRPCInferenceService"
 OPERATION_BY_RPC = {each.rpc: each for each in OPERATIONS if each.rpc is not None}
 OPEN_PATHS = frozenset(
-    path
-    for each in OPERATIONS
-    if each.is_open
-    for path in (each.path, *([] if each.rpc is None else [f"/{RPC_SERVICE}/{each.rpc}"]))
+    path for each in OPERATIONS if each.is_open for path in (each.path, f"/{RPC_SERVICE}/{each.rpc}")
 )
 """Health probes need no key, over HTTP or gRPC."""
 PAGES = tuple(each.path for each in OPERATIONS if each.response_types == (PAGE,))

@@ -136,7 +136,8 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(400, "input", f"the bytes are not an HTTP/1.1 request: {error}")
         if self._phase is HEAD:
-            is_only_this_head = phase is not BODY and self._num_begun - num_begun == (phase is IDLE)
+            num_new = self._num_begun - num_begun
+            is_only_this_head = (phase is HEAD and num_new == 0) or (phase is IDLE and num_new == 1)
             self._head_bytes = self._head_bytes + len(data) if is_only_this_head else self._head_size()
             if self._head_bytes > self._limits.head_bytes:
                 self._refuse(431, "input", self._too_large())
@@ -168,7 +169,7 @@ class Connection(HttpToolsProtocol):
             and self.url.partition(b"?")[0] in server.fast_paths
             and not has_serve_timeout
         )
-        self.app = (None if is_ours else server.serve_app) or server.app
+        self.app = server.app if is_ours or server.serve_app is None else server.serve_app
         if self._is_surplus:
             message = f"more than {self._limits.connections} connections; try again later"
             self.app = refusal(503, "overloaded", message)

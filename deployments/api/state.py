@@ -196,14 +196,15 @@ class StateRoutes:
 
     async def stats(self, request: HttpRequest) -> object:
         """Returns the counts of the plan's replicas since they started, and the counts of this ingress."""
-        placed, (_, replicas) = self.ingress.placed, await self._ask_service()
+        placed = self.ingress.placed
+        _, replicas = await self._ask_service()
         return {
             "model": self.facts.card.name,
             "ingress_pid": os.getpid(),
             "epoch": placed.epoch,
             "suspended": self.ingress.suspended,
             "unanswered": self.ingress.num_unanswered,
-            "probe_agreement": self.ingress.agreement,
+            "probe_agreement": self.ingress.observations.agreement,
             "stages": [[_stats(each) for each in replicas if each.slot == slot] for slot in placed.slots],
         }
 
@@ -220,7 +221,7 @@ class StateRoutes:
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Answers with the metrics of all processes, for Prometheus; raises StageUnavailableError."""
-        names = "ingress", *self._stage_deployments, *([] if self.controller is None else [CONTROLLER])
+        names = ["ingress", *self._stage_deployments] + ([] if self.controller is None else [CONTROLLER])
         ingresses, *others = await asyncio.gather(*(self.ask_all(each, "samples") for each in names))
         if ingresses is None:
             raise StageUnavailableError("the ingresses do not report their metrics", retry_after_s=1.0)
@@ -251,7 +252,7 @@ class StateRoutes:
             suspended=self.ingress.suspended,
             ingresses=ingresses or (),
             replicas=replicas,
-            agreement=self.ingress.agreement,
+            agreement=self.ingress.observations.agreement,
             **self._told,
         )
 

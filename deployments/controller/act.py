@@ -55,22 +55,23 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 def describe_plan(placed: PlacedPlan) -> str:
     """Returns a text like `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
-    stages = " | ".join(
-        f"{stage.replicas} x {stage.device} blocks {' and '.join(f'{first}-{end - 1}' for first, end in stage.ranges)}"
-        for stage in placed.plan.stages
-    )
-    avoided = f", {len(placed.avoided)} replicas rest" if placed.avoided else ""
+    stages = []
+    for stage in placed.plan.stages:
+        blocks = " and ".join(f"{first}-{end - 1}" for first, end in stage.ranges)
+        stages.append(f"{stage.replicas} x {stage.device} blocks {blocks}")
+    text = " | ".join(stages)
     rate, latency_s = (placed.plan.predicted.get(name) for name in ("rate_per_s", "latency_s"))
-    if rate is None or latency_s in (None, float("inf")):  # infinite: no input reaches a later split, which never fills
-        return f"{stages}{avoided}"
-    return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
+    # The latency is infinite if no input reaches a later split, whose batch never fills.
+    if rate is not None and latency_s not in (None, math.inf):
+        text += f", {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted"
+    return f"{text}, {len(placed.avoided)} replicas rest" if placed.avoided else text
 
 
 def _differ_in_thresholds(before: PlacedPlan, after: PlacedPlan) -> bool:
     """Whether only the exit policies of two plans differ, so that replicas need not change."""
-    stages, others = before.plan.stages, after.plan.stages
-    is_same = (before.avoided, stages, before.plan.dispatch) == (after.avoided, others, after.plan.dispatch)
-    return is_same and before.plan.policy != after.plan.policy
+    old, new = before.plan, after.plan
+    is_same = (before.avoided, old.stages, old.dispatch) == (after.avoided, new.stages, new.dispatch)
+    return is_same and old.policy != new.policy
 
 
 def _dependencies(control: ControlSettings) -> dict[str, Any]:
@@ -274,7 +275,7 @@ class ControlLoop:
             self._reported |= {report.name: replace(report, probes=None) for report in reports}
         seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
         for part in seen:
-            if len(kept := self._kept(part)):
+            if len(kept := self._add_to_stream(part)):
                 self._history.add_probes(now_s, kept)
         try:
             self.tuning.observe(seen)
@@ -283,7 +284,7 @@ class ControlLoop:
         self.stream.forget(now_s)
         return reports
 
-    def _kept(self, seen: Observations) -> Observations:
+    def _add_to_stream(self, seen: Observations) -> Observations:
         """Adds observations to the stream; returns those that it keeps."""
         try:
             return self.stream.add_probes(seen)
@@ -420,15 +421,15 @@ class ControlLoop:
 
     # New thresholds
 
-    async def _apply_thresholds(self, said: NewThresholds) -> None:
+    async def _apply_thresholds(self, found: NewThresholds) -> None:
         """Applies new thresholds as a plan with its own epoch and the same stages and replicas, without a trial.
 
         The thresholds are stored together with that plan.
         """
-        words, reason = said.words, "alarm" if said.why == "alarm" else "thresholds"
-        self.tuning.said = None
+        words, reason = found.words, "alarm" if found.why == "alarm" else "thresholds"
+        self.tuning.pending = None
         self._log_event(reason, words)
-        self._update_view(state=replace(self.state, thresholds=dict(said.thresholds)))
+        self._update_view(state=replace(self.state, thresholds=dict(found.thresholds)))
         if (forecast := self._view.forecast) is not None:  # for new plans at once; `_check` updates the forecast later
             reach = self.stream.reach(self.state, self._clock.now_s())
             self._update_view(forecast=replace(forecast, reach=reach))
@@ -491,9 +492,8 @@ class ControlLoop:
         settings = _dependencies(self.settings)
         state = self._stored_state(settings)
         if state is None:
-            self._remember(
-                "in force", NewPlan(placed=self.state.placed, reason="start", words="the plan to begin with")
-            )
+            first = NewPlan(placed=self.state.placed, reason="start", words="the plan to begin with")
+            self._remember("in force", first)
         else:
             self._update_view(state=state)
             self._log_event("restart", f"takes up plan {state.placed.epoch} again: {describe_plan(state.placed)}")
@@ -525,7 +525,7 @@ class ControlLoop:
             self.stream.add_counts(interval)
         try:
             for probes in self._history.probes():
-                self._kept(probes)
+                self._add_to_stream(probes)
         except DataError as error:
             self._log_event("error", str(error))
         self.stream.forget(now_s)

@@ -203,16 +203,16 @@ def thresholds_found(view: View) -> Outcome | None:
     An alarm ends the trial of a plan, because its prediction was for other thresholds. Other thresholds wait for the
     end of a trial or change. Thresholds also change while a plan is held.
     """
-    state, said, tuning = view.state, view.tuning.said, view.tuning
-    if said is None or (said.why != "alarm" and (state.trial is not None or view.is_changing)):
+    state, found, tuning = view.state, view.tuning.pending, view.tuning
+    if found is None or (found.why != "alarm" and (state.trial is not None or view.is_changing)):
         return None
     was_safe = tuning.is_safe(state.thresholds)
-    on = {ramp: said.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in said.thresholds}
+    active = {ramp: found.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in found.thresholds}
     # Inputs may leave at some ramp, but at none that is active in the plan: an exit was moved.
-    is_moved = bool(on) and tuning.is_safe(on) and not tuning.is_safe(said.thresholds)
-    if not (was_safe or is_moved or _is_too_careful(view, said.thresholds)) or state.hold:
-        return Outcome(thresholds=said)
-    return Outcome(thresholds=said, replan="after an alarm" if said.why == "alarm" else "after new thresholds")
+    is_moved = bool(active) and tuning.is_safe(active) and not tuning.is_safe(found.thresholds)
+    if state.hold or not (was_safe or is_moved or _is_too_careful(view, found.thresholds)):
+        return Outcome(thresholds=found)
+    return Outcome(thresholds=found, replan="after an alarm" if found.why == "alarm" else "after new thresholds")
 
 
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
@@ -355,7 +355,7 @@ def plan_out_of_date(view: View) -> Outcome | None:
     if forecast is None and state.planned_s < view.began_s:  # the forecast was lost with an earlier process
         return Outcome(replan="restart")
     if forecast is not None and forecast.at_s <= state.changed_s <= view.looked_s:
-        return _after_change(view, state.changed_s)
+        return Outcome(replan="reaction") if _is_change_observed(view, state.changed_s) else None
     if view.is_period_over:
         return Outcome(replan="period")
     if forecast is None or view.looked_s < state.planned_s + SETTLE_LOOKS * view.settings.watch_s:
@@ -363,18 +363,18 @@ def plan_out_of_date(view: View) -> Outcome | None:
     deviations = _deviations(view, forecast)
     if deviations:
         changes = {name: since_s for name, (since_s, _) in deviations.items()}
-        changed_s = changes.get("changed_s", state.changed_s)
-        only_rate_changed = changed_s < forecast.at_s
-        outcome = Outcome(replan="reaction") if only_rate_changed else _after_change(view, changed_s) or Outcome()
-        return replace(outcome, events=tuple(("reaction", words) for _, words in deviations.values()), state=changes)
+        events = tuple(("reaction", words) for _, words in deviations.values())
+        # A change of the rate alone needs no new probes.
+        may_replan = "changed_s" not in changes or _is_change_observed(view, changes["changed_s"])
+        return Outcome(events=events, state=changes, replan="reaction" if may_replan else None)
     has_first_probes = forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
     return Outcome(replan="first probes") if has_first_probes else None
 
 
-def _after_change(view: View, changed_s: float) -> Outcome | None:
-    """Replans once there are enough probes since the stream changed, or one period after the change."""
+def _is_change_observed(view: View, changed_s: float) -> bool:
+    """Whether there are enough probes since the stream changed, or the change was a period ago."""
     is_late = view.looked_s >= changed_s + view.settings.period_s
-    return Outcome(replan="reaction") if is_late or _num_probes(view, changed_s) >= LEAST_PROBES else None
+    return is_late or _num_probes(view, changed_s) >= LEAST_PROBES
 
 
 def _num_probes(view: View, since_s: float) -> int:
@@ -411,7 +411,10 @@ def _survival_deviation(
     if not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
     expected, reach = forecast.of(plan.used), forecast.reach
-    for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
+    for answers in RECENT_INPUTS:
+        recent = _last(intervals, answers)
+        if recent is None:
+            break
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         unknown = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
         unknown += sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
@@ -495,10 +498,10 @@ def problems_to_solve(base: PlanProblem, forecast: Forecast, counts: Mapping[str
         return (problem,)
     rates = [named_per_s]
     if forecast.rate is not None:
-        upper = float(forecast.rate.high_rps_H[0])
-        # The upper end is infinite after a single window.
-        rates = [upper if np.isfinite(upper) else max(float(forecast.rate.rate_rps_H[0]), named_per_s)]
-        rates += [named_per_s] if named_per_s > rates[0] else []
+        expected_per_s = float(forecast.rate.high_rps_H[0])
+        if not np.isfinite(expected_per_s):  # after a single window
+            expected_per_s = max(float(forecast.rate.rate_rps_H[0]), named_per_s)
+        rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
     asked = [problem.with_rate(rate) for rate in rates if rate > 0]
     return (*asked, replace(problem, objective=MaximizeRate()))
 
@@ -540,7 +543,8 @@ def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[St
     if not blamed:
         return planned
     plans = [each for each in dict.fromkeys((planned.stages, *planned.candidates)) if each not in blamed]
-    feasible = tuple(plan for plan in (if_feasible(problem, each) for each in plans) if plan is not None)
+    evaluated = [if_feasible(problem, each) for each in plans]
+    feasible = tuple(each for each in evaluated if each is not None)
     return Found(plans=feasible, bound=planned.bound).planned(problem, planned.strategy) if feasible else None
 
 

@@ -212,10 +212,10 @@ class ObservedStream:
         thresholds, problem, calibrated = state.thresholds, self.problem, self._is_calibrated(state)
         prior_N = tuple(problem.survival_N) if calibrated else self._all_stay_N
         survival, num_probes, how = self._survival(now_s, state.changed_s, thresholds, prior_N)
-        others, every = {}, tuple(range(len(problem.networks)))
-        for used in network_sets(problem) if every else ():
+        others: dict[Used, SurvivalForecast] = {}
+        for used in network_sets(problem)[:-1]:  # the last set has all networks
             theirs = {ramp: thresholds[ramp] for ramp in ramps_of(problem, used)}
-            if used != every and theirs:  # network sets without ramps need no forecast
+            if theirs:  # network sets without ramps need no forecast
                 prior_N = survival_with(problem, used) if calibrated else self._all_stay_N
                 others[used], _, _ = self._survival(now_s, state.changed_s, theirs, prior_N)
         return Forecast(
@@ -245,30 +245,30 @@ class ObservedStream:
         from profiles.forecast import forecast_survival
         from profiles.windows import SurvivalHistory
 
-        def made(history: SurvivalHistory) -> SurvivalForecast:
+        def forecast_of(history: SurvivalHistory) -> SurvivalForecast:
             return forecast_survival(history, prior=prior_N, coverage=self._coverage)
 
         whole = [] if self._stream is None else windows(self._stream, now_s)
         estimates = [each.estimate(thresholds) for each in whole if each.start_s >= changed_s]
         num_probes = sum(map(effective_probes, estimates))
         if num_probes >= LEAST_PROBES:
-            return made(survival_history(estimates)), num_probes, f"{len(estimates)} windows"
+            return forecast_of(survival_history(estimates)), num_probes, f"{len(estimates)} windows"
         window = self.window(changed_s, now_s)
         estimate = None if window is None else window.estimate(thresholds)
         num_probes = effective_probes(estimate)
         if estimate is None or estimate.survival is None:
-            return made(SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))), 0, "expected"
-        seen, how = made(survival_history([estimate])), f"worth {num_probes} probes"
+            return forecast_of(SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))), 0, "expected"
+        seen, how = forecast_of(survival_history([estimate])), f"worth {num_probes} probes"
         if num_probes >= LEAST_PROBES:
             return seen, num_probes, how
         weight, prior = num_probes / LEAST_PROBES, np.array(prior_N)
-        leaning = replace(  # without changing the observed shares per ramp
+        mixed = replace(  # without changing the observed shares per ramp
             seen,
             survival_HK=weight * seen.survival_HK + (1 - weight) * prior,
             survival_low_HK=np.minimum(seen.survival_low_HK, prior),
             survival_high_HK=np.maximum(seen.survival_high_HK, prior),
         )
-        return leaning, num_probes, f"{how}, and what was expected"
+        return mixed, num_probes, f"{how}, and what was expected"
 
     def _rate(self, changed_s: float, now_s: float) -> RateForecast | None:
         from profiles.forecast import forecast_rate
@@ -343,13 +343,13 @@ class Tuning:
         """The accelerator type and the batch size of the first split; None before the first plan."""
         self._since_s = 0.0
         """Inputs that arrived earlier were answered under an unknown plan."""
-        self.said: NewThresholds | None = None
+        self.pending: NewThresholds | None = None
         """The tuner's last result, until it is applied."""
 
     @property
     def alarm(self) -> NewThresholds | None:
         """The tuner's last result if it is an alarm, which must be applied immediately."""
-        return self.said if self.said is not None and self.said.why == "alarm" else None
+        return self.pending if self.pending is not None and self.pending.why == "alarm" else None
 
     @property
     def state(self) -> TunerState | None:
@@ -373,14 +373,14 @@ class Tuning:
             self._tuner = self._make(seen.shape)
             self._tuner.follow(*self._followed)
             self._set_batching()
-        said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
-        if said is None:
+        found = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
+        if found is None:
             return
-        if missing := sorted(set(self._followed[0]) - set(said.thresholds)):
-            raise PlanError(f"{said.words}: no threshold for ramps {missing}")
-        if self.alarm is not None and said.why != "alarm":  # the new result inherits the pending alarm's urgency
-            said = replace(said, why="alarm", words=f"{self.alarm.words}; {said.words}")
-        self.said = said
+        if missing := sorted(set(self._followed[0]) - set(found.thresholds)):
+            raise PlanError(f"{found.words}: no threshold for ramps {missing}")
+        if self.alarm is not None and found.why != "alarm":  # the new result inherits the pending alarm's urgency
+            found = replace(found, why="alarm", words=f"{self.alarm.words}; {found.words}")
+        self.pending = found
 
     def follow(self, thresholds: Mapping[int, float], since_s: float, first: Stage) -> None:
         """Sets the thresholds and the first stage that all ingresses follow, and since when.
@@ -406,7 +406,7 @@ class Tuning:
 
     def pause(self) -> None:
         """Ignores observations until the next `follow`, and drops a result that is not applied yet."""
-        self._followed = self.said = None
+        self._followed = self.pending = None
 
 
 def tuner_of(settings: ControlSettings) -> MakeTuner | None:
@@ -457,23 +457,23 @@ class MissingAccelerators:
         self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan | None, now_s: float
     ) -> dict[str, int]:
         """Returns the available accelerators by type. `placed`: the current plan; None while it changes."""
-        occupied, stages = ({}, ()) if placed is None else (placed.occupied, placed.plan.stages)
         self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
-        least = Counter(stage.device for stage in stages)
+        num_stages = Counter[str]() if placed is None else Counter(stage.device for stage in placed.plan.stages)
         # A type that never ran a replica per stage may only be slow to start.
-        if not any(running.get(device, 0) < num <= self._ran.get(device, 0) for device, num in least.items()):
+        if not any(running.get(device, 0) < num <= self._ran.get(device, 0) for device, num in num_stages.items()):
             self._empty_s = None
         elif self._empty_s is None:
             self._empty_s = now_s
-        elif now_s >= self._empty_s + EMPTY_S:
+        elif placed is not None and now_s >= self._empty_s + EMPTY_S:
             self._empty_s = None
-            for device, needed in occupied.items():
-                missing = min(needed - running.get(device, 0), capacity.get(device, 0))
-                if missing > 0:
-                    self._missing[device] = missing, needed, capacity[device], now_s + BELIEVED_S
+            for device, needed in placed.occupied.items():
+                number = min(needed - running.get(device, 0), capacity.get(device, 0))
+                if number > 0:
+                    self._missing[device] = number, needed, capacity[device], now_s + BELIEVED_S
         self._missing = {
-            device: (missing, needed, counted, until_s)
-            for device, (missing, needed, counted, until_s) in self._missing.items()
+            device: (number, needed, counted, until_s)
+            for device, (number, needed, counted, until_s) in self._missing.items()
             if now_s < until_s and capacity.get(device, 0) == counted and running.get(device, 0) < needed
         }
-        return {device: count - self._missing.get(device, (0,))[0] for device, count in capacity.items()}
+        missing = {device: number for device, (number, _, _, _) in self._missing.items()}
+        return {device: count - missing.get(device, 0) for device, count in capacity.items()}

@@ -72,11 +72,12 @@ class NetworkEntry:
         It may run in a thread, and a second call does nothing. If the codec fails, no input is encoded, and `enter`
         finds the input that causes the error. A text that cannot be pruned keeps its words.
         """
-        for each in self.inputs if self.crosses else ():
-            try:
-                self._prune(_encoded(each), sample_id_of(self._ingress, each))
-            except Exception as error:
-                logger.warning("a text of %s could not be pruned: %r", each.request_id, error)
+        if self.crosses:
+            for each in self.inputs:
+                try:
+                    self._prune(_encoded(each), sample_id_of(self._ingress, each))
+                except Exception as error:
+                    logger.warning("a text of %s could not be pruned: %r", each.request_id, error)
         if missing := self._missing():
             with suppress(Exception):
                 self._encode(missing)

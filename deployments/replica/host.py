@@ -136,8 +136,7 @@ def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, .
     runs, waited_s = list[SplitRun](), 0.0
     for each, following in zip_longest(begun, begun[1:]):
         until_s = compute_s if following is None else following.compute_s
-        own_s = {"queue_s": each.queue_s - waited_s, "compute_s": until_s - each.compute_s}
-        runs.append(structs.replace(each, **own_s))
+        runs.append(structs.replace(each, queue_s=each.queue_s - waited_s, compute_s=until_s - each.compute_s))
         waited_s = each.queue_s
     return tuple(runs)
 
@@ -210,7 +209,8 @@ class StageHost:
         make = Device if settings.tracing is None else TracedDevice
         self.device: Device[Any] = make(engine, runner, clock, deliver, on_batch)
         self.threads = DeviceThreads(self.device, name=f"device-{device}", on_death=on_death)
-        self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
+        self._policy_spec: PolicySpec | None = None
+        self._policy = policy_for(settings, device, None)
 
     async def prepare_first(self, plans: Sequence[PlacedPlan]) -> None:
         """Prepares a new replica for the plans that it may serve: a planned one, if any, and the current one last.
@@ -235,7 +235,7 @@ class StageHost:
         if not assignments:
             return
         policy = await asyncio.to_thread(self._make_ready, assignments)
-        self._policy = assignments[0].policy, policy
+        self._policy_spec, self._policy = assignments[0].policy, policy
         if self.epoch == NOTHING:
             self.device.follow((), assignments[0].dispatch, policy, assignments[0].order)
             splits = [each.stage.splits for each in assignments]
@@ -247,11 +247,12 @@ class StageHost:
         """Follows an assignment from the next batch on. Assignments of older plans are ignored."""
         if assignment.epoch < self.epoch or (assignment.epoch, assignment.slot) == (self.epoch, self.slot):
             return
-        if assignment.policy != self._policy[0]:
-            self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
+        if assignment.policy != self._policy_spec:
+            self._policy = policy_for(self._settings, self._device_name, assignment.policy)
+            self._policy_spec = assignment.policy
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self.device.follow(assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order)
+        self.device.follow(assignment.stage.splits, assignment.dispatch, self._policy, assignment.order)
         self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, call: StageCall, assignment: Assignment, opened: OpenCall) -> None:
@@ -282,7 +283,7 @@ class StageHost:
             device=self._device_name,
             epoch=self.epoch,
             waiting=engine.num_waiting,
-            times=engine.times_run,
+            times=engine.times.runs(),
             splits=tuple(
                 {"first": split.first, "end": split.end, "batch": split.batch}
                 | {name: getattr(counts[split.first], name) for name in SPLIT_COUNTS}

@@ -324,12 +324,18 @@ class Device(Generic[PayloadT]):
             return members
         with self.lock:
             errors = self._memory.admit(wire, [member.sequence for member in members])
-            pairs = [
-                (member, _was_ended(member).error if member.sequence in self._ended else error)
-                for member, error in zip(members, errors, strict=True)
-            ]
-        self._release([Failed(member=member, error=error) for member, error in pairs if error is not None])
-        return [member for member, error in pairs if error is None]
+            ended = [member.sequence in self._ended for member in members]
+        admitted: list[Member[PayloadT]] = []
+        failed: list[Release[PayloadT]] = []
+        for member, error, has_ended in zip(members, errors, ended, strict=True):
+            if has_ended:
+                failed.append(_was_ended(member))
+            elif error is not None:
+                failed.append(Failed(member=member, error=error))
+            else:
+                admitted.append(member)
+        self._release(failed)
+        return admitted
 
     @property
     def memory_use(self) -> MemoryUse | None:

@@ -98,16 +98,19 @@ class ObservedTimes:
         """The least recently run split is first."""
 
     def runs(self) -> tuple[TimesRun, ...]:
-        """Returns the sums of every split and size."""
+        """Returns the sums of every split and size, without probes, which run more ramps.
+
+        They cover splits that are no longer hosted. The sums of a split that has not run for long may start at zero.
+        """
         return tuple(
-            TimesRun(first, end, ramps, size, *sums, after_answer, shared)
+            TimesRun(first, end, ramps, size, batches, tokens, seconds, after_answer, shared)
             for (first, end, ramps, after_answer), measured in self._by_work.copy().items()
-            for (size, shared), sums in measured.sums.copy().items()
+            for (size, shared), (batches, tokens, seconds) in measured.sums.copy().items()
         )
 
     def batch_s(self, split: Split, tokens: float) -> float:
         """Returns the seconds of a batch of `tokens` tokens. Above the largest bucket they grow in proportion."""
-        known = self._find(split)
+        known = self._by_work.get(_work(split))
         if known is None:
             return 0.0
         position = bisect_left(known.ends, tokens * (1 - ROUNDING))
@@ -117,7 +120,7 @@ class ObservedTimes:
 
     def mean_tokens(self, split: Split) -> float:
         """Returns the mean tokens per input of a split; 1 while unknown."""
-        known = self._find(split)
+        known = self._by_work.get(_work(split))
         return 1.0 if known is None else known.tokens / known.inputs
 
     def first_s(self, split: Split, tokens: float) -> float:
@@ -126,7 +129,7 @@ class ObservedTimes:
         A batch above the mean size takes at most in proportion longer than the mean batch. Otherwise, one slow batch of
         a size could make the engine drop inputs whenever that many wait, so that it would never run that size again.
         """
-        known = self._find(split)
+        known = self._by_work.get(_work(split))
         if known is None:
             return 0.0
         position = bisect_left(known.ends, tokens * (1 - ROUNDING))
@@ -166,10 +169,6 @@ class ObservedTimes:
             known.mean_first_s += SMOOTHING * (first_s - known.mean_first_s)
         else:
             known.inputs, known.tokens, known.mean_first_s = size, tokens, first_s
-
-    def _find(self, split: Split) -> _Measured | None:
-        """Returns the split's batches; None if it never ran or was replaced."""
-        return self._by_work.get(_work(split))
 
     def _of_run(self, split: Split) -> _Measured:
         """Returns the batches of a split that has just run."""
@@ -308,14 +307,6 @@ class BatchEngine(Generic[P]):
         return {first: queue.counts for first, queue in self._hosted.items()}
 
     @property
-    def times_run(self) -> tuple[TimesRun, ...]:
-        """The durations of batches by split and size, without probes, which run more ramps.
-
-        They cover splits that are no longer hosted. The sums of a split that has not run for long may start at zero.
-        """
-        return self.times.runs()
-
-    @property
     def num_waiting(self) -> int:
         return sum(len(queue.members) for queue in self._deepest_first)
 
@@ -389,8 +380,10 @@ class BatchEngine(Generic[P]):
     def may_begin(self) -> bool:
         """Whether the device may begin a batch now."""
         running = self._running
-        below = running[0].batch.split.overlap_below if 0 < len(running) < MOST_RUNNING else None
-        return not running or (below is not None and running[0].inside < below)
+        if not running:
+            return True
+        below = running[0].batch.split.overlap_below
+        return len(running) < MOST_RUNNING and below is not None and running[0].inside < below
 
     @property
     def running_sequences(self) -> set[int]:
@@ -449,9 +442,10 @@ class BatchEngine(Generic[P]):
             shared_s += now_s - running.beside_since_s
         shared_s = min(shared_s, total_s)
         busy_s = total_s - shared_s / 2
-        weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # replace misleading times
+        was_trusted = self._trust.pop(batch.split.first, None) is None
+        weight = SMOOTHING if was_trusted else 1.0  # otherwise it replaces the misleading times
         hosted = self._hosted.get(batch.split.first)
-        if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
+        if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):  # identity is fast
             hosted.counts.busy_s += busy_s
         if not batch.probe:  # probes run more ramps, so their times are not representative
             size, first_s = len(batch.members), total_s if first_s is None else first_s
@@ -485,15 +479,16 @@ class BatchEngine(Generic[P]):
         waiting = [queue for queue in self._deepest_first if queue.members]
         if self._running and self._dispatch == "filling":  # only full batches and later splits begin beside a batch
             first = self._deepest_first[-1]
-            full = (queue.is_full or any(member.counts_as_full for member in queue.members) for queue in waiting)
-            waiting = [queue for queue, is_full in zip(waiting, full, strict=True) if is_full or queue is not first]
+            may_run = first.is_full or any(member.counts_as_full for member in first.members)
+            waiting = [queue for queue in waiting if queue is not first or may_run]
         dropped = self._drop_late(waiting, now_s)
         if dropped:
             waiting = [queue for queue in waiting if queue.members]
-        others = [queue for queue in waiting if not queue.probe] if self._ran_probed_steps else ()
-        chosen = self._choose_among(others, now_s) if others else None
-        if not isinstance(chosen, Queue):
-            chosen = self._choose_among(waiting, now_s) if waiting else None
+        chosen: Queue[P] | float | None = None
+        if self._ran_probed_steps and (others := [queue for queue in waiting if not queue.probe]):
+            chosen = self._choose_among(others, now_s)
+        if waiting and not isinstance(chosen, Queue):
+            chosen = self._choose_among(waiting, now_s)
         if not isinstance(chosen, Queue):
             return Choice(batch=None, dropped=dropped, wake_s=chosen)
         members, tokens = chosen.take(self._order, now_s)

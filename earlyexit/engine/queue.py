@@ -111,8 +111,6 @@ OVERDUE_SHARE: Final = 0.25
 """The share of a batch for overdue inputs. A larger share delays the other inputs more and overdue inputs less."""
 
 deadline_of = attrgetter("deadline_s")
-_since_of = attrgetter("since_s")
-_tokens_of = attrgetter("tokens")
 
 
 class Waiting(Protocol):
@@ -216,7 +214,8 @@ def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) 
     if order.takes_front(waiting, now_s):
         batch = waiting[: budget.inputs]
         if budget.tokens is not None:
-            del batch[max(1, Room(budget).number_that_fit(range(len(batch)), list(map(_tokens_of, batch)))) :]
+            fitting = Room(budget).number_that_fit(range(len(batch)), [each.tokens for each in batch])
+            del batch[max(1, fitting) :]
         del waiting[: len(batch)]
         return batch
     picked = order.pick(waiting, budget, now_s)
@@ -253,7 +252,7 @@ def _overdue_among(
     They take at most their share of the batch, but at least one input. The latest deadlines go first. Among equal
     deadlines, and without deadlines, the oldest go first.
     """
-    since = list(map(_since_of, waiting[among.start :]))
+    since = [each.since_s for each in waiting[among.start :]]
     if not since or min(since) > since_s:
         return []
     overdue = [position for position in among if since[position - among.start] <= since_s]

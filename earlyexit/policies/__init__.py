@@ -29,9 +29,9 @@ class PolicyKind:
     """Whether scores are from 0 to 1 and a larger score is surer. If answers are tokens, it then accepts a `decay`."""
 
 
-def _kind(make: str, *takes: str, leaves: str, mixes: bool = False, decays: bool = False) -> PolicyKind:
+def _kind(make: str, takes: str, *, leaves: str, mixes: bool = False, decays: bool = False) -> PolicyKind:
     make = f"earlyexit.policies.{make}"
-    return PolicyKind(make=make, takes=frozenset(takes), leaves=leaves, mixes=mixes, decays=decays)
+    return PolicyKind(make=make, takes=frozenset(takes.split()), leaves=leaves, mixes=mixes, decays=decays)
 
 
 Score = Literal["entropy", "confidence", "share", "foreseen", "similar"]
@@ -53,7 +53,7 @@ POLICIES = {
     ),
     "share": _kind(
         "threshold:SharePolicy",
-        *("thresholds", "confidences"),
+        "thresholds confidences",
         leaves="the share of the map's values above the ramp's confidence is at least the threshold",
         mixes=True,
     ),
@@ -72,7 +72,7 @@ POLICIES = {
     ),
     "tabi": _kind(
         "counting:TabiPolicy",
-        *("c", "k"),
+        "c k",
         leaves="a pseudo-random draw (a hash of the sample id) decides: never up to confidence c; above c with "
         "probability 1/(1+exp(-k((con-c)/(1-c)-1/2))). Tabi's rule (EuroSys'23, equation 4), without a guarantee",
         mixes=True,
@@ -81,7 +81,7 @@ POLICIES = {
     "voting": _kind("counting:VotingPolicy", "votes", leaves="this many ramps gave the same label"),
     "recorded": _kind(
         "ensemble:RecordedPolicy",
-        *("thresholds", "records"),
+        "thresholds records",
         leaves="the score in its exit record, found by the caller's `ids`, passes the threshold; for experiments",
     ),
     "own": _kind(

@@ -108,7 +108,7 @@ class SequenceProgress:
         return self.num_tokens >= self.limit
 
     @property
-    def says(self) -> bool:
+    def yields_token(self) -> bool:
         """Whether the answer to the current step is a token. It is not for the parts of a prompt before the last."""
         return self.until >= self.num_tokens
 

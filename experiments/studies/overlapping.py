@@ -70,7 +70,7 @@ class Device:
         self._engine.submit(0, members, 0.0)
         self._begin()
         self._events.run_out()
-        runs = self._engine.times_run
+        runs = self._engine.times.runs()
         alone, batches = (sum(run.batches for run in kind) for kind in ([r for r in runs if not r.shared], runs))
         return Saturated(
             seconds=self._events.time_s, latency_s_N=self._latency_s_N, alone_share=alone / batches if batches else 1.0

@@ -92,16 +92,16 @@ def calibrate(
     if card.generates:
         return _calibrate_decoder(folder, data, job, progress)
     check_rows(data, job)  # a chain has several calibrations
-    task, facts, (design, _) = find_task(card.task), calibration_facts(job), design_and_test_rows(data, job)
-    policy, is_one = choose_score(task, job.policy), card.chain.is_one
-    labels = None
-    if data.are_labelled or not keeps_answers(card.provenance):
-        labels = data.targets(task, find_codec(card.codec, folder))
-    elif job.metric == "harm":
+    task, facts = find_task(card.task), calibration_facts(job)
+    policy = choose_score(task, job.policy)
+    design, _ = design_and_test_rows(data, job)
+    is_one = card.chain.is_one
+    is_labelled = data.are_labelled or not keeps_answers(card.provenance)
+    if job.metric == "harm" and not is_labelled:
         raise DataError(f"{job.source}: rows without labels; --metric harm needs labels")
+    labels = data.targets(task, find_codec(card.codec, folder)) if is_labelled else None
     outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
-    outputs = outputs if task.large else list(outputs)
-    if labels is None:
+    if labels is None:  # the full model's answers are the labels
         [(_, raw)] = outputs
         labels = raw[card.num_blocks - 1].argmax(1).numpy()
     model = load_model(folder) if is_one else None
@@ -178,7 +178,7 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
     model.temperatures_E.fill_(1.0)
     if model.task.large:
         return parts
-    ((rows, raw),) = parts
+    [(rows, raw)] = parts
     design_B = torch.from_numpy(design)
     for block in sorted(raw)[:-1] if keeps_answers(model.info.provenance) else sorted(raw):
         model.temperatures_E[block] = model.task.fit_temperature(raw[block][design_B], labels[design])
@@ -268,7 +268,8 @@ def join_records(
         known = confidences if choice is None else dict.fromkeys(outputs, 0.0)
         records.append(_records_of(of_exits, policy, task, truth_N[list(part_rows)], known))
         if choice is not None:  # the share of principal values above each level, for every ramp
-            (*ramps, _), levels_L = of_exits.values(), torch.from_numpy(LEVELS)
+            levels_L = torch.from_numpy(LEVELS)
+            *ramps, _ = of_exits.values()
             of_ramps = [shares_above(each.principal_values, levels_L).cpu().numpy() for each in ramps]
             shares.append(np.stack(of_ramps, axis=1))
     joined = ExitRecords.join(records).subset(np.argsort(rows))

@@ -133,18 +133,18 @@ FIGURES = {
     "accuracy": "accuracy",
     "full_accuracy": "accuracy of the full model",
     "mean_blocks": "mean blocks",
-    # Further figures of tasks with maps.
-    **{
-        f"{of}{figure}": f"{label}{whose}"
-        for figure, label in (("pck", "PCK"), ("pixel_accuracy", "pixel accuracy"), ("mean_iou", "mean IoU"))
-        for of, whose in (("", ""), ("full_", " of the full model"))
-    },
+    "pck": "PCK",
+    "full_pck": "PCK of the full model",
+    "pixel_accuracy": "pixel accuracy",
+    "full_pixel_accuracy": "pixel accuracy of the full model",
+    "mean_iou": "mean IoU",
+    "full_mean_iou": "mean IoU of the full model",
 }
 """Figures of a report with their titles, in the order of the table."""
 
 
 def _figures_table(report: dict[str, Any]) -> Table:
-    titles = {name: title for name, title in (("tested", "calibration"), ("test", "test")) if name in report}
+    titles = {"tested": "calibration"} | ({"test": "test"} if "test" in report else {})
     names = (name for name in FIGURES if name in report["tested"])
     rows = ((FIGURES[name], *(_figure(report[column], name) for column in titles)) for name in names)
     return make_table("", *titles.values(), title="Expected", rows=rows)

@@ -500,19 +500,19 @@ def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str,
         problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
     column = OBJECTIVE_COLUMNS[type(problem.objective)]
-    cells = [{name: _decision_cells(problem, one) for name, one in each["strategies"].items()} for each in found]
-    others = [strategy for strategy in cells[0] if strategy != "best"]
-    first, *further = cells[0]["best"]
+    others = [strategy for strategy in found[0]["strategies"] if strategy != "best"]
+    first, *further = _decision_cells(problem, found[0]["strategies"]["best"])
     unit = column.removeprefix("rate ")
     names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
-    rows = (
-        (
-            f"{each[axis.name] * (1e3 if axis.name == 'slo_s' else 1):g}",
-            *of_value["best"].values(),
-            *("-" if "no_plan" in each["strategies"][other] else of_value[other][column] for other in others),
-        )
-        for each, of_value in zip(found, cells, strict=True)
-    )
+    rows = []
+    for each in found:
+        strategies = each["strategies"]
+        value = each[axis.name] * 1e3 if axis.name == "slo_s" else each[axis.name]
+        row = [f"{value:g}", *_decision_cells(problem, strategies["best"]).values()]
+        for other in others:
+            has_plan = "no_plan" not in strategies[other]
+            row.append(_decision_cells(problem, strategies[other])[column] if has_plan else "-")
+        rows.append(row)
     return make_table(*names, title="What if", narrow=True, rows=rows)
 
 

@@ -361,31 +361,31 @@ def _simulated(scenario: Scenario, predicted: Evaluation, progress: Progress) ->
     figures = partial_figures(outcome) if outcome.interrupted else outcome.figures()
     if figures is None:
         return None
-    simulated, plan, notes = figures.document(), scenario.plan, list[str]()
-    if plan.networks:
-        simulated["networks"] = [
-            {
-                "first": first,
-                "end": end,
-                "used": number in plan.used,
-                # Inputs that were answered in this network or a later one reached it.
-                "reached": sum(n for block, n in figures.exits.items() if block >= first) if number in plan.used else 0,
-                "answers": sum(n for block, n in figures.exits.items() if first <= block < end),
-            }
-            for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
-        ]
-    if figures.offered_per_s > predicted.rate_per_s:
-        notes.append(
-            f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {predicted.rate_per_s:.1f}/s: some "
-            "inputs are dropped or late"
-        )
+    simulated = figures.document()
+    if scenario.plan.networks:
+        simulated["networks"] = list(_network_figures(scenario.plan, figures.exits))
+    note = (
+        f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {predicted.rate_per_s:.1f}/s: some "
+        "inputs are dropped or late"
+    )
+    notes = [note] if figures.offered_per_s > predicted.rate_per_s else []
     return {"interrupted": figures.interrupted, "simulated": simulated, "notes": notes}
+
+
+def _network_figures(plan: Plan, exits: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    """Yields the figures of each network of a cascade. `exits`: answers, by the block after which inputs left."""
+    for number, (first, end) in enumerate(pairwise((0, *plan.networks))):
+        is_used = number in plan.used
+        # Inputs that were answered in this network or a later one reached it.
+        reached = sum(count for block, count in exits.items() if block >= first) if is_used else 0
+        answers = sum(count for block, count in exits.items() if first <= block < end)
+        yield {"first": first, "end": end, "used": is_used, "reached": reached, "answers": answers}
 
 
 def _simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
     """Simulates sequences as `_simulated` simulates inputs. Without any token, returns None after an interrupt."""
     played = generate(scenario, progress=progress)
-    if not played.said_K.any():
+    if not played.tokens_K.any():
         return None
     expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(predicted))
     simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
@@ -399,7 +399,7 @@ def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, 
     assert lengths is not None
     assert generation is not None
     counted_K = scenario.arrivals_s >= scenario.warm_up_s
-    whole_K = counted_K & (played.said_K == np.resize(lengths.answer_K, len(counted_K)))
+    whole_K = counted_K & (played.tokens_K == np.resize(lengths.answer_K, len(counted_K)))
     ttft_slo_s = math.inf if generation.ttft_s is None else generation.ttft_s
     # The time per token of a sequence with a single token is NaN.
     in_slo_K = whole_K & (played.ttft_s_K <= ttft_slo_s) & ~(played.tpot_s_K > scenario.problem.slo.latency_s)
@@ -409,9 +409,9 @@ def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, 
         "sequences": int(counted_K.sum()),
         "whole": int(whole_K.sum()),
         "in_slo": int(in_slo_K.sum()),
-        "refused": int((counted_K & (played.said_K == 0)).sum()),
+        "refused": int((counted_K & (played.tokens_K == 0)).sum()),
         "seconds": seconds,
-        "tokens_per_s": float(played.said_K[counted_K].sum()) / seconds,
+        "tokens_per_s": float(played.tokens_K[counted_K].sum()) / seconds,
         "goodput_per_s": float(in_slo_K.sum()) / seconds,
         **{f"{name}_p{share}_s": percentile(of_K, share) for name, of_K in times_K.items() for share in (50, 99)},
     }

@@ -57,7 +57,6 @@ class Process(Protocol):
         A trace that is shorter than the duration repeats. Raises InputError above `MAX_ARRIVALS`, and DataError for a
         window of a trace without arrivals.
         """
-        ...
 
 
 @checked(frozen=True, slots=True, kw_only=True, config=SPEC_CONFIG)
@@ -226,7 +225,6 @@ class CountReplay(Replay):
         return len(self.counts_B) * self.bin_s
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Raises DataError for a window without arrivals, InputError for too many."""
         knots_s = np.arange(len(self.counts_B) + 1, dtype=np.float64) * self.bin_s
         expected_K = np.concatenate([[0.0], np.cumsum(self.counts_B)])
 
@@ -263,7 +261,6 @@ class StampReplay(Replay):
         return span_s * (1 + 1 / (len(self.arrivals_s_N) - 1))
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Raises DataError for a window without arrivals, InputError for too many."""
         in_round, period_s = len(self.arrivals_s_N), self.period_s
         num = duration_s / period_s * in_round if self.rate_per_s is None else self.rate_per_s * duration_s
         check_size(num)
@@ -319,7 +316,7 @@ def parse_arrivals(spec: str) -> tuple[Process, tuple[str, ...]]:
     try:
         parsed = TypeAdapter(KINDS[name]).validate_python(options)
     except ValidationError as error:
-        [first, *_] = error.errors()
+        first = error.errors()[0]
         key, message = first["loc"][0], first["msg"]
         raise InputError(f"arrivals {spec!r}: {key}: {message[0].lower()}{message[1:]}; allowed: {ALLOWED}") from None
     return _replay(parsed, spec, INTERPRETATIONS[name]) if isinstance(parsed, _Trace) else (parsed, ())

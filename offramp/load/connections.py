@@ -156,7 +156,6 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Stores the headers that are needed."""
         lower = name.lower()
         if lower in KEPT:
             self._headers[lower] = value
@@ -166,7 +165,6 @@ class Connection(asyncio.Protocol):
         self._has_headers = True
 
     def on_body(self, body: bytes) -> None:
-        """Stores a part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:

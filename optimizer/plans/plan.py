@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -275,12 +275,12 @@ class Plan:
         The rate of a chain changes in proportion to the replicas of its scarcest stage, and shares follow the rates.
         """
         stages = tuple(replace(stage, replicas=count) for stage, count in zip(self.stages, counts, strict=True))
-        factors = iter([new.replicas / old.replicas for new, old in zip(stages, self.stages, strict=True)])
-        rates = [
-            share * min(islice(factors, len(chain.stages)))
-            for share, chain in zip(self.shares, self.chains, strict=True)
-        ]
-        return replace(self, stages=stages, shares=tuple(rate / sum(rates) for rate in rates), predicted={})
+        plan = replace(self, stages=stages, predicted={})
+        rates = []
+        for share, before, after in zip(self.shares, self.chains, plan.chains, strict=True):
+            pairs = zip(before.stages, after.stages, strict=True)
+            rates.append(share * min(new.replicas / old.replicas for old, new in pairs))
+        return replace(plan, shares=tuple(rate / sum(rates) for rate in rates))
 
     @property
     def ramps(self) -> tuple[int, ...]:

@@ -269,7 +269,7 @@ class ChainSearch:
     def _splits(self) -> tuple[Graph, bool]:
         """Returns the graph of splits, and whether it is complete."""
         problem, space = self.problem, self.space
-        nodes, is_complete = None if space.splits_per_stage or space.several_stages else end_nodes(problem), True
+        nodes, is_complete = (None if space.splits_per_stage or space.several_stages else end_nodes(problem)), True
         if nodes is None and num_splits(problem, space) > MAX_SPLITS:
             nodes, is_complete = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR), False
         payable = replace(problem, devices={name: problem.devices[name] for name in self._names})

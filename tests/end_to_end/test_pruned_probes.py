@@ -96,4 +96,4 @@ async def test_probes_run_with_and_without_pruning_and_get_the_same_answers(tmp_
     assert sorted(seen.end_losses_N.tolist()) == sorted(lost), "of every probe, whatever way it was answered"
     assert 0 < sum(lost) < len(lost), "pruning changes some answers and not all"
     wrong = [answer.value != whole for answer, whole in zip(probed, of_whole, strict=True)]
-    assert core.agreement == pytest.approx(1 - sum(wrong) / len(wrong))
+    assert core.observations.agreement == pytest.approx(1 - sum(wrong) / len(wrong))

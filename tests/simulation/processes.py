@@ -287,7 +287,7 @@ class Ingress:
             sure = seen.scores_NR[left_N, column] >= np.float32(CALIBRATED[ramp])
             expect(bool(sure.all()), "an input that was observed left with the score of its ramp")
         if not self.watch.sequences:  # each block changes the answer, so an answer agrees only with the same block
-            agreement, share = self.core.agreement, self.num_of_the_end / self.num_observed
+            agreement, share = self.core.observations.agreement, self.num_of_the_end / self.num_observed
             expect(
                 agreement is not None and abs(agreement - share) < 1e-9, "the agreement is that of what was observed"
             )

@@ -43,7 +43,7 @@ def case(
 
 def told(found: PlayedSequences) -> list[tuple[int, float, float]]:
     """Returns the tokens, the time to the first, and the time per further token of every sequence."""
-    return list(zip(found.said_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
+    return list(zip(found.tokens_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
 
 
 def test_a_sequence_takes_its_prompt_and_then_a_step_per_token() -> None:
@@ -73,7 +73,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
             places.setdefault(state.placement.number, set()).update(keepers)
     assert [len(each) for each in places.values()] == [2, 2, 2]
     assert len(set().union(*places.values())) == 4
-    assert ingress.said.tolist() == [4, 4, 4]
+    assert ingress.num_tokens.tolist() == [4, 4, 4]
     assert not any(each.sequences for slot in service.slots.values() for each in slot.of[0]._known.values())
 
 
@@ -119,7 +119,7 @@ def test_equal_scenarios_give_equal_outcomes() -> None:
     lengths = [(1 + k % 5, 1 + k % 7) for k in range(40)]
     made = [generate(case(TWO_STAGES, *lengths, rows=(0, 3, 1), num_ingresses=2)) for _ in range(2)]
     assert str(told(made[0])) == str(told(made[1]))  # times are NaN without a second token
-    assert made[0].said_K.tolist() == [answer for _, answer in lengths]
+    assert made[0].tokens_K.tolist() == [answer for _, answer in lengths]
 
 
 def test_an_invalid_sequence_is_refused() -> None:

@@ -55,7 +55,7 @@ def test_a_probe_answers_all_its_tokens_after_the_last_block_and_gives_the_recor
     rows = [each % 4 for each in (TO_END, AT_0, AT_2)] * 2
     np.testing.assert_array_equal(seen.scores_NR, RECORDS.scores_NR[rows])
     np.testing.assert_array_equal(seen.losses_NR, RECORDS.losses_NR[rows])
-    assert ingress.core.agreement == 1 - 2 / 6  # rows that leave at ramp 0 differ from the full model
+    assert ingress.core.observations.agreement == 1 - 2 / 6  # rows that leave at ramp 0 differ from the full model
     assert service.events.time_s == 6 * 4.0
     # A part of a prompt makes no row.
     _, ingress = played(1.0, (20, 2))

@@ -22,17 +22,17 @@ MAX_TEXT_LOGPROBS = 5
 """OpenAI's limit for text completions."""
 IGNORED_PARAMETERS = frozenset(
     {
-        *("user", "metadata", "store", "service_tier", "safety_identifier"),
-        *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+        "user", "metadata", "store", "service_tier", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
     }
-)
+)  # fmt: skip
 """Parameters that do not change answers, and are ignored."""
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    **{"n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},)},
-    **{"suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],)},
-    **{"function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],)},
-    **{"repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,)},
-}
+    "n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},),
+    "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,),
+}  # fmt: skip
 """Parameters that are not supported, with the values that are accepted because they have no effect."""
 
 StopText = Annotated[str, Field(min_length=1)]

@@ -103,7 +103,9 @@ class ResponseWriter:
 
     def part(self, part: TextDelta) -> bytes:
         """Returns the events of a part of the text."""
-        return event(self.whole([part]) if part.ended else {**self._head, "text_output": part.text, **self._ours(part)})
+        if part.ended is not None:
+            return event(self.whole([part]))
+        return event({**self._head, "text_output": part.text, **self._ours(part)})
 
     def error(self, error: OfframpError) -> bytes:
         """Returns the events that end a stream with an error."""

@@ -219,10 +219,10 @@ PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Shorter latencies share one bucket, because the logarithm of 0 is undefined."""
 LATENCY_ENDS_S = (
-    *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
-    *(10.0, 15.0, 20.0, 30.0, 60.0, math.inf),
-)
+    0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07,
+    0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0,
+    10.0, 15.0, 20.0, 30.0, 60.0, math.inf,
+)  # fmt: skip
 """The upper ends of the buckets in which latencies are reported, six per decade."""
 
 
@@ -350,7 +350,7 @@ class Unanswered:
         for each in held:
             each.holder = call
         call.num_remaining = len(held)
-        self._num_open[stage.epoch] += 1
+        self._num_open[stage.assignment.epoch] += 1
         if is_first:
             call.counts_as_full = self.chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
         return SendCall(call, block, payload, enters, rows)
@@ -361,7 +361,7 @@ class Unanswered:
             call.stage.record_time(now_s - call.started_s)
         call.num_remaining -= number
         if not call.num_remaining:
-            epoch = call.stage.epoch
+            epoch = call.stage.assignment.epoch
             self._num_open[epoch] -= 1
             if not self._num_open[epoch]:
                 del self._num_open[epoch]
@@ -407,7 +407,7 @@ class Unanswered:
         chain = fresh[0].chain.current
         latencies_s = [now_s - each.arrived_s for each in fresh]
         self.counts.record_answers(block, latencies_s, num_tokens)
-        if chain.admission.is_on and block >= chain.last_split:
+        if chain.admission.is_on and block >= chain.last_split_first:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
@@ -423,11 +423,13 @@ class Unanswered:
         fresh = list(compress(inputs, _settled_now(inputs)))
         if not fresh:
             return []
-        error, reason = (None, why) if isinstance(why, str) else (why, why.kind)
-        for each in fresh if reason == LATE else ():  # the time that they waited is a lower bound of their latency
-            chain = each.chain.current
-            until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
-            chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
+        error = None if isinstance(why, str) else why
+        reason = why if isinstance(why, str) else why.kind
+        if reason == LATE:
+            for each in fresh:  # the time that it waited is a lower bound of its latency
+                chain = each.chain.current
+                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
+                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
         self._remove_settled(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]

@@ -46,10 +46,6 @@ class GenerationState(Generic[S]):
     """Generated tokens so far."""
     has_ended: bool = False
 
-    def begin_step(self) -> None:
-        """Records in `placement` whether the answer to the next step is a token."""
-        self.placement.yields_token = self.sequence.says
-
     @property
     def waiting_since_s(self) -> float:
         """When the wait for the next token began: at the last token, or at the arrival."""

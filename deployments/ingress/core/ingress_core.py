@@ -87,11 +87,6 @@ class IngressCore(Unanswered):
         return sum([chain.unanswered_tokens for chain in self.chains.active])
 
     @property
-    def agreement(self) -> float | None:
-        """The share of the inputs observed so far that got the full model's answer; None before the first."""
-        return self.observations.agreement
-
-    @property
     def is_due(self) -> bool:
         """Whether `pump` would send a call now."""
         for chain in self.chains.active:
@@ -241,7 +236,7 @@ class IngressCore(Unanswered):
         if displaced:
             self.observations.forget(displaced)
             actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
-        for (is_probe, *_), (chain, rows) in groups.items():
+        for (is_probe, _, _), (chain, rows) in groups.items():
             chosen = [inputs[row] for row in rows]
             if before is None:
                 actions.append(self._enter_steps(chain, chosen, now_s, is_probe=is_probe))

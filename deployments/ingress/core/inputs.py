@@ -216,10 +216,12 @@ class Chain:
     def follow(self, plan: Plan, share: float, assignments: Iterable[Assignment]) -> None:
         """Switches to a chain of another plan. `plan`: the plan of the chain. `assignments`: those of its stages."""
         for stage in self.stages:  # exact for unchanged stages and close enough for others
-            self.block_s[stage.first : stage.end] = [stage.expected_s / stage.num_blocks] * stage.num_blocks
+            num_blocks = len(stage.budgets)
+            self.block_s[stage.first : stage.end] = [stage.expected_s / num_blocks] * num_blocks
         self.plan, self.share = plan, share
         self.stages = stage_routes(plan, assignments, self.block_s)
-        self.first, self.last_split, self.ramps = self.stages[0], plan.splits[-1].first, frozenset(plan.ramps)
+        self.first, self.ramps = self.stages[0], frozenset(plan.ramps)
+        self.last_split_first = plan.splits[-1].first
         self.starts, self.network = (0, *plan.networks[:-1]), plan.used[0]
         """The first block of each network, and the network that inputs enter first."""
         self.layout: Layout = tuple((stage.slot, stage.first, stage.end) for stage in self.stages)
@@ -302,9 +304,9 @@ class Chains:
         if before.num_blocks != plan.num_blocks:
             raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.num_blocks}")
         if before.networks != plan.networks:
-            ends = list(plan.networks), list(before.networks)
-            raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")
-        is_new, self.placed = placed.epoch > before.epoch, placed
+            ends, ends_before = list(plan.networks), list(before.networks)
+            raise PlanError(f"a plan of networks that end at {ends} cannot follow one of {ends_before}")
+        is_new, self.placed = plan.epoch > before.epoch, placed
         self.stays = plan.after_answer == "stay"
         assignments = iter(assignments_of(placed).values())
         for number, (own, share) in enumerate(zip(plan.chains, plan.shares, strict=True)):

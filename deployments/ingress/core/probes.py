@@ -152,12 +152,14 @@ class ExitObservations:
         """
         if self._shape is None:
             return "stay" if plan.after_answer == "stay" else None
-        watch: Watch = "probe"
-        if not share or rng.random() >= share:
-            if plan.after_answer == "stop" or not plan.ramps:
-                return None
+        if share and rng.random() < share:
+            watch: Watch = "probe"
+        elif plan.after_answer == "stay" and plan.ramps:
             watch = "stay"
-        return watch if self.can_observe(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
+        else:
+            return None
+        is_begun = self.can_observe(plan.policy) and self.begin(inputs, plan, watch, now_s)
+        return watch if is_begun else None
 
     def begin(self, inputs: Inputs, plan: Plan, watch: Watch, now_s: float) -> bool:
         """Starts to observe a call's inputs; returns False, and observes none, if too many are open.

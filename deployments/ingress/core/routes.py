@@ -128,8 +128,9 @@ def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     sooner gains nothing: each batch reads all weights again, and takes the cores from the others.
     """
     full_batches, started = divmod(load, batch)
-    fits = started + weight <= batch
-    return (load > 0 and not fills, full_batches if fits else full_batches + 1, -started if fits else 0, load)
+    if started + weight > batch:  # the open batch has no room, so the call begins a new one
+        full_batches, started = full_batches + 1, 0
+    return (load > 0 and not fills, full_batches, -started, load)
 
 
 class Replica(Protocol):
@@ -255,21 +256,13 @@ class StageRoute:
     """The expected seconds until a call's inputs are answered or go on; 0 while unknown."""
 
     @property
-    def epoch(self) -> int:
-        return self.assignment.epoch
-
-    @property
     def slot(self) -> str:
         return self.assignment.slot
 
     @property
-    def num_blocks(self) -> int:
-        return len(self.budgets)
-
-    @property
     def end(self) -> int:
         """One past the last block."""
-        return self.first + self.num_blocks
+        return self.first + len(self.budgets)
 
     def budget(self, block: int) -> Budget:
         """Returns the budget of the batches that start at a block."""
@@ -285,7 +278,7 @@ def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequenc
 
     `plan`: the plan of this chain. `assignments`: those of its stages. `block_s`: the expected seconds of every block.
     """
-    parts = [
+    parts = [  # the splits of each stage, divided at the ends of networks
         (assignment, tuple(splits))
         for assignment in assignments
         for _, splits in groupby(assignment.stage.splits, key=lambda split: bisect_right(plan.networks, split.first))
@@ -313,5 +306,6 @@ def crossings_of(plan: Plan) -> dict[int, int]:
     for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):
         entered = next(each for each in used if each >= network)
         # A used network is entered at its first block only; a skipped network is left at every block.
-        crossings |= dict.fromkeys(range(start, start + 1 if entered == network else end), entered)
+        blocks = [start] if entered == network else range(start, end)
+        crossings |= dict.fromkeys(blocks, entered)
     return crossings

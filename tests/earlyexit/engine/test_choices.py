@@ -156,7 +156,7 @@ def test_batches_are_counted_and_learnt_with_their_tokens() -> None:
     driver.play("0 abcde 4,5,9,1,30")
     counts = driver.engine.counts[0]
     assert (counts.batches, counts.inputs, counts.tokens, counts.token_fill) == (3, 5, 49, 49 / 30)
-    assert {run.size: (run.batches, run.tokens) for run in driver.engine.times_run} == {1: (1, 30), 2: (2, 19)}
+    assert {run.size: (run.batches, run.tokens) for run in driver.engine.times.runs()} == {1: (1, 30), 2: (2, 19)}
 
 
 def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
@@ -303,7 +303,7 @@ def test_survivors_do_not_wait_where_the_next_network_of_a_chain_begins() -> Non
 def test_times_are_summed_by_split_and_size_over_plans_and_without_probes() -> None:
     driver = driver_of(*splits_of(0, 4))
     driver.play("0 abc; 0 XY", Switch(2.5, splits_of(0, 2)), "4 de; 4 fg")
-    runs = [(run.first, run.end, run.size, run.batches, run.seconds) for run in driver.engine.times_run]
+    runs = [(run.first, run.end, run.size, run.batches, run.seconds) for run in driver.engine.times.runs()]
     assert runs == [(0, 4, 2, 1, 1.0), (0, 4, 1, 1, 1.0), (0, 2, 2, 2, 2.0)]
     times = driver.engine.times
     assert isinstance(times, TableTimes)
@@ -315,7 +315,7 @@ def test_the_split_that_has_not_run_for_longest_makes_room_in_the_sums() -> None
     for end in [*range(1, MOST_SPLITS + 1), 1, MOST_SPLITS + 1]:
         engine.submit(0, [member("a")], 0.0, splits_of(0, end, batch=1))
         ran(engine, begun(engine), 1.0)
-    batches = {run.end: run.batches for run in engine.times_run}
+    batches = {run.end: run.batches for run in engine.times.runs()}
     assert batches == {1: 2} | dict.fromkeys(range(3, MOST_SPLITS + 2), 1)
 
 

@@ -141,7 +141,7 @@ def test_seconds_of_a_shared_device_count_half() -> None:
     assert engine.end(second, first_s=9.0, total_s=9.0, now_s=13.0) == 6.5
     engine.leave(second, 13.0)
     assert engine.end(begun(engine, 13.0), first_s=9.0, total_s=9.0, now_s=22.0) == 9.0
-    assert [(run.batches, run.seconds, run.shared) for run in engine.times_run] == [(2, 13.0, True), (1, 9.0, False)]
+    assert [(run.batches, run.seconds, run.shared) for run in engine.times.runs()] == [(2, 13.0, True), (1, 9.0, False)]
 
 
 def test_at_most_two_batches_run_and_the_running_batchs_plan_decides() -> None:

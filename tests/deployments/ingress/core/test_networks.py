@@ -155,7 +155,7 @@ def test_answers_to_texts_that_lost_words_are_compared_with_the_full_models_to_w
     assert seen.end_losses_N is not None
     # Of a the end says 0 without some words and 1 with all, as ramp 4 does and ramp 1 does not; of b always 0.
     assert (seen.end_losses_N.tolist(), seen.losses_NR.tolist()) == ([1, 0], [[1, 0], [0, 1]])
-    assert (seen.exits_N.tolist(), seen.pruned_agreement, world.core.agreement) == ([1, END], 0.5, 0.5)
+    assert (seen.exits_N.tolist(), seen.pruned_agreement, world.core.observations.agreement) == ([1, END], 0.5, 0.5)
     assert world.log[4:] == ["0 answer b is b after block 5"], "whole texts have no answer to give"
     assert (world.core.counts.answered, world.core.num_unanswered) == (2, 0)
 

@@ -34,7 +34,7 @@ def test_an_answered_input_goes_on_to_the_end_and_its_caller_has_the_early_answe
         "3 answer b is b after block 3",
     ]
     assert [call.probe for call in world.calls] == [is_probe] * 2
-    assert world.core.agreement == 0.5  # a left with 0, the full model says 1
+    assert world.core.observations.agreement == 0.5  # a left with 0, the full model says 1
     seen = world.observed(wall_s=1003.0)
     assert seen is not None
     assert (seen.times_s_N.tolist(), seen.exits_N.tolist()) == ([1002.0] * 2, [1, 3])
@@ -124,7 +124,7 @@ def test_every_token_of_a_probe_runs_to_the_end_whose_answer_alone_its_caller_ge
     assert (seen.exits_N.tolist(), seen.losses_NR.tolist()) == ([1, 3], [[1.0, 0.0], [0.0, 0.0]])
     assert np.array_equal(seen.scores_NR, [[0.25, 0.125], [0.5, 0.5]])
     assert seen.probe_N.all()
-    assert (world.core.agreement, world.core.counts.exits) == (0.5, {3: 2})
+    assert (world.core.observations.agreement, world.core.counts.exits) == (0.5, {3: 2})
 
 
 @pytest.mark.parametrize("was", [True, False])

@@ -84,7 +84,7 @@ async def test_probes_say_what_the_full_model_says_and_show_what_it_shows_alone(
     assert_same(seen_rows(observed(service)), wanted)
     left = [row for row in wanted if row[0] != LAST]
     agreement = 1 - sum(row[2 + int(row[0])] for row in left) / len(wanted)
-    assert service.dispatcher.core.agreement == pytest.approx(agreement)
+    assert service.dispatcher.core.observations.agreement == pytest.approx(agreement)
     await service.all_free()
 
 
