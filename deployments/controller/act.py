@@ -173,8 +173,8 @@ class ControlLoop:
     async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> int:
         """Changes to an operator's plan after the current tick, and returns its epoch.
 
-        `hold`: the controller keeps it until it applies another one, or until accelerators of the plan are lost. Raises
-        PlanError for a plan that does not fit the model or the accelerators.
+        `hold`: the controller keeps it until it applies another one, until accelerators of the plan are lost, or until
+        the change to it fails. Raises PlanError for a plan that does not fit the model or the accelerators.
         """
         problem, networks = self.settings.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)

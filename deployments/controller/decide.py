@@ -276,7 +276,7 @@ def change_failed(view: View) -> Outcome | None:
         return None
     words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"
     back = _roll_back(view, followed.plan, words)
-    return None if back.plan is None else replace(back, events=(("error", words),))
+    return None if back.plan is None else replace(back, events=(("error", words),), state={**back.state, "hold": False})
 
 
 def _roll_back(view: View, plan: Plan, words: str) -> Outcome:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from deployments.controller.act import describe_plan
-from earlyexit.errors import PlanError
+from earlyexit.errors import OfframpError, PlanError
 from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import plan_document
 from tests.clock import ManualClock
@@ -354,6 +354,15 @@ async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(
     await scene.ticks(48, EASY)
     assert len(scene.asked) > 2
     assert scene.fleet.followed.epoch == 2
+
+
+async def test_a_hold_ends_with_a_plan_whose_replicas_never_come(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, **GROWING)
+    scene.fleet.is_stuck = True
+    with pytest.raises(OfframpError, match="did not start"):
+        await scene.loop.apply(plan_document(Plan(stages=halves(3, 2), policy=POLICY)), hold=True)
+    await scene.ticks(1, EASY)
+    assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(4), False)
 
 
 async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: Path) -> None:
