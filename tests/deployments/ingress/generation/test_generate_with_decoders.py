@@ -6,13 +6,16 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect
 
 from deployments.api.generation import CutShortError, GenerateRequest, GenerateService, Stream
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import ContextLengthError, DeadlineError, InputError, OverloadedError, StageUnavailableError
@@ -24,7 +27,7 @@ from earlyexit.tasks.token import TokenTask
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.deployments.service_here import Replica, Running, connected
-from tests.deployments.wire_fakes import soon
+from tests.deployments.wire_fakes import FixedLinks, soon
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
@@ -167,6 +170,22 @@ async def test_streams_say_what_the_model_says_alone_and_leave_nothing_behind(
     assert len({exit_block for each in said for _, exit_block in each}) == 3
     await service.all_free()
     assert service.num_lost == 0
+
+
+async def test_sequences_are_admitted_by_the_newest_plan() -> None:
+    old, new = (
+        replace(placed, plan=replace(placed.plan, predicted={"rate_per_s": rate_per_s}))
+        for placed, rate_per_s in ((plan(epoch=1), 2.0), (plan(epoch=2), 1000.0))
+    )
+    core = IngressCore("i", old, IngressOptions(tpot_slo_s=1.0), random.Random(0))
+    settings, clock = ServeSettings(model="none", plan=old.plan), MonotonicClock()
+    dispatcher = Dispatcher(core, FixedLinks({}), clock)
+    service = GenerateService(byte_tokenizer(), TokenTask(VOCABULARY), MAX_LENGTH, dispatcher, settings, clock)
+    for placed in (new, old):
+        dispatcher.follow(placed)
+        service.follow()
+    for _ in range(5):
+        service.start(GenerateRequest(prompt=(1,), max_tokens=1))
 
 
 async def one_dies_in_mid_stream(service: Service, expected: Expected, stage: int) -> None:
