@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -358,6 +359,16 @@ BUFFER_BYTES = 1 << 15
 """Size of the buffer for short frames. A longer frame is received directly into memory of its own, because hidden
 states of images are a hundred times as large, and an `asyncio.Protocol` would copy them three times."""
 
+SILENT_S = 20
+"""The time after which a connection breaks whose other machine is silent, because a lost machine does not close it."""
+SILENCE_OPTIONS = {
+    (socket.SOL_SOCKET, "SO_KEEPALIVE"): 1,
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): SILENT_S // 2,
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL"): SILENT_S // 4,
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 1000 * SILENT_S,  # while data is not acknowledged, in milliseconds
+}
+"""Options of sockets for this, by level and name. Not every system has all of them."""
+
 
 class Frames(asyncio.BufferedProtocol):
     """Either end of a connection, which sends and receives frames. A frame is its length, then that many bytes."""
@@ -399,6 +410,10 @@ class Frames(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the class
+        connection = transport.get_extra_info("socket")
+        for (level, name), value in SILENCE_OPTIONS.items():
+            if connection is not None and hasattr(socket, name):
+                connection.setsockopt(level, getattr(socket, name), value)
         self._on_open()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ import torch
 
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import CallServer, OpenCall, StageHost, chunks_by_call, split_runs
-from deployments.wire.messages import Address, CallRefused, Chunk, HostStage, ReplyPart, SplitRun, encode
+from deployments.wire.messages import SILENT_S, Address, CallRefused, Chunk, HostStage, ReplyPart, SplitRun, encode
 from earlyexit.engine.device import Answered, Failed, Observed, Release, Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
@@ -118,6 +120,19 @@ async def test_a_plan_that_the_host_cannot_follow_ends_no_connection(
     caller.begin(1, "a")
     await scene.opened()
     assert "cannot be followed" in caplog.text
+
+
+async def test_both_ends_notice_a_machine_that_is_silent(scene: Scene) -> None:
+    caller = await scene.caller()
+    while not scene.server.connections:
+        await turns()
+    [connection] = scene.server.connections
+    for frames in (caller.frames, connection.frames):
+        assert frames._transport is not None
+        end = frames._transport.get_extra_info("socket")
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if sys.platform == "linux":
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENT_S
 
 
 # Calls
