@@ -131,7 +131,7 @@ class ControlLoop:
         """The last reports of all ingresses by name. Those of the first look may have counted for hours."""
         self._reported_s = now_s
         self._requested: dict[str, int] = {}
-        """The number of replicas that was requested last, by accelerator type; none if it is to be requested again."""
+        """The number of replicas that was requested last, by accelerator type."""
         self._requested_s = -math.inf
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
@@ -254,8 +254,6 @@ class ControlLoop:
             baseline=self._view.baseline or {report.replica: report for report in replicas},
             planned_counts=self._view.planned_counts or counts,
         )
-        if now_s >= self._requested_s + REPEAT_S:
-            self._requested = {device: num for device, num in self._requested.items() if running.get(device, 0) == num}
         highest = max((report.epoch for report in ingresses), default=0)
         if highest > state.placed.epoch:
             self._log_event("error", f"an ingress follows plan {highest}, which is unknown")
@@ -407,8 +405,10 @@ class ControlLoop:
 
     async def _request_replicas(self, *, may_shrink: bool) -> None:
         """Requests the replicas of the current plan. `may_shrink`: whether surplus replicas may stop."""
-        needed, at_once = self.state.placed.occupied, self.settings.starts_at_once
-        numbers = due_requests(needed, self._view.running, self._requested, at_once=at_once, may_shrink=may_shrink)
+        needed, running, at_once = self.state.placed.occupied, self._view.running, self.settings.starts_at_once
+        numbers = due_requests(needed, running, self._requested, at_once=at_once, may_shrink=may_shrink)
+        if self._clock.now_s() >= self._requested_s + REPEAT_S:
+            numbers = {each: num for each, num in self._requested.items() if running.get(each, 0) != num} | numbers
         for device, number in numbers.items():
             await self._fleet.scale(device, number)
             self._requested[device], self._requested_s = number, self._clock.now_s()

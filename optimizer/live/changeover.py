@@ -34,15 +34,15 @@ def due_requests(
 ) -> dict[str, int]:
     """Returns the numbers of replicas to request now, by accelerator type, so that a plan gets those that it needs.
 
-    `requested`: the numbers that were requested last. A type whose number is unknown is requested again. `at_once`: how
-    many replicas of a type may start at the same time, because starting takes processor time from replicas that serve;
-    None: all. `may_shrink`: whether surplus replicas may stop.
+    `requested`: the last requested numbers; a type without one is requested. `at_once`: how many replicas of a type may
+    start together, because they take processor time from replicas that serve; None: all. It lowers no requested number,
+    because starting replicas would stop. `may_shrink`: whether surplus replicas may stop.
     """
     numbers = {}
     for device in sorted({*needed, *running}):
-        now, wanted = running.get(device, 0), needed.get(device, 0)
-        number = min(wanted, now + (at_once or wanted))
-        if (now or wanted) and (now <= wanted or may_shrink) and number != requested.get(device):
+        now, wanted, last = running.get(device, 0), needed.get(device, 0), requested.get(device)
+        number = min(wanted, max(last or 0, now + (at_once or wanted)))
+        if (now or wanted) and (now <= wanted or may_shrink) and number != last:
             numbers[device] = number
     return numbers
 

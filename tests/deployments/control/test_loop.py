@@ -71,6 +71,14 @@ async def test_so_many_replicas_start_at_a_time(tmp_path: Path, at_once: int | N
     assert scene.fleet.log == [*(f"scale cpu to {level}" for level in levels), *SWITCH]
 
 
+async def test_replicas_that_die_together_are_replaced_together(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=whole(4), settings={"starts_at_once": 1})
+    await scene.loop.tick()
+    scene.fleet.replicas["cpu"], scene.fleet.is_stuck = 1, True
+    await scene.ticks(13)
+    assert scene.fleet.log == ["scale cpu to 4"] * 2, "with a smaller number, starting replicas would stop"
+
+
 async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(2, 2))  # 400/s as well
     assert scene.fleet.log == []
