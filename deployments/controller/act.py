@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.controller import decide
-from deployments.controller.decide import NewPlan, Outcome, Solve, View
+from deployments.controller.decide import NewPlan, Outcome, Solve, View, due_requests
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -32,7 +32,6 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, counts_between, total
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
-from optimizer.live.changeover import due_requests
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan
 from optimizer.plans.plan_file import ModelShape, parse_plan

@@ -22,8 +22,7 @@ from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import apply_rescoring, rescore
-from optimizer.live.changeover import Trial, judge, kept_share, num_started
-from optimizer.live.hysteresis import weigh
+from optimizer.live.plan_changes import Trial, judge, kept_share, weigh
 from optimizer.live.reaction import rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
@@ -192,6 +191,39 @@ def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | Non
     """Returns the thresholds of some ramps; None for a ramp without one."""
     thresholds = policy.thresholds
     return [thresholds.get(ramp) if isinstance(thresholds, Mapping) else thresholds for ramp in ramps]
+
+
+# Replicas of a change. A replica can host any stage of its accelerator type, so a change only needs enough replicas of
+# each type. Types that need more grow before the switch, and types that need fewer shrink after the earlier plan has
+# drained, so that neither plan lacks replicas while it is in force.
+
+
+def num_started(before: PlacedPlan, after: PlacedPlan) -> int:
+    """Returns the number of replicas that a change starts."""
+    return sum(max(0, needed - before.occupied.get(device, 0)) for device, needed in after.occupied.items())
+
+
+def due_requests(
+    needed: Mapping[str, int],
+    running: Mapping[str, int],
+    requested: Mapping[str, int],
+    *,
+    at_once: int | None = None,
+    may_shrink: bool,
+) -> dict[str, int]:
+    """Returns the numbers of replicas to request now, by accelerator type, so that a plan gets those that it needs.
+
+    `requested`: the last requested numbers; a type without one is requested. `at_once`: how many replicas of a type may
+    start together, because they take processor time from replicas that serve; None: all. It lowers no requested number,
+    because starting replicas would stop. `may_shrink`: whether surplus replicas may stop.
+    """
+    numbers = {}
+    for device in sorted({*needed, *running}):
+        now, wanted, last = running.get(device, 0), needed.get(device, 0), requested.get(device)
+        number = min(wanted, max(last or 0, now + (at_once or wanted)))
+        if (now or wanted) and (now <= wanted or may_shrink) and number != last:
+            numbers[device] = number
+    return numbers
 
 
 # The checks of one tick

@@ -17,7 +17,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from deployments.wire.messages import Interval
 from earlyexit.errors import DataError
-from optimizer.live.changeover import Trial
+from optimizer.live.plan_changes import Trial
 from optimizer.live.stragglers import RestingReplica
 from optimizer.plans.plan import PlacedPlan, Stage
 from optimizer.plans.plan_file import parse_placed, placed_document

@@ -10,7 +10,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from offramp.commands.plan import answer, answer_document, best_answer, serving_plan
-from optimizer.live.hysteresis import weigh
+from optimizer.live.plan_changes import weigh
 from optimizer.plans.plan import PolicySpec
 from optimizer.problems.problem import (
     LEAST_BLOCK_S,

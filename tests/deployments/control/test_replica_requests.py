@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from numpy.random import Generator, default_rng
 
+from deployments.controller.decide import due_requests, num_started
 from earlyexit.network.boundary import Split
-from optimizer.live.changeover import due_requests, num_started
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 
 Counts = Mapping[str, int]

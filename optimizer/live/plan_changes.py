@@ -1,13 +1,18 @@
-"""Decides whether a new plan is worth the change.
+"""Decides whether a new plan is worth the change and, after a trial, whether to roll it back.
 
 E3 plans every two minutes (section 4) and always changes to the new plan. But the best plan fluctuates with the
 forecast, and replicas serve nothing while they start, so a change to a plan that is hardly better does harm.
+
+E3 drops inputs that it cannot serve in time (section 3.1), and it trusts its plan. Here, dropped inputs and late
+answers count against the plan that caused them. If it keeps less of its promise than the plan before, the controller
+rolls back and avoids the plan for a while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, objective_value, violations
@@ -89,3 +94,78 @@ def _compared(
     else:
         gain = 1 - objective_value(problem, new_figures) / current_value if current_value else 0.0
     return gain, broken if is_new_feasible else ()
+
+
+LEAST_INPUTS = 100
+"""With fewer inputs, the standard error of a share may exceed 5 %."""
+
+
+class Delivered(Protocol):
+    """What an application delivered over a period, which is longer than 0 s."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def arrived(self) -> int: ...
+    @property
+    def in_slo(self) -> int: ...
+    @property
+    def settled(self) -> int:
+        """Inputs that were answered, rejected or abandoned."""
+
+
+def kept_share(served: Delivered, predicted_rps: float) -> float:
+    """Returns the achieved share of the expected goodput, which is the lower of predicted rate and offered load.
+
+    Below the predicted rate, only dropped and late inputs count as missing, not those in flight.
+    """
+    if served.arrived > predicted_rps * served.seconds:
+        return served.in_slo / served.seconds / predicted_rps
+    return served.in_slo / served.settled if served.settled else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A new plan in force, and the one before it."""
+
+    epoch: int
+    predicted_rps: float
+    """The new plan's rate by its forecast, above 0."""
+    before_kept: float | None = None
+    """The share that the plan before kept recently. None if there was none, or if nothing was measured."""
+    before_predicted_rps: float
+
+
+def judge(
+    trial: Trial,
+    served: Delivered,
+    *,
+    margin: float,
+    settle_s: float,
+    patience_s: float,
+) -> Verdict | None:
+    """Judges a plan by what was `served` since the switch: a change rolls it back. Returns None while it is too early.
+
+    It is too early before `settle_s` and, with few inputs, before `patience_s`. Arrivals count, not answers, so that a
+    plan that answers nothing is judged too. The plan is rolled back if more than `margin` of the expected goodput is
+    missing, and if the plan before kept more of its own promise and would deliver more of the current load.
+    """
+    has_few = served.arrived < LEAST_INPUTS
+    if served.seconds < settle_s or (has_few and served.seconds < patience_s):
+        return None
+    if has_few:
+        words = f"only {served.arrived} inputs arrived in {served.seconds:.0f} s, too few to judge"
+        return Verdict(change=False, words=f"keeps plan {trial.epoch}: {words}")
+    offered_rps, goodput_rps = served.arrived / served.seconds, served.in_slo / served.seconds
+    kept, expected_rps = kept_share(served, trial.predicted_rps), min(offered_rps, trial.predicted_rps)
+    promise = (
+        f"plan {trial.epoch} gives {goodput_rps:.4g}/s in time, {kept:.1%} of what was expected ({expected_rps:.4g}/s)"
+    )
+    if kept >= 1 - margin:
+        return Verdict(change=False, words=f"keeps the plan: {promise}")
+    if trial.before_kept is None:
+        return Verdict(change=False, words=f"keeps the plan: {promise}; none was measured before it")
+    before_rps = trial.before_kept * min(offered_rps, trial.before_predicted_rps)
+    is_worse = trial.before_kept > kept and before_rps > kept * expected_rps
+    before = f"the one before kept {trial.before_kept:.1%} of its own and would give {before_rps:.4g}/s"
+    return Verdict(change=is_worse, words=f"{'rolls back' if is_worse else 'keeps the plan'}: {promise}; {before}")

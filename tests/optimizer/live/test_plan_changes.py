@@ -12,8 +12,7 @@ import pytest
 from deployments.wire.messages import Interval
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate
-from optimizer.live.changeover import Trial, judge, kept_share
-from optimizer.live.hysteresis import Verdict, weigh
+from optimizer.live.plan_changes import Trial, Verdict, judge, kept_share, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
