@@ -1,4 +1,4 @@
-"""Forecasts of survival at every block, and of the request rate, for the next windows (E3 section 3.1).
+"""Forecasts of survival at every block, and of the request rate, for the next window (E3 section 3.1).
 
 E3 forecasts the batch size at every ramp with ARIMA over windows of two minutes. This module forecasts, on the logit
 scale, the share of inputs that continue *among those that reach a ramp*. The product of these forecasts is a survival
@@ -47,10 +47,10 @@ FAILURES = (ValueError, np.linalg.LinAlgError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesForecast:
-    """Forecast of several series (X) over the next windows (H)."""
+    """Forecast of several series (X) for the next window."""
 
-    mean_HX: FloatArray
-    variance_HX: FloatArray
+    mean_X: FloatArray
+    variance_X: FloatArray
     """Variance of the level, without the sampling noise of a window."""
     how_X: tuple[str, ...]
 
@@ -88,7 +88,7 @@ _FREE_NOISE = tuple(_Candidate(momentum=m, drift=1.0, noise=n) for m in RATE_MOM
 _FREE_PARAMETERS = tuple(1 + int(model.noise > 0) + int(model.momentum > 0) for model in _FREE_NOISE)
 
 
-def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> SeriesForecast:
+def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray) -> SeriesForecast:
     """Returns the forecast of several series with sampling noise of known variance. Missing windows are NaN.
 
     Each series is a constant level, a random walk, or a random walk with momentum (the state space form of
@@ -97,15 +97,15 @@ def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> 
     error than the best model, and better intervals. `how_X` is the order of the model with the largest weight.
     """
     num_seen = int((~np.isnan(series_WX[:, 0])).sum())
-    filters = [_Filters(series_W, noise_W, horizon) for series_W in series_WX.T]
+    filters = [_Filters(series_W, noise_W) for series_W in series_WX.T]
     logs_CX = np.array([[series.log_likelihood(model) for series in filters] for model in _KNOWN_NOISE])
     penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in _KNOWN_PARAMETERS])
     others_CX = (logs_CX.sum(1, keepdims=True) - logs_CX) / max(len(filters) - 1, 1)
     weights_CX = _akaike_weights(penalties_C[:, None] - 2 * (logs_CX + BORROWED * others_CX))
     averaged = [_averaged(series, _KNOWN_NOISE, own_C) for series, own_C in zip(filters, weights_CX.T, strict=True)]
     return SeriesForecast(
-        mean_HX=np.array([mean_H for mean_H, _, _ in averaged]).T,
-        variance_HX=np.array([variance_H for _, variance_H, _ in averaged]).T,
+        mean_X=np.array([mean for mean, _, _ in averaged]),
+        variance_X=np.array([variance for _, variance, _ in averaged]),
         how_X=tuple(how for _, _, how in averaged),
     )
 
@@ -117,44 +117,40 @@ def _akaike_weights(criterion_CX: FloatArray) -> FloatArray:
     return np.asarray(weights_CX / weights_CX.sum(0))
 
 
-def _averaged(
-    filters: _Filters, candidates: Sequence[_Candidate], weights_C: FloatArray
-) -> tuple[FloatArray, FloatArray, str]:
+def _averaged(filters: _Filters, candidates: Sequence[_Candidate], weights_C: FloatArray) -> tuple[float, float, str]:
     """Returns mean and variance of the mixture, and the order of the model with the largest weight."""
     used = [(weight, candidate) for weight, candidate in zip(weights_C, candidates, strict=True) if weight > 0]
     weights_U = np.array([weight for weight, _ in used])
-    means_UH, variances_UH = np.array([filters.forecast(candidate) for _, candidate in used]).transpose(1, 0, 2)
-    mean_H = weights_U @ means_UH
-    variance_H = weights_U @ (variances_UH + (means_UH - mean_H) ** 2)
-    return mean_H, variance_H, used[int(weights_U.argmax())][1].name
+    means_U, variances_U = np.array([filters.forecast(candidate) for _, candidate in used]).T
+    mean = float(weights_U @ means_U)
+    variance = float(weights_U @ (variances_U + (means_U - mean) ** 2))
+    return mean, variance, used[int(weights_U.argmax())][1].name
 
 
 class _Filters:
-    """Kalman filters of one series, one with and one without momentum. Windows to forecast are appended as missing."""
+    """Kalman filters of one series, one with and one without momentum. The next window is appended as missing."""
 
-    def __init__(self, series_W: FloatArray, noise_W: FloatArray | None, horizon: int) -> None:
+    def __init__(self, series_W: FloatArray, noise_W: FloatArray | None) -> None:
         from statsmodels.tsa.statespace.sarimax import SARIMAX
 
-        self._horizon = horizon
         self._scaled = noise_W is None
         """Whether the noise is unknown. Drift and noise then have the scale of the largest likelihood."""
-        seen = np.concatenate([series_W, np.full(horizon, np.nan)])
+        seen = np.append(series_W, np.nan)
         self._models = {
             momentum: SARIMAX(seen, order=(int(momentum), 1, 0), concentrate_scale=self._scaled)
             for momentum in (False, True)
         }
         if noise_W is not None:
             for model in self._models.values():
-                model["obs_cov"] = np.concatenate([noise_W, np.zeros(horizon)])[None, None, :]
+                model["obs_cov"] = np.append(noise_W, 0.0)[None, None, :]
 
     def log_likelihood(self, candidate: _Candidate) -> float:
         return float(self._set(candidate).ssm.loglike())
 
-    def forecast(self, candidate: _Candidate) -> tuple[FloatArray, FloatArray]:
-        """Returns mean and variance over the horizon. The variance includes unknown noise."""
+    def forecast(self, candidate: _Candidate) -> tuple[float, float]:
+        """Returns mean and variance of the next window. The variance includes unknown noise."""
         filtered = self._set(candidate).ssm.filter()
-        ahead = slice(-self._horizon, None)
-        return filtered.forecasts[0, ahead], np.maximum(filtered.forecasts_error_cov[0, 0, ahead], 0.0)
+        return float(filtered.forecasts[0, -1]), max(float(filtered.forecasts_error_cov[0, 0, -1]), 0.0)
 
     def _set(self, candidate: _Candidate) -> Any:
         model = self._models[candidate.momentum > 0]
@@ -171,19 +167,19 @@ def _aicc_penalty(num_parameters: int, num_seen: int) -> float:
     return 2 * num_parameters * num_seen / (num_seen - num_parameters - 1)
 
 
-def forecast_series(series_W: FloatArray, horizon: int) -> tuple[FloatArray, FloatArray, str]:
-    """Returns mean and variance over the horizon, and the order, for a series with unknown noise.
+def forecast_series(series_W: FloatArray) -> tuple[float, float, str]:
+    """Returns mean and variance of the next window, and the order, for a series with unknown noise.
 
     Missing windows are NaN. The grid includes the ratio of noise to drift. Models are averaged as in `forecast_noisy`.
     """
     num_seen = int((~np.isnan(series_W)).sum())
-    filters = _Filters(series_W, None, horizon)
+    filters = _Filters(series_W, None)
     logs_C = np.array([filters.log_likelihood(candidate) for candidate in _FREE_NOISE])
     penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in _FREE_PARAMETERS])
     return _averaged(filters, _FREE_NOISE, _akaike_weights((penalties_C - 2 * logs_C)[:, None])[:, 0])
 
 
-# The request rate of the coming windows.
+# The request rate of the next window.
 
 WINDOW_S = 120.0
 """Default length of a window, that of E3 (section 3.1)."""
@@ -215,30 +211,28 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateForecast:
-    """Requests per second over the next windows (H): the median, and an interval from normal errors of its logarithm.
+    """Requests per second in the next window: the median, and an interval from normal errors of its logarithm.
 
     The interval is for the rate that is observed in a window, so that it includes the Poisson noise of its requests.
     """
 
-    rate_rps_H: FloatArray
-    low_rps_H: FloatArray
-    high_rps_H: FloatArray
+    rate_rps: float
+    low_rps: float
+    high_rps: float
     """Infinite if only one window has requests, because the changes of the rate are then unknown."""
     coverage: float
     method: Method
 
 
-def forecast_rate(
-    rate_rps_W: FloatArray, horizon: int = 1, coverage: float = 0.8, *, window_s: float = WINDOW_S
-) -> RateForecast:
-    """Returns the rate over the next `horizon` windows, from past windows, oldest first. Missing windows are NaN.
+def forecast_rate(rate_rps_W: FloatArray, coverage: float = 0.8, *, window_s: float = WINDOW_S) -> RateForecast:
+    """Returns the rate in the next window, from past windows, oldest first. Missing windows are NaN.
 
     The forecast is ARIMA on the logarithm, because rates change by factors, and is limited to the range of past rates,
     because bursts end. Windows without requests have no logarithm. They count as missing, except if the last window has
     none, and the interval extends to 0 unless they are rarer than its lower tail. Raises DataError for negative or
     infinite rates, and if all windows are missing.
     """
-    check_request(horizon, coverage)
+    check_coverage(coverage)
     if not 0 < window_s < np.inf:
         raise DataError(f"window_s must be finite and above 0, not {window_s}")
     rate_rps_W = np.asarray(rate_rps_W, dtype=np.float64)
@@ -248,10 +242,10 @@ def forecast_rate(
         raise DataError("rates must be finite and at least 0")
     past = _Past.of(rate_rps_W, window_s)
     if (past.seen_S * window_s <= FEW).all():
-        return _pooled_rate(past, horizon, coverage)
+        return _pooled_rate(past, coverage)
     if past.seen_S[-1] == 0:
-        return _stopped_rate(past, horizon, coverage)
-    return _with_zeros(_from_log(past, horizon, coverage), past)
+        return _stopped_rate(past, coverage)
+    return _with_zeros(_from_log(past, coverage), past)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,56 +284,54 @@ class _Past:
         return "the rate jumped in the last window" if has_jumped else ""
 
 
-def _from_log(past: _Past, horizon: int, coverage: float) -> RateForecast:
+def _from_log(past: _Past, coverage: float) -> RateForecast:
     """Returns the forecast by ARIMA, or by a random walk if there is a reason against ARIMA."""
-    mean_H, variance_H, method = _random_walk(past, horizon)
+    mean, variance, method = _random_walk(past)
     if not method.reason:
-        mean_H, variance_H, method = _arima(past, horizon)
-    poisson_H = np.exp(-mean_H) / past.window_s
-    width_H = NormalDist().inv_cdf((1 + coverage) / 2) * np.sqrt(np.maximum(variance_H, poisson_H))
+        mean, variance, method = _arima(past)
+    poisson = np.exp(-mean) / past.window_s
+    width = NormalDist().inv_cdf((1 + coverage) / 2) * np.sqrt(max(variance, poisson))
     return RateForecast(
-        rate_rps_H=np.exp(mean_H),
-        low_rps_H=np.exp(mean_H - width_H),
-        high_rps_H=np.exp(mean_H + width_H),
+        rate_rps=float(np.exp(mean)),
+        low_rps=float(np.exp(mean - width)),
+        high_rps=float(np.exp(mean + width)),
         coverage=coverage,
         method=method,
     )
 
 
-def _arima(past: _Past, horizon: int) -> tuple[FloatArray, FloatArray, Method]:
+def _arima(past: _Past) -> tuple[float, float, Method]:
     """Returns mean and variance of the logarithm. After many missing windows, the mean is the last value."""
     log_W = past.log_W
-    last_H, walk_variance_H, method = _random_walk(past, horizon)
+    last, walk_variance, method = _random_walk(past)
     try:
-        means, variances, order = forecast_series(log_W, min(past.hole, MOST_WINDOWS) + horizon)
+        mean, variance, order = forecast_series(np.append(log_W, np.full(min(past.hole, MOST_WINDOWS), np.nan)))
     except FAILURES as error:
-        return last_H, walk_variance_H, replace(method, reason=f"no ARIMA could be fitted: {error}")
+        return last, walk_variance, replace(method, reason=f"no ARIMA could be fitted: {error}")
     if past.hole >= LEAST_WINDOWS:
         reason = f"nothing was seen in the last {LEAST_WINDOWS} windows"
-        return last_H, np.maximum(walk_variance_H, variances[-horizon:]), replace(method, reason=reason)
-    mean_H = np.clip(means[-horizon:], np.nanmin(log_W), np.nanmax(log_W))
-    return mean_H, variances[-horizon:], Method(how=order)
+        return last, max(walk_variance, variance), replace(method, reason=reason)
+    return float(np.clip(mean, np.nanmin(log_W), np.nanmax(log_W))), variance, Method(how=order)
 
 
-def _random_walk(past: _Past, horizon: int) -> tuple[FloatArray, FloatArray, Method]:
+def _random_walk(past: _Past) -> tuple[float, float, Method]:
     """Returns mean and variance of the logarithm for a random walk from the last value, and why ARIMA is not used."""
     window_S = np.flatnonzero(~np.isnan(past.log_W))
     log_S = past.log_W[window_S]
-    ahead_H = past.hole + np.arange(1.0, horizon + 1)
-    per_window = (np.diff(log_S) ** 2 / np.diff(window_S)).mean() if len(log_S) > 1 else np.inf
-    poisson = 2 / (past.seen_S[-1] * past.window_s)  # the noise of the last window and of a future window
+    per_window = float((np.diff(log_S) ** 2 / np.diff(window_S)).mean()) if len(log_S) > 1 else np.inf
+    poisson = 2 / float(past.seen_S[-1] * past.window_s)  # the noise of the last window and of the next one
     method = Method(how="last value", reason=past.why_no_arima)
-    return np.full(horizon, log_S[-1]), np.maximum(ahead_H * per_window, poisson), method
+    return float(log_S[-1]), max((past.hole + 1) * per_window, poisson), method
 
 
-def _stopped_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
+def _stopped_rate(past: _Past, coverage: float) -> RateForecast:
     """Returns a rate of 0, as in the last window, with a quantile of past windows as the upper bound."""
     high = float(np.quantile(past.seen_S, (1 + coverage) / 2, method="higher"))
     method = Method(how="last value", reason="the last window had no requests")
-    return _even(0.0, 0.0, high, horizon, coverage, method)
+    return RateForecast(rate_rps=0.0, low_rps=0.0, high_rps=high, coverage=coverage, method=method)
 
 
-def _pooled_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
+def _pooled_rate(past: _Past, coverage: float) -> RateForecast:
     """Returns the mean rate of pooled windows, with Poisson counts and a gamma posterior from Jeffreys' prior.
 
     The interval contains that of a window's count (negative binomial), the upper bound of the rate, and quantiles of
@@ -354,34 +346,24 @@ def _pooled_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
     least = min(next_count.ppf(low), np.quantile(count_S, low, method="lower"), count_S.mean())
     most = max(next_count.ppf(high), gamma.ppf(high, shape) / num, np.quantile(count_S, high, method="higher"))
     method = Method(how="pooled rate", reason=f"no window had more than {FEW} requests")
-    rate_rps, low_rps, high_rps = (count / past.window_s for count in (count_S.mean(), least, most))
-    return _even(rate_rps, low_rps, high_rps, horizon, coverage, method)
-
-
-def _even(
-    rate_rps: float, low_rps: float, high_rps: float, horizon: int, coverage: float, method: Method
-) -> RateForecast:
-    """Returns a forecast that is equal for all windows of the horizon."""
-    rate_H, low_H, high_H = (np.full(horizon, number) for number in (rate_rps, low_rps, high_rps))
-    return RateForecast(rate_rps_H=rate_H, low_rps_H=low_H, high_rps_H=high_H, coverage=coverage, method=method)
+    rate_rps, low_rps, high_rps = (float(count / past.window_s) for count in (count_S.mean(), least, most))
+    return RateForecast(rate_rps=rate_rps, low_rps=low_rps, high_rps=high_rps, coverage=coverage, method=method)
 
 
 def _with_zeros(forecast: RateForecast, past: _Past) -> RateForecast:
     """Returns the forecast, with an interval from 0 unless windows without requests are rarer than the lower tail."""
     if (past.seen_S == 0).mean() < (1 - forecast.coverage) / 2:
         return forecast
-    return replace(forecast, low_rps_H=np.zeros_like(forecast.low_rps_H))
+    return replace(forecast, low_rps=0.0)
 
 
-def check_request(horizon: int, coverage: float) -> None:
-    """Raises DataError for an invalid horizon or coverage."""
-    if horizon < 1:
-        raise DataError(f"the horizon must be at least 1 window, not {horizon}")
+def check_coverage(coverage: float) -> None:
+    """Raises DataError for an invalid coverage."""
     if not 0 < coverage < 1:
         raise DataError(f"the coverage of an interval must be between 0 and 1, not {coverage}")
 
 
-# Survival in the coming windows.
+# Survival in the next window.
 
 LEAST_MOVES = 4.0
 """Minimum of inputs per window that leave at a ramp, and that continue there. With fewer, errors of the logit are not
@@ -392,59 +374,48 @@ NEIGHBOUR = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalForecast:
-    """Survival per block (K), and the share that continues per ramp (R = K - 1), over the next windows (H).
+    """Survival per block (K), and the share that continues per ramp (R = K - 1), in the next window.
 
     Intervals are from normal errors on the logit scale. The interval of survival is an approximation: the logarithm of
     the product of shares is linearised in their logits, with the correlations between ramps, and the result is
     converted to the logit scale of survival.
 
-    By default, intervals are for the *level*, the share in an infinite number of inputs. With `inputs_to_come`, they
-    are for the share in a window of that many inputs, which has sampling noise. Intervals do not include jumps of the
-    stream.
+    Intervals are for the *level*, the share in an infinite number of inputs. They do not include jumps of the stream.
     """
 
-    survival_HK: FloatArray
-    survival_low_HK: FloatArray
-    survival_high_HK: FloatArray
-    go_on_HR: FloatArray
-    go_on_low_HR: FloatArray
-    go_on_high_HR: FloatArray
+    survival_K: FloatArray
+    survival_low_K: FloatArray
+    survival_high_K: FloatArray
+    go_on_R: FloatArray
+    go_on_low_R: FloatArray
+    go_on_high_R: FloatArray
     coverage: float
-    """Probability that a level, or a share of `inputs_to_come` inputs, is in its interval."""
-    inputs_to_come: float | None = None
-    """Number of inputs at block 0 in a window for which intervals are computed; None for intervals of levels."""
+    """Probability that a level is in its interval."""
     methods_R: tuple[Method, ...]
 
     @property
     def next_survival(self) -> tuple[float, ...]:
         """Survival in the next window, in the form of a problem file."""
-        return tuple(self.survival_HK[0].tolist())
+        return tuple(self.survival_K.tolist())
 
 
 def forecast_survival(
-    history: SurvivalHistory,
-    horizon: int = 1,
-    prior: Sequence[float] | None = None,
-    coverage: float = 0.8,
-    *,
-    inputs_to_come: float | None = None,
+    history: SurvivalHistory, prior: Sequence[float] | None = None, coverage: float = 0.8
 ) -> SurvivalForecast:
-    """Returns survival over the next `horizon` windows, from the last `MOST_WINDOWS` of the history.
+    """Returns survival in the next window, from the last `MOST_WINDOWS` of the history.
 
-    `prior`: survival per block, for example from calibration, for ramps without observations. `inputs_to_come`: see
-    `SurvivalForecast`. Raises DataError if all windows are missing and there is no prior.
+    `prior`: survival per block, for example from calibration, for ramps without observations. Raises DataError if all
+    windows are missing and there is no prior.
     """
-    check_request(horizon, coverage)
-    if inputs_to_come is not None and not 0 < inputs_to_come < np.inf:
-        raise DataError(f"inputs_to_come must be finite and above 0, not {inputs_to_come}")
+    check_coverage(coverage)
     prior_R = _prior_shares(prior, history.num_blocks)
     if history.missing_W.all() and prior_R is None:
         raise DataError("a forecast needs a window that is not missing, or a prior")
     recent = _since_break(_last_windows(history))
-    shares = _pooled_shares(recent, horizon, coverage, prior_R)
+    shares = _pooled_shares(recent, coverage, prior_R)
     if recent.moving_R.any():
         shares = _with_drift(shares, recent, coverage)
-    return _to_survival(shares, coverage, inputs_to_come)
+    return _to_survival(shares, coverage)
 
 
 def _last_windows(history: SurvivalHistory) -> SurvivalHistory:
@@ -493,15 +464,15 @@ def _since_break(history: SurvivalHistory) -> _Recent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shares:
-    share_HR: FloatArray
-    low_HR: FloatArray
-    high_HR: FloatArray
-    log_covariance_HRR: FloatArray
+    share_R: FloatArray
+    low_R: FloatArray
+    high_R: FloatArray
+    log_covariance_RR: FloatArray
     """Covariance of the errors of log(share)."""
     methods_R: tuple[Method, ...]
 
 
-def _pooled_shares(recent: _Recent, horizon: int, coverage: float, prior_R: FloatArray | None) -> _Shares:
+def _pooled_shares(recent: _Recent, coverage: float, prior_R: FloatArray | None) -> _Shares:
     """Returns the shares of pooled windows, for a constant level, with Jeffreys' intervals for a binomial share."""
     from scipy.stats import beta
 
@@ -514,10 +485,10 @@ def _pooled_shares(recent: _Recent, horizon: int, coverage: float, prior_R: Floa
     log_variance_R = posterior.var() / np.maximum(share_R, posterior.mean()) ** 2
     methods = tuple(_pooled_method(recent, ramp, prior_R is not None) for ramp in range(len(reach_R)))
     return _Shares(
-        share_HR=np.tile(share_R, (horizon, 1)),
-        low_HR=np.tile(low_R, (horizon, 1)),
-        high_HR=np.tile(high_R, (horizon, 1)),
-        log_covariance_HRR=np.tile(np.diag(log_variance_R), (horizon, 1, 1)),
+        share_R=share_R,
+        low_R=low_R,
+        high_R=high_R,
+        log_covariance_RR=np.diag(log_variance_R),
         methods_R=methods,
     )
 
@@ -539,27 +510,24 @@ def _pooled_method(recent: _Recent, ramp: int, has_prior: bool) -> Method:
 def _with_drift(shares: _Shares, recent: _Recent, coverage: float) -> _Shares:
     """Returns the shares, with forecasts by ARIMA for ramps with enough inputs."""
     moving_R = recent.moving_R
-    horizon = len(shares.share_HR)
     try:
-        mean_HM, covariance_HMM, hows = _forecast_logits(recent, horizon)
+        mean_M, covariance_MM, hows = _forecast_logits(recent)
     except FAILURES as error:
         failed = Method(how="pooled share", reason=f"no ARIMA could be fitted: {error}")
         return replace(shares, methods_R=_replaced(shares.methods_R, moving_R, [failed] * int(moving_R.sum())))
-    deviation_HM = np.sqrt(np.diagonal(covariance_HMM, axis1=1, axis2=2))
-    width_HM = NormalDist().inv_cdf((1 + coverage) / 2) * deviation_HM
-    share_HR, low_HR, high_HR = shares.share_HR.copy(), shares.low_HR.copy(), shares.high_HR.copy()
-    share_HR[:, moving_R] = expit(mean_HM)
-    low_HR[:, moving_R], high_HR[:, moving_R] = expit(mean_HM - width_HM), expit(mean_HM + width_HM)
-    log_covariance_HRR = shares.log_covariance_HRR.copy()
-    moving_M = np.flatnonzero(moving_R)
-    leave_HM = expit(-mean_HM)  # the derivative of log(share) with respect to the logit
-    log_covariance_HRR[:, moving_M[:, None], moving_M] = covariance_HMM * leave_HM[:, :, None] * leave_HM[:, None, :]
+    width_M = NormalDist().inv_cdf((1 + coverage) / 2) * np.sqrt(np.diagonal(covariance_MM))
+    share_R, low_R, high_R = shares.share_R.copy(), shares.low_R.copy(), shares.high_R.copy()
+    share_R[moving_R] = expit(mean_M)
+    low_R[moving_R], high_R[moving_R] = expit(mean_M - width_M), expit(mean_M + width_M)
+    log_covariance_RR = shares.log_covariance_RR.copy()
+    leave_M = expit(-mean_M)  # the derivative of log(share) with respect to the logit
+    log_covariance_RR[np.ix_(moving_R, moving_R)] = covariance_MM * np.outer(leave_M, leave_M)
     methods = [Method(how=how, reason=recent.note) for how in hows]
     return _Shares(
-        share_HR=share_HR,
-        low_HR=low_HR,
-        high_HR=high_HR,
-        log_covariance_HRR=log_covariance_HRR,
+        share_R=share_R,
+        low_R=low_R,
+        high_R=high_R,
+        log_covariance_RR=log_covariance_RR,
         methods_R=_replaced(shares.methods_R, moving_R, methods),
     )
 
@@ -569,8 +537,8 @@ def _replaced(methods_R: tuple[Method, ...], moving_R: BoolArray, new_M: list[Me
     return tuple(next(new_methods) if moving else old for old, moving in zip(methods_R, moving_R, strict=True))
 
 
-def _forecast_logits(recent: _Recent, horizon: int) -> tuple[FloatArray, FloatArray, list[str]]:
-    """Returns mean (H, M) and covariance (H, M, M) of the moving ramps' (M) logits, and each one's main ARIMA order."""
+def _forecast_logits(recent: _Recent) -> tuple[FloatArray, FloatArray, list[str]]:
+    """Returns mean (M) and covariance (M, M) of the moving ramps' (M) logits, and each one's main ARIMA order."""
     moving_R = recent.moving_R
     logit_WM, noise_WM = _noisy_logits(recent.reach_WR[:, moving_R], recent.go_on_WR[:, moving_R])
     seen_W = ~recent.missing_W
@@ -581,12 +549,12 @@ def _forecast_logits(recent: _Recent, horizon: int) -> tuple[FloatArray, FloatAr
     scaled_WM = (logit_WM - centre_M) / scale_M
     components_MM = np.linalg.svd(scaled_WM[seen_W] / np.sqrt(noise_W[seen_W, None]), full_matrices=True)[2].T
     series_WM = np.where(seen_W[:, None], scaled_WM @ components_MM, np.nan)
-    forecast: SeriesForecast = forecast_noisy(series_WM, noise_W, horizon)
+    forecast: SeriesForecast = forecast_noisy(series_WM, noise_W)
     back_MM = scale_M[:, None] * components_MM
-    mean_HM = centre_M + forecast.mean_HX @ back_MM.T
-    covariance_HMM = np.einsum("mx,hx,nx->hmn", back_MM, forecast.variance_HX, back_MM)
+    mean_M = centre_M + back_MM @ forecast.mean_X
+    covariance_MM = (back_MM * forecast.variance_X) @ back_MM.T
     leading_M = (np.abs(components_MM) * np.nanstd(series_WM, axis=0)).argmax(1)
-    return mean_HM, covariance_HMM, [forecast.how_X[component] for component in leading_M]
+    return mean_M, covariance_MM, [forecast.how_X[component] for component in leading_M]
 
 
 def _noisy_logits(reach_WM: FloatArray, go_on_WM: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -608,55 +576,27 @@ def _noisy_logits(reach_WM: FloatArray, go_on_WM: FloatArray) -> tuple[FloatArra
     return logit_WM - bias_WM, 1 / ((reach_WM + 1) * spread_WM)
 
 
-def _to_survival(shares: _Shares, coverage: float, inputs_to_come: float | None) -> SurvivalForecast:
+def _to_survival(shares: _Shares, coverage: float) -> SurvivalForecast:
     width = NormalDist().inv_cdf((1 + coverage) / 2)
-    horizon, num_ramps = shares.share_HR.shape
-    first_H1 = np.ones((horizon, 1))
-    survival_HK = np.hstack([first_H1, np.cumprod(shares.share_HR, axis=1)])
+    num_ramps = len(shares.share_R)
+    survival_K = np.append(1.0, np.cumprod(shares.share_R))
     up_to_KR = np.tri(num_ramps + 1, num_ramps, -1)
-    deviation_HK = np.sqrt(np.einsum("kr,hrs,ks->hk", up_to_KR, shares.log_covariance_HRR, up_to_KR))
-    low_HK = _on_logit_scale(survival_HK, -width * deviation_HK)
-    high_HK = _on_logit_scale(survival_HK, width * deviation_HK)
+    deviation_K = np.sqrt(np.einsum("kr,rs,ks->k", up_to_KR, shares.log_covariance_RR, up_to_KR))
+    low_K = _on_logit_scale(survival_K, -width * deviation_K)
+    high_K = _on_logit_scale(survival_K, width * deviation_K)
     for block in range(1, num_ramps + 1):  # a survival of 0 has no logit: its upper bound is the product of bounds
-        none_H = survival_HK[:, block] == 0
-        high_HK[none_H, block] = (high_HK[:, block - 1] * shares.high_HR[:, block - 1])[none_H]
-    go_on_low_HR, go_on_high_HR = shares.low_HR, shares.high_HR
-    if inputs_to_come is not None:
-        num_HR = inputs_to_come * survival_HK[:, :-1]
-        go_on_low_HR, go_on_high_HR = _of_inputs(shares.share_HR, go_on_low_HR, go_on_high_HR, num_HR, width)
-        low_HK, high_HK = _of_inputs(survival_HK, low_HK, high_HK, np.full_like(survival_HK, inputs_to_come), width)
-        low_HK[:, 0] = high_HK[:, 0] = 1.0
+        if survival_K[block] == 0:
+            high_K[block] = high_K[block - 1] * shares.high_R[block - 1]
     return SurvivalForecast(
-        survival_HK=survival_HK,
-        survival_low_HK=np.minimum.accumulate(low_HK, axis=1),
-        survival_high_HK=np.minimum.accumulate(high_HK, axis=1),
-        go_on_HR=shares.share_HR,
-        go_on_low_HR=go_on_low_HR,
-        go_on_high_HR=go_on_high_HR,
+        survival_K=survival_K,
+        survival_low_K=np.minimum.accumulate(low_K),
+        survival_high_K=np.minimum.accumulate(high_K),
+        go_on_R=shares.share_R,
+        go_on_low_R=shares.low_R,
+        go_on_high_R=shares.high_R,
         coverage=coverage,
-        inputs_to_come=inputs_to_come,
         methods_R=shares.methods_R,
     )
-
-
-def _of_inputs(
-    share: FloatArray, low: FloatArray, high: FloatArray, num_inputs: FloatArray, width: float
-) -> tuple[FloatArray, FloatArray]:
-    """Returns the interval of a share in `num_inputs` inputs: the interval of the level plus binomial noise.
-
-    Variances are added on the logit scale. For shares of 0 and 1, the noise is that of the level's bound.
-    """
-    num = np.maximum(num_inputs, np.finfo(float).tiny)
-    inside = (share > ROUNDING) & (share < 1 - ROUNDING)
-    safe = np.where(inside, share, 0.5)
-    noise = width**2 / np.maximum(num * safe * (1 - safe), np.finfo(float).tiny)
-    bounds = []
-    for bound, sign in ((low, -1), (high, 1)):
-        bound_inside = np.where(inside & (bound > 0) & (bound < 1), bound, safe)
-        step = sign * np.sqrt((logit(bound_inside) - logit(safe)) ** 2 + noise)
-        at_edge = np.clip(bound + sign * width * np.sqrt(bound * (1 - bound) / num), 0, 1)
-        bounds.append(np.asarray(np.where(inside, expit(logit(safe) + step), at_edge)))
-    return bounds[0], bounds[1]
 
 
 def _on_logit_scale(share: FloatArray, log_step: FloatArray) -> FloatArray:

@@ -530,9 +530,9 @@ def problems_to_solve(base: PlanProblem, forecast: Forecast, counts: Mapping[str
         return (problem,)
     rates = [named_per_s]
     if forecast.rate is not None:
-        expected_per_s = float(forecast.rate.high_rps_H[0])
+        expected_per_s = forecast.rate.high_rps
         if not np.isfinite(expected_per_s):  # after a single window
-            expected_per_s = max(float(forecast.rate.rate_rps_H[0]), named_per_s)
+            expected_per_s = max(forecast.rate.rate_rps, named_per_s)
         rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
     asked = [problem.with_rate(rate) for rate in rates if rate > 0]
     return (*asked, replace(problem, objective=MaximizeRate()))

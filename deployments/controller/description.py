@@ -47,20 +47,20 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> di
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:
     survival = forecast.survival
-    high_per_s = float("inf") if forecast.rate is None else float(forecast.rate.high_rps_H[0])
+    high_per_s = float("inf") if forecast.rate is None else forecast.rate.high_rps
     return {
         "at_s": forecast.at_s,
         "how": forecast.how,
         "probes": forecast.num_probes,
         "coverage": survival.coverage,
-        "survival": survival.survival_HK[0].tolist(),
-        "survival_low": survival.survival_low_HK[0].tolist(),
-        "survival_high": survival.survival_high_HK[0].tolist(),
+        "survival": survival.survival_K.tolist(),
+        "survival_low": survival.survival_low_K.tolist(),
+        "survival_high": survival.survival_high_K.tolist(),
         "rate": None
         if forecast.rate is None
         else {
-            "rate_per_s": float(forecast.rate.rate_rps_H[0]),
-            "low_per_s": float(forecast.rate.low_rps_H[0]),
+            "rate_per_s": forecast.rate.rate_rps,
+            "low_per_s": forecast.rate.low_rps,
             "high_per_s": high_per_s if high_per_s < float("inf") else None,  # JSON has no infinity
             "how": forecast.rate.method.how,
         },

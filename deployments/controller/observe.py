@@ -264,9 +264,9 @@ class ObservedStream:
         weight, prior = num_probes / LEAST_PROBES, np.array(prior_N)
         mixed = replace(  # without changing the observed shares per ramp
             seen,
-            survival_HK=weight * seen.survival_HK + (1 - weight) * prior,
-            survival_low_HK=np.minimum(seen.survival_low_HK, prior),
-            survival_high_HK=np.maximum(seen.survival_high_HK, prior),
+            survival_K=weight * seen.survival_K + (1 - weight) * prior,
+            survival_low_K=np.minimum(seen.survival_low_K, prior),
+            survival_high_K=np.maximum(seen.survival_high_K, prior),
         )
         return mixed, num_probes, f"{how}, and what was expected"
 

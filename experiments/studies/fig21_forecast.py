@@ -124,7 +124,7 @@ def forecast_batches(name: str, kinds: Kinds, num_probes: float, cuts: list[int]
     seen_WK = all_WK if num_probes >= NUM_INPUTS else few_WK
     pasts = [SurvivalHistory.from_counts(seen_WK[now - HISTORY : now]) for now in range(HISTORY, HISTORY + WINDOWS)]
     return Batches(
-        forecast_WC=INPUT_BATCH * np.array([forecast_survival(past).survival_HK[0, cuts] for past in pasts]),
+        forecast_WC=INPUT_BATCH * np.array([forecast_survival(past).survival_K[cuts] for past in pasts]),
         last_WC=INPUT_BATCH * np.array([past.survival_WK[-1, cuts] for past in pasts]),
         true_WC=INPUT_BATCH * all_WK[HISTORY:, cuts] / NUM_INPUTS,
     )

@@ -82,17 +82,16 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
 
 def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
     """Returns the forecast of the next window as JSON data."""
-    go_on_R, low_R, high_R = forecast.go_on_HR[0], forecast.go_on_low_HR[0], forecast.go_on_high_HR[0]
+    shares_RS = np.stack([forecast.go_on_R, forecast.go_on_low_R, forecast.go_on_high_R], axis=1)
     return {
         "coverage": forecast.coverage,
-        "inputs_to_come": forecast.inputs_to_come,
-        "survival": forecast.survival_HK[0].tolist(),
-        "survival_low": forecast.survival_low_HK[0].tolist(),
-        "survival_high": forecast.survival_high_HK[0].tolist(),
+        "survival": forecast.survival_K.tolist(),
+        "survival_low": forecast.survival_low_K.tolist(),
+        "survival_high": forecast.survival_high_K.tolist(),
         "ramps": [
             {"ramp": ramp, "go_on": go_on, "low": low, "high": high, "method": method.how, "reason": method.reason}
-            for ramp, (go_on, low, high, method) in enumerate(
-                zip(go_on_R.tolist(), low_R.tolist(), high_R.tolist(), forecast.methods_R, strict=True)
+            for ramp, ((go_on, low, high), method) in enumerate(
+                zip(shares_RS.tolist(), forecast.methods_R, strict=True)
             )
         ],
     }
@@ -105,7 +104,7 @@ def run(job: ForecastJob) -> None:
     if job.window_s is not None:
         rates_W = np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / job.window_s)
         forecast = forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s)
-        rate_rps, low, high = map(float, (forecast.rate_rps_H[0], forecast.low_rps_H[0], forecast.high_rps_H[0]))
+        rate_rps, low, high = forecast.rate_rps, forecast.low_rps, forecast.high_rps
         document["rate"] = {
             "rate_rps": rate_rps,
             "low": low if math.isfinite(low) else None,

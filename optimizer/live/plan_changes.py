@@ -131,8 +131,8 @@ class Trial:
     epoch: int
     predicted_rps: float
     """The new plan's rate by its forecast, above 0."""
-    before_kept: float | None = None
-    """The share that the plan before kept recently. None if there was none, or if nothing was measured."""
+    before_kept: float
+    """The share that the plan before kept recently."""
     before_predicted_rps: float
 
 
@@ -163,8 +163,6 @@ def judge(
     )
     if kept >= 1 - margin:
         return Verdict(change=False, words=f"keeps the plan: {promise}")
-    if trial.before_kept is None:
-        return Verdict(change=False, words=f"keeps the plan: {promise}; none was measured before it")
     before_rps = trial.before_kept * min(offered_rps, trial.before_predicted_rps)
     is_worse = trial.before_kept > kept and before_rps > kept * expected_rps
     before = f"the one before kept {trial.before_kept:.1%} of its own and would give {before_rps:.4g}/s"

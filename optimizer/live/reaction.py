@@ -48,8 +48,8 @@ def survival_deviation(
     largest, message = 0.0, None
     for ramp in sorted(ramps):
         nested, share_low, share_high = (
-            float(each_HK[0, ramp + 1])
-            for each_HK in (forecast.survival_HK, forecast.survival_low_HK, forecast.survival_high_HK)
+            float(each_K[ramp + 1])
+            for each_K in (forecast.survival_K, forecast.survival_low_K, forecast.survival_high_K)
         )
         share = nested if reach is None else reach(ramps)[ramp + 1]
         low, high = 1 - min(1.0, share_high + share - nested), 1 - max(0.0, share_low + share - nested)
@@ -88,10 +88,8 @@ def rate_deviation(
     """
     if asked_rps is None or seconds <= 0:
         return None
-    median_rps, low_rps, high_rps = (
-        float(each_H[0]) for each_H in (forecast.rate_rps_H, forecast.low_rps_H, forecast.high_rps_H)
-    )
-    allowed_rps = min(high_rps, max(asked_rps, median_rps))
+    median_rps, low_rps = forecast.rate_rps, forecast.low_rps
+    allowed_rps = min(forecast.high_rps, max(asked_rps, median_rps))
     # Score interval of the mean of a Poisson count.
     width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * num_tests))
     centre, spread = num_arrived + width**2 / 2, width * math.sqrt(num_arrived + width**2 / 4)

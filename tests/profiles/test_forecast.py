@@ -33,19 +33,19 @@ def drawn(go_on_WR: FloatArray, num_inputs: int, seed: int) -> SurvivalHistory:
 
 
 def assert_possible(found: SurvivalForecast) -> None:
-    for survival_HK in (found.survival_HK, found.survival_low_HK, found.survival_high_HK):
-        assert (survival_HK[:, 0] == 1).all()
-        assert (np.diff(survival_HK, axis=1) <= 1e-12).all()
-        assert ((survival_HK >= 0) & (survival_HK <= 1)).all()
-    assert (found.survival_low_HK <= found.survival_HK + 1e-12).all()
-    assert (found.survival_HK <= found.survival_high_HK + 1e-12).all()
-    assert (found.go_on_low_HR <= found.go_on_HR + 1e-12).all()
-    assert (found.go_on_HR <= found.go_on_high_HR + 1e-12).all()
+    for survival_K in (found.survival_K, found.survival_low_K, found.survival_high_K):
+        assert survival_K[0] == 1
+        assert (np.diff(survival_K) <= 1e-12).all()
+        assert ((survival_K >= 0) & (survival_K <= 1)).all()
+    assert (found.survival_low_K <= found.survival_K + 1e-12).all()
+    assert (found.survival_K <= found.survival_high_K + 1e-12).all()
+    assert (found.go_on_low_R <= found.go_on_R + 1e-12).all()
+    assert (found.go_on_R <= found.go_on_high_R + 1e-12).all()
 
 
 def test_with_few_inputs_the_last_value_the_pooled_share_or_the_prior_is_forecast() -> None:
-    found = forecast_survival(history_of([[100, 50, 10]]), horizon=2)
-    np.testing.assert_allclose(found.survival_HK, [[1, 0.5, 0.1], [1, 0.5, 0.1]])
+    found = forecast_survival(history_of([[100, 50, 10]]))
+    np.testing.assert_allclose(found.survival_K, [1, 0.5, 0.1])
     assert [(method.how, method.reason) for method in found.methods_R] == [
         ("last value", "only one window was observed")
     ] * 2
@@ -55,15 +55,15 @@ def test_with_few_inputs_the_last_value_the_pooled_share_or_the_prior_is_forecas
     assert list(found.next_survival) == [1, 1, 0, 0]
     assert [method.how for method in found.methods_R] == ["pooled share", "pooled share", "assumed"]
     assert found.methods_R[0].reason.startswith("constant")
-    assert found.survival_low_HK[0, 1] > 0.99
+    assert found.survival_low_K[1] > 0.99
     assert_possible(found)
     nothing = history_of(np.full((3, 3), np.nan))
     found = forecast_survival(nothing, prior=[1, 0.8, 0.4])
-    np.testing.assert_allclose(found.survival_HK, [[1, 0.8, 0.4]])
+    np.testing.assert_allclose(found.survival_K, [1, 0.8, 0.4])
     assert {method.how for method in found.methods_R} == {"prior"}
     partly = forecast_survival(history_of([[100, 0, 0]]), prior=[1, 0.8, 0.4])
     assert [method.how for method in partly.methods_R] == ["last value", "prior"]
-    assert partly.go_on_HR.tolist() == [[0, 0.5]]
+    assert partly.go_on_R.tolist() == [0, 0.5]
 
 
 def test_steady_shares_are_averaged_and_missing_windows_skipped() -> None:
@@ -71,13 +71,13 @@ def test_steady_shares_are_averaged_and_missing_windows_skipped() -> None:
     found = forecast_survival(history)
     truth = np.array([1, 0.7, 0.63, 0.315])
     last_error = np.abs(history.survival_WK[-5:] - truth).mean()
-    assert np.abs(found.survival_HK[0] - truth).mean() < 0.5 * last_error
+    assert np.abs(found.survival_K - truth).mean() < 0.5 * last_error
     assert all(method.how.startswith("arima(") for method in found.methods_R)
     assert_possible(found)
     reach_WK = drawn(np.tile([0.7, 0.5], (30, 1)), 240, seed=5).survival_WK * 240
     reach_WK[[3, 10, 11, 29]] = np.nan
     found = forecast_survival(history_of(reach_WK))
-    np.testing.assert_allclose(found.survival_HK[0], [1, 0.7, 0.35], atol=0.03)
+    np.testing.assert_allclose(found.survival_K, [1, 0.7, 0.35], atol=0.03)
     assert found.methods_R[0].how.startswith("arima(")
     assert_possible(found)
 
@@ -85,20 +85,11 @@ def test_steady_shares_are_averaged_and_missing_windows_skipped() -> None:
 def test_after_a_jump_only_the_new_level_counts() -> None:
     go_on_WR = np.array([[0.9, 0.9]] * 30 + [[0.4, 0.7]] * 4)
     found = forecast_survival(drawn(go_on_WR, 240, seed=3))
-    np.testing.assert_allclose(found.go_on_HR[0], [0.4, 0.7], atol=0.05)
+    np.testing.assert_allclose(found.go_on_R, [0.4, 0.7], atol=0.05)
     assert "jumped 4 windows ago" in found.methods_R[0].reason
     at_once = forecast_survival(drawn(go_on_WR[:31], 240, seed=3))
     assert at_once.methods_R[0].how == "last value"
     assert "jumped 1 windows ago" in at_once.methods_R[0].reason
-
-
-def test_intervals_widen_with_the_horizon() -> None:
-    rng = np.random.default_rng(6)
-    go_on_WR = 1 / (1 + np.exp(-np.cumsum(rng.normal(0, 0.15, (50, 2)), axis=0)))
-    found = forecast_survival(drawn(go_on_WR, 2000, seed=6), horizon=5)
-    width_HK = found.survival_high_HK - found.survival_low_HK
-    assert (width_HK[-1, 1:] > width_HK[0, 1:]).all()
-    assert_possible(found)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +105,8 @@ def test_intervals_have_about_the_promised_coverage(level: float, drift: float, 
         go_on_WR = 1 / (1 + np.exp(-logits_WR))
         found = forecast_survival(drawn(go_on_WR[:40], num_inputs, seed))
         truth = np.cumprod(go_on_WR[40])
-        survival.append((found.survival_low_HK[0, 1:] <= truth) & (truth <= found.survival_high_HK[0, 1:]))
-        ramps.append((found.go_on_low_HR[0] <= go_on_WR[40]) & (go_on_WR[40] <= found.go_on_high_HR[0]))
+        survival.append((found.survival_low_K[1:] <= truth) & (truth <= found.survival_high_K[1:]))
+        ramps.append((found.go_on_low_R <= go_on_WR[40]) & (go_on_WR[40] <= found.go_on_high_R))
     assert 0.65 < np.mean(survival) < 0.95
     assert 0.65 < np.mean(ramps) < 0.95
 
@@ -124,21 +115,21 @@ def test_few_inputs_do_not_bias_the_share() -> None:
     # 24 inputs of which 0.8 continue: without a correction the logit gives 0.812 on average.
     found = [forecast_survival(drawn(np.full((30, 1), 0.8), 24, seed)) for seed in range(30)]
     assert all(each.methods_R[0].how.startswith("arima(") for each in found)
-    assert np.mean([each.survival_HK[0, 1] for each in found]) == pytest.approx(0.8, abs=0.008)
+    assert np.mean([each.survival_K[1] for each in found]) == pytest.approx(0.8, abs=0.008)
 
 
 def test_the_pooled_share_has_the_interval_of_jeffreys_open_above_where_all_left() -> None:
     # 798 of 800 continue: Beta(798.5, 2.5) has its 10 % and 90 % quantiles here.
     found = forecast_survival(history_of([[200, 200], [200, 199], [200, 199], [200, 200]]))
-    assert found.go_on_low_HR[0, 0] == pytest.approx(0.99425, abs=1e-4)
-    assert found.go_on_high_HR[0, 0] == pytest.approx(0.99900, abs=1e-4)
+    assert found.go_on_low_R[0] == pytest.approx(0.99425, abs=1e-4)
+    assert found.go_on_high_R[0] == pytest.approx(0.99900, abs=1e-4)
     found = forecast_survival(history_of([[1, 0, 0]]))
     # Beta(0.5, 1.5) stays below 0.6558 in 90 % of cases; little is known of inputs beyond.
-    assert found.survival_HK.tolist() == [[1, 0, 0]]
-    assert found.survival_low_HK.tolist() == [[1, 0, 0]]
-    assert found.survival_high_HK[0, 1] == pytest.approx(found.go_on_high_HR[0, 0])
-    assert found.go_on_high_HR[0, 0] == pytest.approx(0.656, abs=0.01)
-    assert 0 < found.survival_high_HK[0, 2] <= found.survival_high_HK[0, 1]
+    assert found.survival_K.tolist() == [1, 0, 0]
+    assert found.survival_low_K.tolist() == [1, 0, 0]
+    assert found.survival_high_K[1] == pytest.approx(found.go_on_high_R[0])
+    assert found.go_on_high_R[0] == pytest.approx(0.656, abs=0.01)
+    assert 0 < found.survival_high_K[2] <= found.survival_high_K[1]
 
 
 def test_only_the_last_windows_of_a_long_history_count() -> None:
@@ -147,34 +138,8 @@ def test_only_the_last_windows_of_a_long_history_count() -> None:
     kept = _last_windows(history)
     assert kept.survival_WK.shape == (MOST_WINDOWS, 2)
     found = forecast_survival(history)
-    assert found.survival_HK[0, 1] == pytest.approx(0.7, abs=0.02)
+    assert found.survival_K[1] == pytest.approx(0.7, abs=0.02)
     assert "jumped" not in found.methods_R[0].reason
-
-
-def test_a_window_of_few_inputs_scatters_around_its_level() -> None:
-    history = drawn(np.tile([0.7, 0.5], (40, 1)), 2000, seed=12)
-    level = forecast_survival(history)
-    of_50 = forecast_survival(history, inputs_to_come=50)
-    of_all = forecast_survival(history, inputs_to_come=1e9)
-    assert (level.inputs_to_come, of_50.inputs_to_come) == (None, 50)
-    # Binomial noise of 50 inputs at 0.7: sqrt(0.7 * 0.3 / 50) = 0.065, and 1.28 times that on both sides.
-    assert of_50.survival_high_HK[0, 1] - of_50.survival_low_HK[0, 1] == pytest.approx(2 * 1.28 * 0.065, rel=0.15)
-    np.testing.assert_allclose(of_all.survival_low_HK, level.survival_low_HK, atol=1e-4)
-    np.testing.assert_array_equal(of_50.survival_HK, level.survival_HK)
-    assert_possible(of_50)
-    assert_possible(forecast_survival(history_of([[200, 200, 0, 0]] * 10), inputs_to_come=20))
-
-
-def test_intervals_cover_the_next_windows_shares_as_promised() -> None:
-    rng = np.random.default_rng(14)
-    inside = []
-    for seed in range(60):
-        go_on_WR = 1 / (1 + np.exp(-0.5 - np.cumsum(rng.normal(0, 0.05, (41, 1)), axis=0)))
-        history = drawn(go_on_WR, 100, seed)
-        past = history_of(100 * history.survival_WK[:40])
-        found = forecast_survival(past, inputs_to_come=100)
-        inside.append(found.survival_low_HK[0, 1] <= history.survival_WK[40, 1] <= found.survival_high_HK[0, 1])
-    assert 0.68 < np.mean(inside) < 0.93
 
 
 def test_ramps_that_move_together_widen_the_interval_of_survival() -> None:
@@ -189,15 +154,15 @@ def test_ramps_that_move_together_widen_the_interval_of_survival() -> None:
         logit_width_X = np.log(high_X / (1 - high_X)) - np.log(low_X / (1 - low_X))
         return np.asarray(logit_width_X * (1 - share_X))
 
-    ramps_R = width(found.go_on_low_HR[0], found.go_on_HR[0], found.go_on_high_HR[0])
-    [last] = width(found.survival_low_HK[0, 4:], found.survival_HK[0, 4:], found.survival_high_HK[0, 4:])
+    ramps_R = width(found.go_on_low_R, found.go_on_R, found.go_on_high_R)
+    [last] = width(found.survival_low_K[4:], found.survival_K[4:], found.survival_high_K[4:])
     assert 0.7 < last / ramps_R.sum() <= 1  # independent errors would give 1/2
 
 
-def log_width(rates: object, horizon: int = 1) -> float:
-    """Returns the width of the last window's interval, as a factor's logarithm."""
-    found = forecast_rate(np.array(rates), horizon)
-    return float(np.log(found.high_rps_H[-1] / found.low_rps_H[-1]))
+def log_width(rates: object) -> float:
+    """Returns the width of the next window's interval, as a factor's logarithm."""
+    found = forecast_rate(np.array(rates))
+    return float(np.log(found.high_rps / found.low_rps))
 
 
 @pytest.mark.parametrize(
@@ -212,12 +177,11 @@ def log_width(rates: object, horizon: int = 1) -> float:
     ],
 )
 def test_rates_without_a_fitting_order_keep_the_last_value(rates: list[float], expected: float, reason: str) -> None:
-    found = forecast_rate(np.array(rates), horizon=2)
-    np.testing.assert_allclose(found.rate_rps_H, [expected, expected])
+    found = forecast_rate(np.array(rates))
+    assert found.rate_rps == pytest.approx(expected)
     assert found.method.how == "last value"
     assert reason in found.method.reason
-    assert (found.low_rps_H <= found.rate_rps_H + 1e-9).all()
-    assert (found.rate_rps_H <= found.high_rps_H + 1e-9).all()
+    assert found.low_rps - 1e-9 <= found.rate_rps <= found.high_rps + 1e-9
 
 
 def test_rates_are_smoothed_over_noise_and_holes() -> None:
@@ -225,8 +189,8 @@ def test_rates_are_smoothed_over_noise_and_holes() -> None:
     rates_W[[5, 40]] = np.nan
     found = forecast_rate(rates_W)
     assert found.method.how.startswith("arima(")
-    assert 93 < found.rate_rps_H[0] < 107
-    assert found.low_rps_H[0] < 95 < 105 < found.high_rps_H[0]
+    assert 93 < found.rate_rps < 107
+    assert found.low_rps < 95 < 105 < found.high_rps
 
 
 @pytest.mark.parametrize("rates", [[50.0, 50], [100.0] * 20], ids=["two", "twenty"])
@@ -237,17 +201,17 @@ def test_equal_rates_have_an_interval_of_poisson_noise(rates: list[float]) -> No
 
 def test_windows_without_requests_are_in_the_interval_if_they_are_common_or_the_only_ones() -> None:
     found = forecast_rate(np.array([0.0, 100] * 20))
-    assert found.rate_rps_H[0] == pytest.approx(100)
-    assert found.low_rps_H[0] == 0
-    assert found.high_rps_H[0] > 100
+    assert found.rate_rps == pytest.approx(100)
+    assert found.low_rps == 0
+    assert found.high_rps > 100
     stopped = forecast_rate(np.array([100.0, 0] * 20))
-    assert (stopped.rate_rps_H[0], stopped.low_rps_H[0], stopped.high_rps_H[0]) == (0, 0, 100)
+    assert (stopped.rate_rps, stopped.low_rps, stopped.high_rps) == (0, 0, 100)
     rare = forecast_rate(np.array([90.0, 100] * 20 + [0, 95]))
-    assert rare.low_rps_H[0] > 0
+    assert rare.low_rps > 0
     found = forecast_rate(np.zeros(12))
-    assert (found.rate_rps_H[0], found.low_rps_H[0], found.method.how) == (0, 0, "pooled rate")
+    assert (found.rate_rps, found.low_rps, found.method.how) == (0, 0, "pooled rate")
     # Gamma(0.5) stays below 1.353 in 90 % of cases, over 12 windows of 120 s.
-    assert found.high_rps_H[0] == pytest.approx(1.353 / 12 / 120, rel=1e-3)
+    assert found.high_rps == pytest.approx(1.353 / 12 / 120, rel=1e-3)
 
 
 @pytest.mark.parametrize("mean_count", [0.3, 1, 3, 8, 30])
@@ -257,7 +221,7 @@ def test_intervals_cover_few_requests_as_promised(mean_count: float) -> None:
     for _ in range(60):
         rates_W = rng.poisson(mean_count, 61) / 120
         found = forecast_rate(rates_W[:60])
-        inside.append(found.low_rps_H[0] <= rates_W[60] <= found.high_rps_H[0])
+        inside.append(found.low_rps <= rates_W[60] <= found.high_rps)
     assert np.mean(inside) >= 0.68  # counts are integers: 80 % is a lower bound if there are few
 
 
@@ -274,18 +238,17 @@ def test_the_interval_never_narrows_with_more_missing_windows(drift: str) -> Non
     assert (np.diff(widths) >= -1e-9).all()
 
 
-def test_the_interval_of_a_random_walk_widens_with_the_root_of_the_horizon() -> None:
+def test_the_interval_of_a_random_walk_widens_with_the_root_of_the_distance() -> None:
     # Steps of ln 2 up and down; by the last value, the fourth window ahead has twice the width of the first.
     rates = [10.0, 20, 10, 20, 10]
-    assert log_width(rates, 4) == pytest.approx(2 * log_width(rates))
     assert log_width([*rates, np.nan, np.nan, np.nan]) == pytest.approx(2 * log_width(rates))
 
 
 def test_a_forecast_stays_within_the_rates_seen() -> None:
     rising_W = np.exp(0.3 * np.arange(20))
-    found = forecast_rate(rising_W, horizon=3)
+    found = forecast_rate(np.append(rising_W, [np.nan, np.nan]))
     assert found.method.how.startswith("arima(1,1,")
-    assert (found.rate_rps_H <= rising_W[-1] + 1e-9).all()
+    assert found.rate_rps <= rising_W[-1] + 1e-9
 
 
 WINDOWS = np.arange(60)

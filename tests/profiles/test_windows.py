@@ -229,7 +229,7 @@ def test_pooled_windows_of_few_probes_have_no_bias(go_on: float) -> None:
     # 200 windows of 24 probes: three standard errors.
     assert pooled == pytest.approx(go_on, abs=3 * np.sqrt(go_on * (1 - go_on) / 4800))
     forecast = forecast_survival(history)
-    assert forecast.survival_HK[0, 1] == pytest.approx(go_on, abs=4 * np.sqrt(go_on * (1 - go_on) / 4800))
+    assert forecast.survival_K[1] == pytest.approx(go_on, abs=4 * np.sqrt(go_on * (1 - go_on) / 4800))
 
 
 def test_windows_whose_probes_agree_count_no_more_than_others() -> None:
@@ -289,5 +289,5 @@ def test_a_stream_becomes_a_forecast_of_ramps_that_are_off() -> None:
     found = [window.estimate(requested) for window in windows(stream, now_s=12 * 120)]
     forecast = forecast_survival(survival_history(found))
     truth = random_records(50_000, seed=99).outcome(requested).survival
-    np.testing.assert_allclose(forecast.survival_HK[0], truth, atol=0.03)
+    np.testing.assert_allclose(forecast.survival_K, truth, atol=0.03)
     assert [round(each.rate_rps, 2) for each in found] == [13.33] * 12

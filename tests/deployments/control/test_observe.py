@@ -163,8 +163,8 @@ def test_few_probes_share_weight_with_what_was_expected(leaving: int, staying: i
     assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, survival, survival))
     assert (forecast.num_probes, forecast.how) == (leaving + staying, how)
     if leaving + staying == 15:
-        assert forecast.survival.survival_low_HK[0, 2] <= 0.4
-        assert forecast.survival.survival_high_HK[0, 2] >= 0.9
+        assert forecast.survival.survival_low_K[2] <= 0.4
+        assert forecast.survival.survival_high_K[2] >= 0.9
 
 
 def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_is_not_whole() -> None:

@@ -205,12 +205,12 @@ def test_a_what_if_table_names_the_changed_quantity_and_the_objective() -> None:
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
 """Three windows, of which the second is unknown."""
 FORECAST = SurvivalForecast(
-    survival_HK=np.array([[1.0, 0.5]]),
-    survival_low_HK=np.array([[1.0, 0.4]]),
-    survival_high_HK=np.array([[1.0, 0.6]]),
-    go_on_HR=np.array([[0.5]]),
-    go_on_low_HR=np.array([[0.4]]),
-    go_on_high_HR=np.array([[0.6]]),
+    survival_K=np.array([1.0, 0.5]),
+    survival_low_K=np.array([1.0, 0.4]),
+    survival_high_K=np.array([1.0, 0.6]),
+    go_on_R=np.array([0.5]),
+    go_on_low_R=np.array([0.4]),
+    go_on_high_R=np.array([0.6]),
     coverage=0.8,
     methods_R=(Method(how="last value", reason="only one window was seen"),),
 )
@@ -243,7 +243,6 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
     ramp = {"ramp": 0, "go_on": 0.5, "low": 0.4, "high": 0.6}
     assert document == {
         "coverage": 0.8,
-        "inputs_to_come": None,
         "survival": [1.0, 0.5],
         "survival_low": [1.0, 0.4],
         "survival_high": [1.0, 0.6],

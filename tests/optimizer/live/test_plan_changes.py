@@ -123,8 +123,8 @@ def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, d
     )
 
 
-def trial(before: Interval | None, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
-    kept = None if before is None else kept_share(before, before_predicted_rps)
+def trial(before: Interval, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
+    kept = kept_share(before, before_predicted_rps)
     return Trial(epoch=3, predicted_rps=predicted_rps, before_kept=kept, before_predicted_rps=before_predicted_rps)
 
 
@@ -171,13 +171,10 @@ def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> 
     ("before", "now", "words"),
     [
         (served(300, 75, dropped=225), served(300, 110, dropped=190), "kept 50.0% of its own and would give 75/s"),
-        (None, served(300, 10, dropped=290), "; none was measured before it"),
         (AS_PROMISED, served(300, 155, dropped=145), "155/s in time, 77.5% of what was expected (200/s); the one"),
     ],
 )
-def test_a_plan_is_kept_if_the_one_before_is_no_better_or_unknown(
-    before: Interval | None, now: Interval, words: str
-) -> None:
+def test_a_plan_is_kept_if_the_one_before_is_no_better(before: Interval, now: Interval, words: str) -> None:
     verdict = judged(trial(before), now)
     assert verdict is not None
     assert not verdict.change

@@ -17,11 +17,11 @@ METHOD = Method(how="assumed")
 
 def shares(means: list[float], lows: list[float], highs: list[float]) -> SurvivalForecast:
     """A forecast of one window."""
-    mean_HK, low_HK, high_HK = (np.array([[1.0, *each]]) for each in (means, lows, highs))
-    go_on_HR, methods_R = np.ones((1, len(means))), (METHOD,) * len(means)
+    mean_K, low_K, high_K = (np.array([1.0, *each]) for each in (means, lows, highs))
+    go_on_R, methods_R = np.ones(len(means)), (METHOD,) * len(means)
     return SurvivalForecast(
-        survival_HK=mean_HK, survival_low_HK=low_HK, survival_high_HK=high_HK, go_on_HR=go_on_HR,
-        go_on_low_HR=go_on_HR, go_on_high_HR=go_on_HR, coverage=0.95, methods_R=methods_R,
+        survival_K=mean_K, survival_low_K=low_K, survival_high_K=high_K, go_on_R=go_on_R,
+        go_on_low_R=go_on_R, go_on_high_R=go_on_R, coverage=0.95, methods_R=methods_R,
     )  # fmt: skip
 
 
@@ -90,8 +90,7 @@ def test_false_deviations_are_rare() -> None:
 
 def rates(expected_rps: float, low_rps: float, high_rps: float) -> RateForecast:
     """A forecast of one window."""
-    mean_H, low_H, high_H = (np.array([each]) for each in (expected_rps, low_rps, high_rps))
-    return RateForecast(rate_rps_H=mean_H, low_rps_H=low_H, high_rps_H=high_H, coverage=0.95, method=METHOD)
+    return RateForecast(rate_rps=expected_rps, low_rps=low_rps, high_rps=high_rps, coverage=0.95, method=METHOD)
 
 
 def rate(num_arrived: int, *, asked_rps: float | None = 150.0, seconds: float = 10.0) -> str | None:
