@@ -21,7 +21,7 @@ from pydantic import Field
 from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import DataError
 from earlyexit.tasks.label import label_loss
-from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
+from profiles.scores import BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
 from profiles.table import check_ramps
 
 IntArray = npt.NDArray[np.int64]
@@ -258,11 +258,6 @@ class ExitRecords:
     def __len__(self) -> int:
         return len(self.sample_ids)
 
-    @property
-    def sureness_NR(self) -> npt.NDArray[np.float32]:
-        """Scores in one direction: larger is surer."""
-        return self.scores_NR * np.float32(SCORES[self.score].direction)
-
     def answers(self) -> ValueArray:
         """Returns the answers, (N, E, ...), the full model's last. Raises DataError if only losses were recorded."""
         if self.answers_NE is None:
@@ -443,20 +438,18 @@ class RecordedBatches:
 
     @classmethod
     def of_records(
-        cls, records: ExitRecords, thresholds: Mapping[int, float], size: int, ramps: Sequence[int] | None = None
+        cls, records: ExitRecords, thresholds: Mapping[int, float], size: int, ramps: Sequence[int]
     ) -> RecordedBatches:
         """Returns batches of recorded inputs, in order of arrival if times are known.
 
-        `ramps`: by default, the ramps in `thresholds`. Raises DataError as `ExitRecords.outcome` does, and for a wrong
-        size.
+        Raises DataError as `ExitRecords.outcome` does, and for a wrong size.
         """
-        ramps = tuple(sorted(thresholds)) if ramps is None else tuple(ramps)
         columns = [records.ramps.index(ramp) for ramp in ramps if ramp in records.ramps]
         order_N = np.arange(len(records)) if records.times_s_N is None else records.times_s_N.argsort(kind="stable")
         sure_NR = records.sure_NR(thresholds)[order_N][:, columns]
         return cls(
             num_blocks=records.num_blocks,
-            ramps=ramps,
+            ramps=tuple(ramps),
             sure_NR=sure_NR,
             losses_NR=np.where(sure_NR, records.losses_NR[order_N][:, columns], 0.0),
             size=size,

@@ -101,7 +101,7 @@ def _of_table(path: Path, scale: float | None) -> ExitRecords:
     columns, rows = _read(path)
     score = _score_of(path, columns)
     grid = _grid(path, rows)
-    scores_NE = grid.numbers(score, SCORES[score].lowest, SCORES[score].highest, may_end_empty=True)
+    scores_NE = grid.numbers(score, 0.0, SCORES[score].highest, may_end_empty=True)
     shared: dict[str, Any] = {
         "score": score,
         "num_blocks": grid.exits[-1] + 1,

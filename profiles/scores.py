@@ -47,9 +47,8 @@ class ScoreKind:
     """The properties of a kind of score."""
 
     larger_is_surer: bool
-    lowest: float
     highest: float
-    """Range of the scores, inclusive."""
+    """The largest score; the smallest is 0."""
     sureness: Callable[[FloatArray], FloatArray]
     """Maps scores to a scale where larger is surer, and the risk of a loss is approximately logistic."""
     score_of: Callable[[float], float]
@@ -69,7 +68,6 @@ class ScoreKind:
 
 _LIKELIHOOD = ScoreKind(
     larger_is_surer=True,
-    lowest=0.0,
     highest=1.0,
     sureness=_log_odds,
     score_of=lambda sureness: float(1 / (1 + np.exp(-sureness))),
@@ -79,7 +77,6 @@ _LIKELIHOOD = ScoreKind(
 SCORES: Mapping[Score, ScoreKind] = {
     "entropy": ScoreKind(
         larger_is_surer=False,
-        lowest=0.0,
         highest=np.inf,
         sureness=_minus_log,
         score_of=lambda sureness: float(np.exp(-sureness)),
@@ -88,7 +85,6 @@ SCORES: Mapping[Score, ScoreKind] = {
     "confidence": _LIKELIHOOD,
     "share": ScoreKind(
         larger_is_surer=True,
-        lowest=0.0,
         highest=1.0,
         sureness=_shrunk_log_odds,
         score_of=_share_of,

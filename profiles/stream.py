@@ -266,7 +266,6 @@ class ExitStream:
         self.shape = shape
         self.period_s = period_s
         self.keep_s = keep_s
-        self.since_s = since_s
         self.most_of_window = max(1, round(most_stayed * period_s / keep_s))
         self._parts: dict[int, list[Observations]] = {}
         self._first = int(np.ceil(since_s / period_s))

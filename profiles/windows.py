@@ -248,7 +248,6 @@ class WindowEstimate:
     """Estimates for a window under one set of active ramps and thresholds; None if there is no estimate."""
 
     num_inputs: int
-    rate_rps: float
     survival: tuple[Share, ...] | None
     """The share of inputs that would reach each block."""
     go_on: tuple[Counts, ...] | None
@@ -256,13 +255,6 @@ class WindowEstimate:
     effective sample size does not follow from survival, whose entries may be counts or estimates from few probes."""
     agreement: Share | None
     """1 - mean loss against the full model; for labels, the share of inputs with the full model's label."""
-    accuracy: Share | None
-    """1 - mean loss against right answers, over inputs with known ones; for labels, the share of right labels."""
-
-    @property
-    def mean_blocks(self) -> float | None:
-        """Mean number of blocks that an input runs."""
-        return None if self.survival is None else sum(share.value for share in self.survival)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +273,6 @@ class Window:
     def num_probes(self) -> int:
         return int(self.observations.probe_N.sum())
 
-    @property
-    def rate_rps(self) -> float:
-        return self.num_inputs / self.period_s
-
     def records(self) -> ExitRecords:
         """Returns the exit records of the probes. Raises DataError if there are none."""
         if not self.num_probes:
@@ -302,18 +290,13 @@ class Window:
         plain = _exits(seen, thresholds, seen.would_see_NR)
         full = _exits(seen, thresholds, seen.would_see_NR | seen.probe_N[:, None])
         to_end_known_N = plain.known_N & (plain.to_end_N | seen.would_end_N)
-        answer_known_N = plain.known_N & (~plain.to_end_N | seen.would_end_N)
-        labelled_N = ~np.isnan(seen.truth_or_nan_NE).all(1)
-        labelled = _Division.of(answer_known_N[labelled_N], seen.probe_N[labelled_N])
         division = _Division.of(plain.known_N, seen.probe_N)
         survival = _survival(division, plain, full, seen.shape.num_blocks)
         return WindowEstimate(
             num_inputs=self.num_inputs,
-            rate_rps=self.rate_rps,
             survival=survival,
             go_on=None if survival is None else _go_on(division, plain, full, survival, thresholds),
             agreement=_share(1 - _at(full, seen.losses_NE), _Division.of(to_end_known_N, seen.probe_N)),
-            accuracy=_share(1 - _at(full, seen.truth_or_nan_NE)[labelled_N], labelled),
         )
 
 

@@ -135,16 +135,10 @@ class PlayedSequences:
     """NaN for sequences without a token."""
     tpot_s_K: FloatArray
     """NaN for sequences without a second token."""
-    splits: Mapping[Split, SplitCounts]
-    """The batches of each split, and their seconds."""
     counts: tuple[GenerationCounts, ...]
     """The counts of every ingress."""
     interrupted: bool = False
     """Whether the simulation was interrupted before the end of the last sequence."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        return float(self.tokens_K.sum()) / self.ended_s
 
     @property
     def exits(self) -> Mapping[int, int]:
@@ -170,7 +164,6 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedS
         tokens_K=tokens_IK[own],
         ttft_s_K=ttft_s_IK[own],
         tpot_s_K=tpot_s_IK[own],
-        splits=dict(service.counts),
         counts=tuple(each.loop.counts for each in ingresses),
         interrupted=interrupted,
     )

@@ -73,8 +73,6 @@ HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRIC
 # The port of the proxy behind HAProxy that answers while there is no ingress.
 HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 
-logger = logging.getLogger("offramp")
-
 
 @contextmanager
 def without_pandas() -> Iterator[None]:

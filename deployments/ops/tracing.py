@@ -234,7 +234,7 @@ class Tracer:
         self._inputs |= record.inputs
 
     def end(
-        self, record: RequestRecord, attributes: Mapping[str, Value], request_id: str | None, *, failure: str | None
+        self, record: RequestRecord, attributes: Mapping[str, Value], request_id: str, *, failure: str | None
     ) -> None:
         """Ends a request, and queues its spans for the SDK's thread; does not block.
 
@@ -244,9 +244,8 @@ class Tracer:
         ended_s = self.clock.now_s()
         for serial in record.inputs:
             del self._inputs[serial]
-        record.root.set_attributes({**attributes, "offramp.inputs": len(record.inputs)})
-        if request_id is not None:
-            record.root.set_attribute("offramp.request_id", request_id)
+        counted = {"offramp.inputs": len(record.inputs), "offramp.request_id": request_id}
+        record.root.set_attributes({**attributes, **counted})
         if failure is not None:
             record.root.set_status(StatusCode.ERROR, failure or None)
         self._add(record.spans(ended_s), record, record.root)

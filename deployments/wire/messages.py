@@ -510,8 +510,7 @@ def _encode_other(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, OfframpError):
-        names = [each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each]
-        name = names[0] if names else ExecutionError.__name__
+        name = next(each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each)
         return name, _encodable(str(value)), getattr(value, "retry_after_s", None)
     raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
 

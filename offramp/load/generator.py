@@ -116,7 +116,6 @@ class LoadConfig:
 class RequestRecord:
     """The outcome of one request. Times are seconds after the start of the run."""
 
-    request_id: str
     input_indices: tuple[int, ...]
     """The positions of its inputs in the run's `inputs`."""
     scheduled_s: float
@@ -208,7 +207,6 @@ class Generator:
             sleep=self.sleep,
         )
         return RequestRecord(
-            request_id=request.request_id,
             input_indices=input_indices,
             scheduled_s=scheduled_s,
             sent_s=sent_s,

@@ -47,12 +47,10 @@ class Program:
         self._model.setOptionValue("mip_rel_gap", INTEGER_GAP)
         self._has_integers = False
 
-    def variables(
-        self, count: int, *, cost: Numbers = 0.0, most: Numbers = math.inf, is_integer: bool = False
-    ) -> IntArray:
-        """Adds variables between 0 and `most`, and returns their indices."""
+    def variables(self, count: int, *, cost: Numbers = 0.0, is_integer: bool = False) -> IntArray:
+        """Adds variables that are at least 0, and returns their indices."""
         added, none = np.arange(count) + self._model.getNumCol(), np.zeros(0, dtype=np.int64)
-        limits = np.zeros(count), np.full(count, most, dtype=float)
+        limits = np.zeros(count), np.full(count, math.inf)
         self._model.addCols(count, np.full(count, cost, dtype=float), *limits, 0, none, none, np.zeros(0))
         if is_integer:
             self._has_integers = True

@@ -54,7 +54,8 @@ def best_of_all(chains: Sequence[Chain], demand: Demand) -> float | None:
     rate_O, least_O, *used_CO = np.array(options).T
     usd_O, program = demand.usd_C @ used_CO, Program()
     cost = -rate_O / rate_O.max() if demand.rate_per_s is None else usd_O
-    option_O = program.variables(len(options), cost=cost, most=1.0, is_integer=True)
+    option_O = program.variables(len(options), cost=cost, is_integer=True)
+    program.rows((np.eye(len(options)), option_O), upper=1.0)
     program.rows((np.array(used_CO), option_O), upper=demand.count_C.astype(float))
     program.rows((np.ones(len(options)), option_O), upper=float(demand.most_chains))
     program.rows((usd_O, option_O), upper=min(demand.budget, float(demand.usd_C @ demand.count_C)) * (1 + 1e-9))

@@ -14,7 +14,7 @@ from earlyexit.tasks.regression import RegressionTask
 from optimizer.calibration.risk import Guarantee
 from optimizer.calibration.thresholds import Path, design_rows, few_ramps, lay_path, learn_then_test, split_rows
 from profiles.records import ExitRecords
-from profiles.scores import Score
+from profiles.scores import SCORES, Score
 from tests.exit_records import exit_records
 
 
@@ -102,7 +102,8 @@ def test_a_ramp_whose_score_is_reversed_is_harmless(score: Score) -> None:
     rng = default_rng(5)
     good = synthetic(800, rng, score=score)
     full_N = good.answers()[:, -1]
-    early_NR = np.where(good.sureness_NR > np.median(good.sureness_NR, 0), 9, full_N[:, None])
+    sureness_NR = SCORES[score].direction * good.scores_NR
+    early_NR = np.where(sureness_NR > np.median(sureness_NR, 0), 9, full_N[:, None])
     scores_NR = good.scores_NR[np.argsort(1 - good.losses_NR[:, 0])]
     bad = exit_records(scores_NR, answers_NE=np.column_stack([early_NR, full_N]), score=score)
     guarantee = Guarantee(budget=0.05)

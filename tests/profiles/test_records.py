@@ -64,7 +64,6 @@ def test_only_the_named_ramps_are_active(thresholds: dict[int, float], exits: li
 def test_small_entropies_are_sure_ones() -> None:
     records = replace(RECORDS, score="entropy")
     assert records.outcome({1: 0.5, 3: 0.6}).exits_N.tolist() == [5, 1, 3, 1]
-    assert records.sureness_NR[0].tolist() == pytest.approx([-0.9, -0.95])
     assert records.outcome({}).survival == (1.0,) * 6
 
 
@@ -298,16 +297,15 @@ def remaining(batches: RecordedBatches, active: tuple[int, ...]) -> IntArray:
 def test_every_batch_counts_the_remaining_inputs_and_records_become_batches_in_order() -> None:
     both = remaining(batches(), (0, 2)).tolist()
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
-    as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)
+    as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1, (0, 1))
     assert remaining(as_kept, (0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure has no loss
-    backwards = RecordedBatches.of_records(records([3.0, 2.0, 1.0]), {0: 0.5, 1: 0.5}, 1)
+    backwards = RecordedBatches.of_records(records([3.0, 2.0, 1.0]), {0: 0.5, 1: 0.5}, 1, (0, 1))
     assert remaining(backwards, (0,)).tolist() == [[1], [1], [0]]
     one = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 3, (1,))
     assert (one.ramps, remaining(one, (1,)).tolist()) == ((1,), [[1]])
-    assert RecordedBatches.of_records(records(), {1: 0.5}, 3).ramps == (1,)
     thresholds = {0: 0.5, 1: 0.5}
-    of = RecordedBatches.of_records(records(), thresholds, 3)
+    of = RecordedBatches.of_records(records(), thresholds, 3, (0, 1))
     for active in ((), (0,), (1,), (0, 1)):
         outcome = records().outcome({ramp: thresholds[ramp] for ramp in active})
         assert of.exits_N(active).tolist() == outcome.exits_N.tolist()

@@ -25,17 +25,15 @@ def test_estimates_are_unbiased_over_all_draws(
     plan: dict[int, float], requested: dict[int, float], num_probes: int, stay: bool
 ) -> None:
     truth = RECORDS.outcome(requested)
-    by_sampled: dict[str, list[list[float]]] = {"survival": [], "agreement": [], "accuracy": []}
+    by_sampled: dict[str, list[list[float]]] = {"survival": [], "agreement": []}
     for drawn in itertools.combinations(range(4), num_probes):
         found = estimate(RECORDS, plan, np.isin(range(4), drawn), requested, stay=stay)
-        for name, share in (("agreement", found.agreement), ("accuracy", found.accuracy)):
-            if share is not None:  # there is a probe among the rest, or there is no rest
-                by_sampled[name].append([share.value])
+        if found.agreement is not None:  # there is a probe among the rest, or there is no rest
+            by_sampled["agreement"].append([found.agreement.value])
         if found.survival is not None:
             by_sampled["survival"].append(values(found))
     assert np.mean(by_sampled["survival"], axis=0) == pytest.approx(truth.survival)
     assert np.mean(by_sampled["agreement"], axis=0) == pytest.approx([truth.agreement])
-    assert np.mean(by_sampled["accuracy"], axis=0) == pytest.approx([truth.accuracy])
 
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan], ids=str)
@@ -46,7 +44,7 @@ def test_inputs_that_stay_are_observed_by_all_active_ramps(plan: dict[int, float
     found = estimate(records, plan, [False] * 500, requested, stay=True)
     truth = records.outcome(requested)
     if requested.keys() <= plan.keys():  # a census: also of stricter thresholds, and of the full model's answers
-        assert figures(found) == pytest.approx([*truth.survival, truth.agreement, truth.accuracy])
+        assert figures(found) == pytest.approx([*truth.survival, truth.agreement])
         assert found.survival is not None
         assert found.survival[-1].effective_inputs == pytest.approx(500)
     else:
@@ -55,8 +53,7 @@ def test_inputs_that_stay_are_observed_by_all_active_ramps(plan: dict[int, float
 
 def figures(found: WindowEstimate) -> list[float]:
     assert found.agreement is not None
-    assert found.accuracy is not None
-    return [*values(found), found.agreement.value, found.accuracy.value]
+    return [*values(found), found.agreement.value]
 
 
 @pytest.mark.parametrize(
@@ -70,14 +67,14 @@ def figures(found: WindowEstimate) -> list[float]:
 def test_batches_of_probes_have_no_bias_and_less_error(plan: dict[int, float], requested: dict[int, float]) -> None:
     records = random_records(4000, seed=1)
     truth = records.outcome(requested)
-    expected = np.array([*truth.survival, truth.agreement, truth.accuracy])
+    expected = np.array([*truth.survival, truth.agreement])
     rng = np.random.default_rng(2)
     errors, plain = [], []
     for _ in range(200):
         probe_N = np.repeat(rng.random(500) < 0.04, 8)
         errors.append(np.array(figures(estimate(records, plan, probe_N, requested))) - expected)
         alone = records.subset(np.flatnonzero(probe_N)).outcome(requested)
-        plain.append(np.array([*alone.survival, alone.agreement, alone.accuracy]) - expected)
+        plain.append(np.array([*alone.survival, alone.agreement]) - expected)
     error_TF = np.array(errors)
     deviation_F = error_TF.std(0)
     # The mean of 200 draws is within 3.5 standard errors of the truth, and our error is never larger.
@@ -141,16 +138,7 @@ def test_the_effective_inputs_of_a_conditional_share_predict_its_spread() -> Non
     assert 30 < np.mean(worths) < 75  # of 75 probes, those that pass ramp 1
 
 
-def test_accuracy_counts_only_inputs_with_a_true_label_and_averages_losses_in_between() -> None:
-    seen = observe(RECORDS, {1: 0.75, 3: 0.8}, np.array(NONE))
-    assert seen.true_losses_NE is not None
-    known_N1 = np.array([[True], [True], [False], [False]])
-    labelled = replace(seen, true_losses_NE=np.where(known_N1, seen.true_losses_NE, np.float32(np.nan)))
-    found = Window(start_s=0, period_s=120, observations=labelled).estimate({1: 0.75, 3: 0.8})
-    assert found.accuracy is not None
-    assert found.accuracy.value == 1.0
-    unlabelled = replace(seen, true_losses_NE=None)
-    assert Window(start_s=0, period_s=120, observations=unlabelled).estimate({}).accuracy is None
+def test_agreement_averages_losses_between_0_and_1() -> None:
     losses_NR = np.array([[0.1, 0.2], [0.4, 0.3], [0.8, 0.5], [1.0, 0.9]])
     records = replace(
         RECORDS, losses_NR=losses_NR, zero_one=False, true_losses_NE=np.column_stack([losses_NR, np.full(4, 0.25)])
@@ -160,8 +148,6 @@ def test_accuracy_counts_only_inputs_with_a_true_label_and_averages_losses_in_be
     found = Window(start_s=0, period_s=120, observations=seen).estimate(requested)
     assert found.agreement is not None
     assert found.agreement.value == pytest.approx(1 - (0.1 + 0.3 + 0.8 + 0) / 4)
-    assert found.accuracy is not None
-    assert found.accuracy.value == pytest.approx(1 - (0.1 + 0.3 + 0.8 + 0.25) / 4)
     back = Window(start_s=0, period_s=120, observations=seen).records()
     assert back.zero_one is False
     assert back.losses_NR == pytest.approx(losses_NR)
@@ -183,8 +169,7 @@ def test_the_probes_of_a_window_become_exit_records() -> None:
 
 def test_a_window_without_inputs_has_no_estimate() -> None:
     found = Window(start_s=0, period_s=120, observations=empty(SHAPE)).estimate({1: 0.5})
-    assert (found.num_inputs, found.survival, found.go_on) == (0, None, None)
-    assert (found.agreement, found.accuracy, found.mean_blocks) == (None, None, None)
+    assert (found.num_inputs, found.survival, found.go_on, found.agreement) == (0, None, None, None)
 
 
 # Windows of streams
@@ -258,7 +243,6 @@ def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_return
     stream = stream_of([5, 119.9, 120, 361, 130])
     found = windows(stream, now_s=480)
     assert [(window.start_s, window.num_inputs) for window in found] == [(0, 2), (120, 2), (240, 0), (360, 1)]
-    assert found[0].rate_rps == 2 / 120
     assert len(windows(stream, now_s=479)) == 3
     assert found[2].estimate({1: 0.75}).survival is None
     stream = ExitStream(SHAPE, since_s=100)
@@ -290,4 +274,3 @@ def test_a_stream_becomes_a_forecast_of_ramps_that_are_off() -> None:
     forecast = forecast_survival(survival_history(found))
     truth = random_records(50_000, seed=99).outcome(requested).survival
     np.testing.assert_allclose(forecast.survival_K, truth, atol=0.03)
-    assert [round(each.rate_rps, 2) for each in found] == [13.33] * 12

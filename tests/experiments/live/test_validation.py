@@ -59,7 +59,6 @@ def driven(sample_ids: list[list[str]], scheduled_s: list[float], took_s: list[f
     label_of = {"easy": "positive", "hard": "negative"}
     records = tuple(
         RequestRecord(
-            request_id=str(k),
             input_indices=tuple(range(8 * k, 8 * k + 8)),
             scheduled_s=at_s,
             sent_s=at_s,

@@ -113,7 +113,7 @@ async def test_the_client_is_another_process_and_fails_if_no_server_listens(tmp_
 def record(due_s: float, sent_s: float, done_s: float, error: str | None = None) -> RequestRecord:
     answers = () if error else (Answered(exit=0, request_id="r", label="yes", score=1.0),)
     times: dict[str, Any] = {"scheduled_s": due_s, "sent_s": sent_s, "done_s": done_s}
-    return RequestRecord(request_id="r", input_indices=(0,), num_attempts=1, predictions=answers, error=error, **times)
+    return RequestRecord(input_indices=(0,), num_attempts=1, predictions=answers, error=error, **times)
 
 
 def test_latency_runs_from_when_a_request_was_due_and_a_lost_request_has_none(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ def request(due_s: float, took_s: float, label: str, left: int) -> RequestRecord
     """Returns the record of a request with the first text."""
     answer = Prediction(label=label, score=0.9, exit=left, request_id="")
     return RequestRecord(
-        request_id="",
         input_indices=(0,),
         scheduled_s=due_s,
         sent_s=due_s,

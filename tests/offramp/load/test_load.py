@@ -216,7 +216,6 @@ def answered(
     scheduled_s: float, latency_s: float, *, label: str = "a", exit_index: int = 0, text: int = 0
 ) -> RequestRecord:
     return RequestRecord(
-        request_id="r",
         input_indices=(text,),
         scheduled_s=scheduled_s,
         sent_s=scheduled_s + 0.002,
