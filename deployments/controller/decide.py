@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -427,13 +428,31 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
     survival = _survival_deviation(forecast, state.placed.plan, intervals, ticks * len(RECENT_INPUTS))
     if survival is not None:
         found["changed_s"] = survival
-    recent = total(intervals[-RATE_LOOKS:])
-    if recent is not None and forecast.rate is not None:
-        asked_rps, arrived = view.problem.required_per_s, recent.arrived
-        words = rate_deviation(forecast.rate, arrived, recent.seconds, asked_rps=asked_rps, num_tests=ticks)
-        if words is not None:
-            found["rate_changed_s"] = recent.since_s, words
+    rate = _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_LOOKS:], 2 * ticks)
+    if rate is not None:
+        found["rate_changed_s"] = rate
     return found
+
+
+def _rate_deviation(
+    forecast: Forecast, asked_rps: float | None, intervals: Sequence[Interval], num_tests: float
+) -> Deviation | None:
+    """Returns the deviation of recent arrivals from the forecast; None if there is none.
+
+    After a jump, the last intervals that each exceed the forecast show the new rate, because earlier ones are partly
+    from before the jump. A single interval may be a short burst, so the next one decides.
+    """
+
+    def deviation(part: Sequence[Interval]) -> Deviation | None:
+        recent, rate = total(part), forecast.rate
+        if recent is None or rate is None:
+            return None
+        words = rate_deviation(rate, recent.arrived, recent.seconds, asked_rps=asked_rps, num_tests=num_tests)
+        return None if words is None else (recent.since_s, words)
+
+    usual_rps = 0.0 if forecast.rate is None else forecast.rate.rate_rps_H[0]
+    jumped = [*takewhile(lambda one: one.arrived > usual_rps * one.seconds and deviation([one]), reversed(intervals))]
+    return None if len(jumped) == 1 else deviation(jumped or intervals)
 
 
 def _survival_deviation(

@@ -26,7 +26,7 @@ from experiments.studies.sides import with_slo
 from offramp.load.arrivals import parse_arrivals
 from optimizer.cost.evaluate import predictions
 from optimizer.plans.plan import Plan, PolicySpec
-from optimizer.problems.problem import Link, MinimizeCost, PlanProblem
+from optimizer.problems.problem import IN_TIME, Link, MinimizeCost, PlanProblem
 from optimizer.problems.problem_file import read_problem
 from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--chains", default="1,3", help="largest numbers of chains in a plan")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--time-scale", type=float, default=32.0)
-    parser.add_argument("--in-time", type=float, default=0.0, help="share of Poisson arrivals that must be in time")
+    parser.add_argument("--in-time", type=float, default=IN_TIME, help="share of Poisson arrivals that must be in time")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = []

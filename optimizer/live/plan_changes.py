@@ -10,6 +10,7 @@ rolls back and avoids the plan for a while.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -58,13 +59,13 @@ def weigh(
         return Verdict(change=True, words="takes the plan: there is none yet")
     if tuple(current) == new.stages:
         return Verdict(change=False, words="keeps the plan: it is still the best")
-    gain, broken = _compared(problem, current, new.stages, reach)
+    gain, objective, broken = _compared(problem, current, new.stages, reach)
     if broken:
         return Verdict(change=True, words=f"changes the plan: the current one breaks a promise: {'; '.join(broken)}")
     replicas = sum(stage.replicas for stage in new.stages)
     cost = min(1.0, moved / replicas * start_s / period_s)
     change = gain > cost + least_gain
-    more, less = GAIN_PHRASES[type(problem.objective)]
+    more, less = GAIN_PHRASES[objective]
     words = (
         f"{'changes' if change else 'keeps'} the plan: the new one would "
         f"{less.format(-gain) if gain < 0 else more.format(gain)}, moving {moved} of {replicas} replicas costs "
@@ -75,25 +76,28 @@ def weigh(
 
 def _compared(
     problem: PlanProblem, current: Sequence[Stage], new: Sequence[Stage], reach: Reach | None
-) -> tuple[float, tuple[str, ...]]:
-    """Returns the gain by the same forecast, and the promises that the current plan breaks if the new one breaks none.
+) -> tuple[float, type[Objective], tuple[str, ...]]:
+    """Returns the gain by the same forecast, its kind, and the current plan's broken promises if the new breaks none.
 
-    The gain is relative to the current plan: a higher rate, a lower cost, or a shorter answer time.
+    The gain is relative to the current plan: a higher rate, a lower cost, or a shorter answer time. If the current plan
+    is too slow and the new one breaks promises too, the gain is in the rate, of which the required one is enough.
     """
     new_figures = evaluate(problem, new, reach)
     try:
         current_figures = evaluate(problem, current, reach)
     except PlanError as error:
-        return 0.0, (f"it does not fit the cluster: {error}",)
+        return 0.0, type(problem.objective), (f"it does not fit the cluster: {error}",)
     # The slack covers errors of the forecast: only a new plan must leave it unused (E3, section 3.1).
     broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, current_figures))
     is_new_feasible = not violations(problem, new, new_figures)
+    asked_per_s = problem.required_per_s or math.inf
+    current_per_s, new_per_s = (min(asked_per_s, each.rate_per_s) for each in (current_figures, new_figures))
+    kind: type[Objective] = type(problem.objective)
     current_value = objective_value(problem, current_figures)
-    if isinstance(problem.objective, MaximizeRate):
-        gain = new_figures.rate_per_s / current_figures.rate_per_s - 1
-    else:
-        gain = 1 - objective_value(problem, new_figures) / current_value if current_value else 0.0
-    return gain, broken if is_new_feasible else ()
+    gain = 1 - objective_value(problem, new_figures) / current_value if current_value else 0.0
+    if kind is MaximizeRate or (current_per_s < new_per_s and not is_new_feasible):
+        gain, kind = new_per_s / current_per_s - 1, MaximizeRate
+    return gain, kind, broken if is_new_feasible else ()
 
 
 LEAST_INPUTS = 100

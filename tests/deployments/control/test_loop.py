@@ -16,6 +16,7 @@ from deployments.controller.act import describe_plan
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import plan_document
+from optimizer.problems.problem import MinimizeCost
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import (
     EASY,
@@ -98,6 +99,16 @@ async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp
     assert len(scene.said("reaction")) == 1
     # The 20 probes of the first look would be two thirds of a plan, the 40 of two looks make one.
     assert [each.survival_N[2] for each in scene.asked] == pytest.approx([0.4, 1.0])
+
+
+async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(tmp_path: Path) -> None:
+    cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=20.0))
+    scene = await begun(tmp_path, looks=6, problem=cheap, best=whole(4))
+    await scene.ticks(1, (180, 120))
+    assert scene.said("reaction") == []
+    await scene.ticks(1, (180, 120))
+    assert scene.said("reaction") == ["60 requests/s arrived for 10 s, 0 to 20 were expected"]
+    assert scene.asked[-1].required_per_s == pytest.approx(60.0)
 
 
 async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_the_gain_of_a_cheaper_plan_is_the_saved_share(old: int, new: int, gain:
     assert gain in verdict.words
 
 
+def test_a_plan_that_is_too_slow_is_changed_for_a_faster_one_though_neither_keeps_all_promises() -> None:
+    late = replace(PROBLEM, objective=MinimizeCost(rate_per_s=300.0), slo=Slo(latency_s=0.1))
+    assert "give 87.5% more" in weighed(stages(8), stages(15), moved=7, problem=late).words  # 300/s instead of 160/s
+    assert weighed(stages(8), stages(20), moved=7, problem=late).change
+    assert "save 6.2%" in weighed(stages(16), stages(15), moved=0, problem=late).words
+
+
 def test_both_plans_are_evaluated_with_the_given_reach() -> None:
     table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.2], [0.2]]), ramp_s_EB=np.zeros((1, 1)))
     two_blocks = plain_problem(survival_N=(1.0, 0.5), latency={"T4": table}, slo=Slo(latency_s=10.0))
