@@ -164,7 +164,7 @@ class Endpoint:
                 self._gate.admit(request.method, request.path, request.find(b"authorization"))
             except (UnauthorizedError, RateLimitError) as error:
                 self._backend.count_request("access", error.http_status)
-                return await error_response(request, error)(scope, receive, send)
+                return await error_response(request.path, request.id, error)(scope, receive, send)
         record: RequestRecord | None = None
         if self._tracer is not None and request.method == "POST" and "POST" in self.handlers:
             route = {"http.request.method": "POST", "http.route": self._path}
@@ -195,7 +195,8 @@ class Endpoint:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            return error_response(request, failure_of(error, request.id, f"{request.method} {request.url.path}"))
+            failure = failure_of(error, request.id, f"{request.method} {request.url.path}")
+            return error_response(request.path, request.id, failure)
 
     def _handler(self, request: HttpRequest) -> Handler:
         handler = self.handlers.get("GET" if request.method == "HEAD" else request.method)

@@ -179,15 +179,15 @@ def json_response(content: object, status: int = 200) -> Response:
 # Errors
 
 
-def error_response(request: HttpRequest, error: OfframpError) -> Response:
+def error_response(path: str, request_id: str, error: OfframpError) -> Response:
     """Returns an error in the format of the path's protocol."""
-    error_type = error_type_of(request.path)
+    error_type = error_type_of(path)
     if error_type is V2Error:
         body: dict[str, object] = {"error": str(error)}
     elif error_type is OpenAiError:
         body = openai_error(error)
     else:
-        body = {"error": {"kind": error.kind, "message": str(error)}, "request_id": request.id}
+        body = {"error": {"kind": error.kind, "message": str(error)}, "request_id": request_id}
     response = json_response(body, status=error.http_status)
     if isinstance(error, MethodNotAllowedError):
         response.headers["allow"] = ", ".join(error.allowed)

@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Awaitable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 import uvicorn
-from pydantic_core import to_json
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from deployments.api.endpoint import InternalError
+from deployments.api.exchange import RETRY_AFTER_S, error_response, id_or_new
 from deployments.local_ray.private import with_middlewares
 from deployments.process_setup import HideExceptionMessages
+from earlyexit.errors import InputError, MethodNotAllowedError, OfframpError, OverloadedError
 
 if TYPE_CHECKING:
     from ray.serve.config import HTTPOptions
@@ -72,11 +74,20 @@ def without_upgrade(method: bytes, target: bytes, headers: Sequence[tuple[bytes,
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(b"%b: %b\r\n" % each for each in kept))
 
 
-def refusal(status: int, kind: str, message: str) -> Response:
-    """Returns an error as JSON, after which the connection is closed."""
-    headers = {"connection": "close"} | ({"retry-after": "1"} if status == 503 else {})
-    body = to_json({"error": {"kind": kind, "message": message}})
-    return Response(body, status, headers, media_type="application/json")
+class RequestTimeoutError(InputError, http_status=408):
+    """A request did not arrive in time."""
+
+
+class HeadTooLargeError(InputError, http_status=431):
+    """Request line and headers are larger than the limit."""
+
+
+def refusal(path: str, headers: Iterable[tuple[bytes, bytes]], error: OfframpError) -> Response:
+    """Returns an error in the format of the path's protocol, after which the connection is closed."""
+    request_id = next((value for name, value in headers if name == REQUEST_ID), b"")
+    response = error_response(path, id_or_new(request_id.decode("latin-1")), error)
+    response.headers["connection"] = "close"
+    return response
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -92,6 +103,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**options)
         self._server = server
         self._limits = server.limits
+        self.url, self.headers = b"", []  # uvicorn sets them when a request begins
         self._phase = IDLE
         """What the parser is reading: nothing (`idle`), a `head`, or a `body`."""
         self._num_begun = 0
@@ -134,13 +146,13 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._refuse(400, "input", f"the bytes are not an HTTP/1.1 request: {error}")
+            self._refuse(InputError(f"the bytes are not an HTTP/1.1 request: {error}"))
         if self._phase is HEAD:
             num_new = self._num_begun - num_begun
             is_only_this_head = (phase is HEAD and num_new == 0) or (phase is IDLE and num_new == 1)
             self._head_bytes = self._head_bytes + len(data) if is_only_this_head else self._head_size()
             if self._head_bytes > self._limits.head_bytes:
-                self._refuse(431, "input", self._too_large())
+                self._refuse(self._too_large())
 
     # Called by the parser
 
@@ -158,30 +170,26 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # `_feed` parses it again without Upgrade
         self._phase = BODY
-        server, most, request_id, has_serve_timeout = self._server, self._limits.head_bytes, b"", False
-        for name, value in self.headers:
-            if name == REQUEST_ID:
-                request_id = request_id or value
-            elif name == SERVE_TIMEOUT_HEADER:
-                has_serve_timeout = True
-        is_ours = server.serve_app is None or (
-            self.parser.get_method() == b"POST"
-            and self.url.partition(b"?")[0] in server.fast_paths
-            and not has_serve_timeout
-        )
-        self.app = server.app if is_ours or server.serve_app is None else server.serve_app
+        server, most = self._server, self._limits.head_bytes
+        error: OfframpError | None = None
         if self._is_surplus:
             message = f"more than {self._limits.connections} connections; try again later"
-            self.app = refusal(503, "overloaded", message)
+            error = OverloadedError(message, retry_after_s=RETRY_AFTER_S)
         elif self._head_bytes + self._read_bytes > most and self._head_size() > most:
-            self.app = refusal(431, "input", self._too_large())
+            error = self._too_large()
+        is_fast = (
+            self.parser.get_method() == b"POST"
+            and self.url.partition(b"?")[0] in server.fast_paths
+            and all(name != SERVE_TIMEOUT_HEADER for name, _ in self.headers)
+        )
+        is_ours = error is not None or server.serve_app is None or is_fast
+        named = [self._name_request()] if is_ours else []
+        self.app = server.app if is_ours or server.serve_app is None else server.serve_app
+        if error is not None:
+            self.app = refusal(self.url.decode("latin-1"), self.headers, error)
         super().on_headers_complete()
-        cycle = self.cycle
-        cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
-        if is_ours:
-            request_id = request_id or b"%032x" % _ids.getrandbits(128)
-            self.headers.insert(0, (REQUEST_ID, request_id))  # the first one counts, but a caller's may be empty
-            cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, request_id)]
+        self.cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
+        self.cycle.default_headers = [*self.cycle.default_headers, *named]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -200,7 +208,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             method, [offset] = self.parser.get_method(), upgrade.args
             if method == b"CONNECT":
-                self._refuse(501, "input", "CONNECT is not supported, because this is not a proxy")
+                self._refuse(MethodNotAllowedError("CONNECT is not allowed, because this is not a proxy"))
                 return
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -211,8 +219,15 @@ class Connection(HttpToolsProtocol):
         """Returns the approximate number of bytes of request line and headers so far."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
-    def _too_large(self) -> str:
-        return f"request line and headers are larger than {self._limits.head_bytes} bytes"
+    def _too_large(self) -> HeadTooLargeError:
+        return HeadTooLargeError(f"request line and headers are larger than {self._limits.head_bytes} bytes")
+
+    def _name_request(self) -> tuple[bytes, bytes]:
+        """Returns the header with the request's id, which is the caller's or a new one, and puts it in front."""
+        sent = (value for name, value in self.headers if name == REQUEST_ID and value)
+        header = REQUEST_ID, next(sent, b"") or b"%032x" % _ids.getrandbits(128)
+        self.headers.insert(0, header)  # the first one counts, but a caller's may be empty
+        return header
 
     # Answers
 
@@ -234,7 +249,8 @@ class Connection(HttpToolsProtocol):
         if cycle.response_started and not cycle.response_complete:
             self.transport.abort()
         elif not (cycle.response_started or cycle.disconnected):
-            await refusal(500, "internal", "the request failed; the service's log says why")(*call)
+            error = InternalError("the request failed; the service's log says why")
+            await refusal(cycle.scope["path"], cycle.scope["headers"], error)(*call)
         cycle.on_response = lambda: None  # the bound method would keep its object alive
 
     def on_response_complete(self) -> None:
@@ -263,7 +279,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
             self.flow.resume_reading()
 
-    def _refuse(self, status: int, kind: str, message: str) -> None:
+    def _refuse(self, error: OfframpError) -> None:
         """Refuses the request that is being read, or closes the connection after the answers to earlier requests."""
         if self._discards_input:
             return
@@ -281,9 +297,11 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.abort()
                 return
-        response = refusal(status, kind, message)
-        headers = b"".join(b"%b: %b\r\n" % each for each in (*response.raw_headers, *self.server_state.default_headers))
-        self.transport.write(STATUS_LINE[status] + headers + b"\r\n" + bytes(response.body))
+        named = self._name_request()
+        response = refusal(self.url.decode("latin-1"), self.headers, error)
+        headers = *response.raw_headers, *self.server_state.default_headers, named
+        head = b"".join(b"%b: %b\r\n" % each for each in headers)
+        self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + bytes(response.body))
         self.close()
 
     def _give_up(self, cycle: RequestResponseCycle) -> None:
@@ -305,7 +323,7 @@ class Connection(HttpToolsProtocol):
         if not state or waited_s < getattr(self._limits, f"{state[0]}_s"):
             return
         if state[0] in (HEAD, BODY):
-            self._refuse(408, "timeout", f"the request's {state[0]} did not arrive in {waited_s:.0f} s")
+            self._refuse(RequestTimeoutError(f"the request's {state[0]} did not arrive in {waited_s:.0f} s"))
         else:
             self.transport.abort()
 

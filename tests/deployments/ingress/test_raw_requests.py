@@ -46,7 +46,8 @@ class Case:
 
 
 def refused(sent: bytes, status: int = 400, kind: str = "input", **more: Any) -> Case:
-    return Case(sent, ((status, f'"kind":"{kind}"'),), closes=True, **more)
+    part = '{"error":"' if b" /v2" in sent else f'"kind":"{kind}"'
+    return Case(sent, ((status, part),), closes=True, **more)
 
 
 def answered(sent: bytes, **more: Any) -> Case:
@@ -81,12 +82,16 @@ CASES = {
     "TRACE": Case(b"TRACE /predict HTTP/1.1\r\nHost: here\r\n\r\n", ((405, "only POST"),)),
     "a space in a name": refused(b"GET /v2 HTTP/1.1\r\nHost: here\r\nA : b\r\n\r\n"),
     "HTTP/2": refused(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    "CONNECT": refused(b"CONNECT here:1 HTTP/1.1\r\nHost: here\r\n\r\n", 501),
+    "CONNECT": refused(b"CONNECT here:1 HTTP/1.1\r\nHost: here\r\n\r\n", 405, "method_not_allowed"),
+    "nonsense in v1": Case(b"POST /v1/completions HTTP/1.1\r\nX\r\n\r\n", ((400, '"code":"input"'),), closes=True),
+    "nonsense with a name": refused(
+        b"POST / HTTP/1.1\r\nX-Request-ID: r-1\r\nA: b\r\nX\r\n\r\n", headers=(("x-request-id", "r-1"),)
+    ),
     "a refusal behind a request": Case(GOOD + b"nonsense\r\n\r\n", ((200, CARD),), closes=True),
     "a head that is too long, and more": refused(
         b"GET /v2 HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 5000 + b"\r\n\r\n" + CHUNKED + GET, 431
     ),
-    "a head without end": refused(b"GET /v2 HTTP/1.1\r\nX-Filler: " + b"a" * 3000, 431),
+    "a head without end": refused(b"GET /plan HTTP/1.1\r\nX-Filler: " + b"a" * 3000, 431, "head_too_large"),
     "a head of too many lines": refused(b"GET /v2 HTTP/1.1\r\n" + b"A: b\r\n" * 500, 431),
     # codings
     "chunked": answered(CHUNKED + CHUNKS + b"\r\n"),
@@ -189,7 +194,8 @@ async def test_a_request_gets_its_answers(name: str, fast: bool) -> None:
             found, headers, body = await caller.answer()
             assert (found, part in body.decode()) == (status, True), body
             assert headers["content-type"] == "application/json", headers
-            assert isinstance(json.loads(body), dict)
+            named = json.loads(body).get("request_id", headers["x-request-id"])
+            assert (named, len(named) > 0) == (headers["x-request-id"], True)
         if case.headers:
             assert {name: headers[name] for name, _ in case.headers} == dict(case.headers)
         if case.closes:
