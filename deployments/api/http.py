@@ -150,11 +150,6 @@ def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, 
     return to_json({**answer, "request_id": request_id})
 
 
-SENT_HEADERS = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
-READ_HEADERS = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length")
-PREFLIGHT_CACHE_S = 600
-
-
 class ApiRouter(Router):
     """Routes requests to endpoints. The most frequent ones are found by their path, and the others by its pattern."""
 
@@ -225,9 +220,8 @@ def build_api(
         CORSMiddleware,
         allow_origins=list(cors_origins),
         allow_methods=["GET", "POST"],
-        allow_headers=list(SENT_HEADERS),
-        expose_headers=list(READ_HEADERS),
-        max_age=PREFLIGHT_CACHE_S,
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "X-Request-ID", "Inference-Header-Content-Length"],
     )
     names = {"model": backend.card.name, "version": backend.version}
     unknown = Endpoint(backend, "unknown", gate)

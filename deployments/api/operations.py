@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import InputError
@@ -19,6 +19,7 @@ from earlyexit.network.boundary import Column
 from earlyexit.tasks.base import Task
 
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Parameters = Annotated[dict[str, Any], BeforeValidator(lambda given: {} if given is None else given)]
 MAX_DIMENSIONS = 16
 
 
@@ -90,23 +91,25 @@ class V2Input(Body, strict=False):
     shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MAX_DIMENSIONS)
     datatype: str
     data: list[Any] | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: Parameters = {}
 
 
 class V2Output(Body, strict=False):
     """A requested output tensor."""
 
     name: str
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: Parameters = {}
 
 
 class V2Body(Body, strict=False):
     """`POST /v2/models/{model}/infer`."""
 
     id: str | None = None
+    model_name: str | None = None
+    """Ignored, because the path names the model. KServe's clients send it."""
     inputs: list[V2Input] = Field(min_length=1)
     outputs: list[V2Output] | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: Parameters = {}
 
 
 Version = Annotated[str, Field(pattern=NAME_PATTERN)]

@@ -74,6 +74,8 @@ def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
 
 T = TypeVar("T")
 BINARY_SIZE = "binary_data_size"
+UNSUPPORTED = ("classification", "shared_memory_region")
+"""Parameters of Triton's outputs that would change the answer."""
 Content: TypeAlias = list[Any] | bytes | memoryview
 """The content of an input tensor: values, either flat or nested like its shape, or bytes in Triton's format."""
 
@@ -134,12 +136,15 @@ def build_v2_request(
         request_id=request_id,
     )
     outputs: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in signature.output_names]
-    if body.outputs is not None:
+    if body.outputs:
         outputs = [(each.name, each.parameters) for each in body.outputs]
     names = tuple(name for name, _ in outputs)
     unknown = [name for name in names if name not in signature.output_names]
-    if unknown or not names:
+    if unknown:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
+    unsupported = [f"{name}.parameters.{key}" for name, each in outputs for key in UNSUPPORTED if key in each]
+    if unsupported:
+        raise InputError(f"outputs: {unsupported[0]} is not supported; without it, all values are returned")
     all_binary = _parameter(body.parameters, "binary_data_output", bool, default=False)
     binary = frozenset(name for name, each in outputs if _parameter(each, "binary_data", bool, default=all_binary))
     return request, V2Reply(id=body.id, outputs=names, binary=binary)

@@ -24,6 +24,7 @@ IGNORED_PARAMETERS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier",
         "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
+        "stream",  # of Triton's generate extension, where the path says whether the answer is a stream
     }
 )  # fmt: skip
 """Parameters that do not change answers, and are ignored."""
@@ -32,6 +33,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
     "repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,),
+    "bad_words": ("", []), "stop_words": ("", []), "exclude_input_in_output": (True,), "min_p": (0,),
 }  # fmt: skip
 """Parameters that are not supported, with the values that are accepted because they have no effect."""
 
@@ -245,9 +247,10 @@ class ChatMessage(BaseModel):
             names = ", ".join(map(repr, unsupported))
             raise InputError(f"messages: {names} of a message is not supported; only texts are", param="messages")
         parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-        others = [part.type for part in parts if part.type != "text" or part.text is None or part.model_extra]
+        others = [part for part in parts if part.type != "text" or part.text is None or part.model_extra]
         if others:
-            message = f"messages: a part of type {others[0]!r} is not supported; only texts are"
+            named = " with ".join(map(repr, (others[0].type, *(others[0].model_extra or {}))))
+            message = f"messages: a part of type {named} is not supported; only texts are"
             raise InputError(message, param="messages")
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": "".join(part.text or "" for part in parts), **named}

@@ -132,7 +132,7 @@ def parse_infer(message: Any, signature: Signature, request_id: str = "") -> tup
     body = V2Body.model_construct(
         id=message.id or None,
         inputs=message.inputs,
-        outputs=outputs or None,
+        outputs=outputs,
         parameters=_values(message.parameters),
     )
     return build_v2_request(body, _contents(message), signature, request_id)

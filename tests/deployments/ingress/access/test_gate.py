@@ -142,7 +142,8 @@ async def test_openapi_states_whether_a_key_is_needed(
 
 
 async def test_preflight_requests_need_no_key(backend: FakeBackend) -> None:
-    asked = {"origin": HERE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    asked = {"origin": HERE, "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization,x-stainless-os"  # of the openai package for browsers
     async with client_of(backend, gate(), cors_origins=(HERE,)) as client:
         allowed = await client.options("/predict", headers=asked)
         refused = await client.options("/predict", headers=asked | {"origin": "https://elsewhere.org"})
