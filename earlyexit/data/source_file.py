@@ -185,7 +185,7 @@ def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Sour
     check_file(path, raises, hint=hint)
     try:
         content = path.read_bytes()
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except OSError as error:  # for example, no permission
         raise raises(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -61,7 +61,7 @@ def has_column(path: Path, name: str) -> bool:
 def stream_lines(path: Path) -> Iterator[Row]:
     """Yields the lines of a text file that are not blank as rows of one text. Raises DataError."""
     check_file(path)
-    with _utf8(path), path.open(encoding="utf-8") as file:
+    with _utf8(path), path.open(encoding="utf-8-sig") as file:
         yield from ((number, (line.rstrip("\n"),), "") for number, line in enumerate(file, 1) if line.strip())
 
 
@@ -77,7 +77,7 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
         for name in text_columns:
             if not isinstance(row[name], str):
                 raise DataError(f"{path}:{line}: {name!r} is not a string")
-        label = "" if label_column is None else row[label_column]
+        label = "" if label_column is None or row[label_column] is None else row[label_column]
         if not isinstance(label, str | int | float):
             raise DataError(f"{path}:{line}: {label_column!r} is neither a string nor a number")
         yield line, tuple(row[name] for name in text_columns), str(label)
@@ -154,8 +154,8 @@ def csv_cells(
 
 
 def _json_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    with _utf8(path), path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+    with _utf8(path), path.open(encoding="utf-8-sig") as file:
+        for number, line in ((number, line) for number, line in enumerate(file, start=1) if line.strip()):
             row = _parse(path, number, line.rstrip("\n"))
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
@@ -165,7 +165,7 @@ def _json_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, dict
 
 def _clinc(path: Path, part: str | None) -> Iterator[Row]:
     with _utf8(path):
-        lists = _parse(path, 1, path.read_text(encoding="utf-8"))
+        lists = _parse(path, 1, path.read_text(encoding="utf-8-sig"))
     part = part or "train"
     if not isinstance(lists, dict) or part not in lists:
         known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)

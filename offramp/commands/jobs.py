@@ -79,11 +79,6 @@ class ProfileOptions(JsonOption, ProfileJob):
     jsonl: OutFile | None = None
     """File for all measured points, one JSON line each. None: not written."""
 
-    def check(self) -> None:
-        super().check()
-        if self.jsonl is not None and self.jsonl.resolve() == self.out.resolve():
-            raise InputError(f"--out and --jsonl are both {self.out}; two files are needed")
-
 
 LABEL, TOKEN = "label", "token"
 """Names of the tasks of classifiers and of decoders."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -50,6 +51,8 @@ def _check_output_file(path: Path, info: ValidationInfo) -> Path:
     return path
 
 
+OUTPUTS = frozenset(("out", "plot", "jsonl"))
+"""Options that name a file or a folder to write."""
 Address = Annotated[str, AfterValidator(_check_url)]
 OutFile = Annotated[Path, AfterValidator(_check_output_file)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1, description="Seed of all random numbers.")]
@@ -78,7 +81,11 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     def model_post_init(self, _: Any) -> None:
-        """Checks the options together."""
+        """Checks the options together; raises InputError for an output that is another path of the command."""
+        paths = {name: value.resolve() for name, value in self if isinstance(value, Path)}
+        for out, other in product(sorted(OUTPUTS & paths.keys(), reverse=True), paths):
+            if other != out and paths[other] == paths[out]:
+                raise InputError(f"--{out} {getattr(self, out)} would overwrite {other.upper()}; choose another path")
         self.check()
 
     def check(self) -> None:
@@ -472,7 +479,7 @@ class CanaryJob(JsonOption, ServerOptions):
     """Route a share of the requests to a version, or compare the default version with the canary."""
 
     version: str | None = None
-    """Version to try. None: only report the current canary."""
+    """Version to try, with --share or --compare. None: only report the current canary."""
     share: float = Field(default=0.0, ge=0, le=1)
     """Share of the requests that this version answers."""
     compare: float = Field(default=0.0, ge=0, le=1)
@@ -483,8 +490,8 @@ class CanaryJob(JsonOption, ServerOptions):
     def check(self) -> None:
         if self.end and self.version is not None:
             raise InputError("--end ends the canary, --version starts one: give one of them")
-        if self.version is None and (self.share or self.compare):
-            raise InputError("--share and --compare need --version")
+        if (self.version is None) == bool(self.share or self.compare):
+            raise InputError("--version and a --share or --compare above 0 go together; --end ends a canary")
 
 
 class VersionOptions(ServerOptions):

@@ -265,8 +265,6 @@ def run(job: PredictJob) -> None:
     piped = job.texts == ("-",) or (not job.texts and job.data is None and not sys.stdin.isatty())
     if (job.data is not None) + (bool(job.texts) and not piped) + piped != 1:
         raise InputError("give one of these: inputs as arguments, --data PATH, or - for standard input")
-    if job.data is not None and job.out is not None and job.out.resolve() == job.data.resolve():
-        raise InputError(f"--out {job.out} is the file of --data, which would be overwritten; choose another file")
     if job.data is None and set(RowOptions.model_fields) & job.model_fields_set:
         raise InputError("--text-column, --pair-column and --part go with --data")
     if job.texts and not piped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,6 +103,10 @@ def delete(job: DeleteJob) -> None:
     print(f"{job.name} is gone")
 
 
+RAY_SERVICE_NAME = re.compile("[a-z][a-z0-9-]{,46}")
+"""KubeRay's `ValidateRayServiceMetadata`: a DNS label of RFC 1035, and room for the suffixes of its services."""
+
+
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
     return serve_config(
         json.loads(service.settings.model_dump_json()),  # with string keys only, as Serve returns it
@@ -120,7 +125,10 @@ def _environment(service: Service) -> dict[str, str]:
 
 
 def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
-    """Returns a KubeRay manifest, with which the service listens on all addresses of its pods."""
+    """Returns a KubeRay manifest, with which the service listens on all addresses of its pods.
+
+    Raises InputError for a name that KubeRay refuses.
+    """
     mount = job.at or MOUNT
     service = service.moved_to(mount)
     kubernetes = Kubernetes(
@@ -130,7 +138,10 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
         environment=_environment(service) | ({} if service.ingress.front == "proxy" else HAPROXY),
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
-    return ray_service(service.name, config, service.inventory, kubernetes)
+    manifest = ray_service(service.name, config, service.inventory, kubernetes)
+    if not RAY_SERVICE_NAME.fullmatch(name := manifest["metadata"]["name"]):
+        raise InputError(f"{job.service}: name: {name!r}; KubeRay takes at most 47 characters, the first a letter")
+    return manifest
 
 
 def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
 from offramp.commands.folders import calibrate_command, read_calibration, replacing_model
 from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
-from offramp.commands.output import make_folder, print_result, progress_bars, provenance, warn
+from offramp.commands.output import print_result, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
 HELD_OUT = "held_out"
@@ -69,7 +69,7 @@ def train(
     progress: Progress = no_progress,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> EarlyExitModel:
-    """Trains a model and saves it, which replaces a model in the folder.
+    """Trains a model and saves it with the rows held out, which replaces a model in the folder.
 
     `on_warning` is called if the model or its exits are of little use on the rows held out, or without them on the
     rows on which ramps were trained. Raises DataError, ModelFolderError or InputError before anything is trained.
@@ -82,6 +82,8 @@ def train(
         else:
             features, targets = _train_on_rows(model, codec, data, job, options)
         save_model(model, folder)
+        if held_out is not None:
+            write_labelled(held_out, folder, HELD_OUT)
     if isinstance(task, TokenTask) or task.large:
         return model
     outputs = {} if features is None else outputs_of_features(model, features)
@@ -266,14 +268,14 @@ def run(job: TrainOptions) -> None:
     if job.hold_out is not None:
         if rows.part_names:
             raise InputError("--hold-out is not for images with joints or maps: choose the rows with --part")
-        num_rows = len(rows)
         rows, held = rows.divide(job.hold_out, job.seed)
-        make_folder(job.out)
-        print(f"{len(held)} of {num_rows} rows held out: {write_labelled(held, job.out, HELD_OUT)}")
     elif old := sorted(job.out.glob(f"{HELD_OUT}.*")):
         warn(f"{old[0]} was held out of an earlier training; calibrate with rows that this one does not use")
     with progress_bars() as progress:
         model = train(job, rows, job.out, held_out=held, progress=progress, on_warning=warn)
+    if held is not None:
+        path = max(job.out.glob(f"{HELD_OUT}.*"), key=lambda path: path.stat().st_mtime_ns)
+        print(f"{len(held)} of {len(rows) + len(held)} rows held out: {path}")
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
     print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {job.out}")
     if model.task.name != "token":

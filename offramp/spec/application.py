@@ -71,7 +71,7 @@ def resolve_plan(plan: str, model: Path, **given: Any) -> Plan:
     if plan in BUILT_IN:
         shape = {"batch": 32, "replicas": 1, "device": "cpu", **given, "networks": card.chain.networks}
         find_device(shape["device"])
-        if plan == "stock":
+        if plan == "stock" or not card.ramps:  # without ramps all of them are equal
             return stock_plan(card.num_blocks, **shape)
         make = early_exit_plan if plan == "early-exit" else serial_plan
         calibration = read_calibration(model)

@@ -47,6 +47,11 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
             '{"text": "pay my bill", "label": "bills"}\n{"text": "a \\"b\\" c", "label": "other"}\n',
             id="jsonl",
         ),
+        pytest.param(
+            "d.jsonl",
+            '\ufeff{"text": "pay my bill", "label": "bills"}\n\n{"text": "a \\"b\\" c", "label": "other"}\n\n',
+            id="jsonl with a mark and blank lines",
+        ),
         pytest.param("d.json", json.dumps(CLINC), id="clinc"),
         pytest.param("d.csv", '\ufefftext,label\npay my bill,bills\n"a ""b"" c",other\n', id="csv as Excel writes it"),
     ],
@@ -58,7 +63,7 @@ def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, cont
 
 def test_texts_without_labels_are_lines(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
-    path.write_text("play jazz\n\nstop\n", encoding="utf-8")
+    path.write_text("play jazz\n\nstop\n", encoding="utf-8-sig")
     assert read_labelled(path, label_column=None).texts == ("play jazz", "stop")
 
 

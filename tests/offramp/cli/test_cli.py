@@ -112,6 +112,8 @@ def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is
     said = capsys.readouterr()
     assert "head of the full model: the checkpoint's\n" in said.out
     assert "warning: held_out.csv was held out of an earlier training" in said.err
+    assert run("train", "--data", data, "--backbone", checkpoint, "--out", ".", "--hold-out", 0.5, "--ramps", 9) == 2
+    assert not Path("held_out.csv").read_text(encoding="utf-8"), "the model is still the earlier one"
 
 
 def test_a_calibration_shows_progress_and_prints_its_result(model: Path, data: Path, capsys: Captured) -> None:

@@ -310,7 +310,9 @@ def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.Monk
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
     serve.run(ServeJob(model=checkpoint))
-    [settings] = started
+    serve.run(ServeJob(model=checkpoint, plan="serial"))
+    settings, serial = started
+    assert serial.plan.ramps == ()
     assert [(split.first, split.end, split.ramps) for split in settings.plan.splits] == [(0, 3, ())]
     assert read_card(Path(settings.model)).label_names == ("weather", "bill")
     assert f"for exits: offramp ramp {checkpoint} --data LOG" in capsys.readouterr().out
@@ -319,11 +321,11 @@ def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("in_this_process")
 def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
     saved(tmp_path / "tuned", checkpoint)
-    out, log, rows = tmp_path / "ramped", tmp_path / "log.csv", texts(700)
+    out, rows = tmp_path / "ramped", texts(700)
+    unlabelled = "".join(json.dumps({"text": text, "label": None}) + "\n" for text in rows)
     for labelled in (False, True):  # of one size and shape: measured once
-        log.write_text(
-            "text,label\n" + "".join(f"{text},bill\n" for text in rows) if labelled else "\n".join(["text", *rows])
-        )
+        log = tmp_path / ("log.csv" if labelled else "log.jsonl")
+        log.write_text("text,label\n" + "".join(f"{text},bill\n" for text in rows) if labelled else unlabelled)
         report = printed(capsys, "ramp", tmp_path / "tuned", "--data", log, "--out", out)
         thresholds = {str(key): value for key, value in read_calibration(out).thresholds.items()}
         assert (report["rows"], report["thresholds"]) == (700, thresholds)
