@@ -220,8 +220,9 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind, [architecture, *_] = str(config["model_type"]), config["architectures"]
+        labels = dict(config.get("id2label") or {str(k): f"LABEL_{k}" for k in range(config.get("num_labels", 2))})
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelFolderError(f"{path}: a JSON object with model_type and architectures is needed") from error
+        raise ModelFolderError(f"{path}: a JSON object with model_type, architectures, id2label is needed") from error
     out = ("--out", f"runs/{model_name_for(folder)}")
     if kind not in CLASSIFIERS:
         inject = command("inject", "MODULE:FUNCTION", "--data", "ROWS", "--tokenizer", folder, *out)
@@ -229,7 +230,6 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
             f"{folder}: {kind} models are not supported directly, only {', '.join(CLASSIFIERS)}; write a function that "
             f"returns the module and example inputs, then: {inject}"
         )
-    labels = config.get("id2label") or {str(each): f"LABEL_{each}" for each in range(config.get("num_labels", 2))}
     several = config.get("problem_type") == "multi_label_classification"
     is_number = config.get("problem_type") == "regression" or len(labels) < 2
     if CLASSIFIER not in architecture or several or is_number:
@@ -238,10 +238,10 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
             f"{folder}: {architecture} predicts {task}; only classifiers with one label are supported directly; to "
             f"train one on this network: {command('train', '--backbone', folder, '--data', 'LABELLED_ROWS', *out)}"
         )
-    names = tuple(labels.values())
-    if sorted(labels) != sorted(map(str, range(len(labels)))) or len(set(names)) < len(names):
-        raise ModelFolderError(f"{path}: id2label must give outputs 0 to {len(names) - 1} different labels")
-    return tuple(labels[str(each)] for each in range(len(names)))
+    names = tuple(name for name in labels.values() if isinstance(name, str))
+    if sorted(labels) != sorted(map(str, range(len(labels)))) or len(set(names)) < len(labels):
+        raise ModelFolderError(f"{path}: id2label must give outputs 0 to {len(labels) - 1} different labels")
+    return tuple(labels[str(each)] for each in range(len(labels)))
 
 
 def check_tokenizer(folder: Path) -> None:
