@@ -428,8 +428,8 @@ class Unanswered:
         if reason == LATE:
             for each in fresh:  # the time that it waited is a lower bound of its latency
                 chain = each.chain.current
-                until_s = now_s if math.isinf(each.deadline_s) else max(now_s, each.deadline_s)
-                chain.admission.given_up(until_s - each.arrived_s, *chain.cost_of(each), now_s)
+                waited_s = max(now_s, each.deadline_s) - each.arrived_s
+                chain.admission.given_up(waited_s, *chain.cost_of(each), now_s)
         self._remove_settled(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]

@@ -128,7 +128,7 @@ class IngressCore(Unanswered):
             self.refuse_late(num_inputs, left_s, late_s)
 
     def submit(self, inputs: Inputs, now_s: float) -> None:
-        """Accepts all inputs of a request, or none. They have the same deadline.
+        """Accepts all inputs of a request, or none. There is at least one, and they have the same deadline.
 
         An input of a sequence comes alone. Its first one is queued like others; the later ones go to the replicas of
         the sequence, without waiting for a batch.
@@ -139,21 +139,20 @@ class IngressCore(Unanswered):
         """
         if self.suspended is not None:
             self.refuse(self._no_plan(), len(inputs))
-        placement = inputs[0].placement if inputs else None
+        placement = inputs[0].placement
         layout = None if placement is None else placement.layout
         if layout is not None and self.chains.with_layout(layout) is None:
             raise lost(OTHER_SLOTS)
         if layout is None and not (placement is not None and placement.is_retry):
             self.check_room(len(inputs), now_s)
         drawn = self.chains.draw(len(inputs))
-        left_s = inputs[0].deadline_s - now_s if inputs else math.inf
+        left_s = inputs[0].deadline_s - now_s
         late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
             self.refuse_late(len(inputs), left_s, late_s)
         self.chains.take(drawn, inputs)
         self.counts.arrived += len(inputs)
-        if inputs:
-            self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
+        self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
         if layout is not None:
             inputs[0].holder = ASIDE
             self._steps += inputs

@@ -154,7 +154,7 @@ class WaitQueue:
     def push(self, inputs: Inputs) -> None:
         """Adds the inputs of a request, which have the same deadline."""
         waiting = self.inputs
-        if not waiting or not inputs or inputs[0].deadline_s >= waiting[-1].deadline_s:
+        if not waiting or inputs[0].deadline_s >= waiting[-1].deadline_s:
             waiting.extend(inputs)
         else:
             for each in inputs:
