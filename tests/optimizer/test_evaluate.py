@@ -11,7 +11,8 @@ import pytest
 
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
-from optimizer.cost.evaluate import Evaluation, evaluate, predictions, violations
+from optimizer.cost.evaluate import Evaluation, evaluate, loads, predictions, queue_s, violations
+from optimizer.cost.queues import Load
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
 from profiles.table import LatencyTable
@@ -160,6 +161,22 @@ def test_every_violation_is_reported_with_both_numbers_and_an_endless_wait_as_su
     problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
     late = "takes 190 ms and an endless time in queues, 800 ms are allowed"
     assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]
+
+
+def test_the_longest_queue_of_stages_and_links_counts_in_full_and_the_others_by_their_means() -> None:
+    problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=30, in_time=0.99))
+    stages = (stage(split(0, 1, 0), split(1, 2), replicas=2), stage(split(2, 3)))
+    # Seconds of device or link per input. Half of the inputs leave at ramp 0.
+    first_s, second_s, hop_s, last_s = 0.023 / 4, 0.060 / 4, 0.009 / 4, 0.030 / 4
+    expected = (
+        Load(30, 2, first_s + second_s / 2, (first_s**2 + (first_s + second_s) ** 2) / 2),
+        Load(30, 2, hop_s / 2, hop_s**2 / 2),
+        Load(30, 1, last_s / 2, last_s**2 / 2),
+    )
+    [found] = loads(problem, stages, evaluate(problem, stages))
+    assert [tuple(each) for each in found] == [pytest.approx(tuple(each)) for each in expected]
+    (_, tail_s), (link_mean_s, _), (mean_s, _) = (each.queue_s(0.01) for each in expected)
+    assert queue_s(problem, stages, evaluate(problem, stages)) == pytest.approx(tail_s + link_mean_s + mean_s)
 
 
 def test_rounding_differences_are_no_violations() -> None:

@@ -74,7 +74,7 @@ chains:
         splits:
           - {first: 2, end: 6, batch: 4}
 """
-"""A plan of two chains."""
+"""A plan of two chains, which is also the next one."""
 TWO_CHAINS = Plan(
     stages=(
         Stage(device="V100", replicas=2, splits=(Split(first=0, end=6, batch=8),)),
@@ -90,7 +90,7 @@ ORDERS: list[tuple[OrderSpec, object]] = [
     (OrderSpec(name="das", eta=0.3), {"name": "das", "eta": 0.3}),
     (OrderSpec(overdue_s=5.0), {"name": "deadline", "overdue_s": 5.0}),
 ]
-"""The same chains in a plan file."""
+"""Orders, and how a plan file says them."""
 
 
 def test_a_plan_is_read_from_yaml_and_from_json_whose_keys_are_strings(tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ def test_times_are_summed_by_split_and_size_over_plans_and_without_probes() -> N
     driver.play("0 abc; 0 XY", Switch(2.5, splits_of(0, 2)), "4 de; 4 fg")
     runs = [(run.first, run.end, run.size, run.batches, run.seconds) for run in driver.engine.times.runs()]
     assert runs == [(0, 4, 2, 1, 1.0), (0, 4, 1, 1, 1.0), (0, 2, 2, 2, 2.0)]
+    assert driver.engine.counts[0].busy_s == 2.0, "only of the present split"
     times = driver.engine.times
     assert isinstance(times, TableTimes)
     assert times.observed == [(0, 2, 1.0, 1.0), (0, 1, 1.0, 1.0), (0, 2, 1.0, 1.0), (0, 2, 1.0, 1.0)]

@@ -14,6 +14,7 @@ from deployments.ingress.core.admission import (
     DEEPEST_FALL,
     FALL,
     LEAP,
+    MOST_RISE,
     PLANNED_SHARE,
     RISE,
     SAFETY,
@@ -108,6 +109,7 @@ ANSWERED = {
     "an SLO later once more": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
     "one with little ahead says nothing": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
     "unless too many of them are late": ([(90, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1 - FALL),
+    "those of the last window count less": ([(120, 0.2, 10, 0.1), (1, 1.2, 10, 4.2)], 1 - FALL),
 }
 
 
@@ -142,9 +144,15 @@ def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(
 ) -> None:
     admission = known()
     assert not refuses or late(admission, BEGIN) > 0.0
+    for _ in range(100):
+        admission.answered(0.1, 10, 1, 0.5)  # with so little ahead it says nothing
     admission.answered(slowest_s, 60, 1, 0.5)
-    late(admission, 1, at_s=4.0)
-    assert admission.limit == pytest.approx(BEGIN * (1 + RISE) * times)
+    late(admission, 1, at_s=5.0)
+    risen = BEGIN * (1 + RISE) * times
+    assert admission.limit == pytest.approx(risen)
+    admission.answered(slowest_s, 100, 1, 5.1)
+    late(admission, 1, at_s=10.0)  # nothing was refused in this window
+    assert admission.limit == pytest.approx(risen + min(RISE * risen, MOST_RISE))
 
 
 def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within_bounds() -> None:
@@ -159,6 +167,10 @@ def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within
     assert admission.limit == pytest.approx(1.0, abs=0.2)
     admission.follow(plan(rate_per_s=1000.0))  # it may have nothing in common with the last one
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
+    admission = Admission(plan(), slo_s=1.0, num_ingresses=1)
+    overload(admission, seconds=1)
+    admission.follow(plan(rate_per_s=100.0))  # the first one that says anything
+    assert admission.limit == pytest.approx(BEGIN)
 
 
 def test_where_stages_wait_for_full_batches_one_per_split_of_every_replica_is_let_in_however_late_they_are() -> None:
@@ -313,8 +325,11 @@ def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_th
     admission.answered(1.2, 60, 1, 0.1)
     admission.follow(plan(length=LENGTH, rate_per_s=200.0, tokens_per_input=float(LENGTH)), 50.0)
     assert admission.limit == pytest.approx(2 * ROOM * (1 - FALL))
+    admission.answered(1.2, 60 * LENGTH, LENGTH, 1.2)
     admission.follow(plan(rate_per_s=100.0), 50.0)
-    assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
+    assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 2)
+    admission.answered(1.2, 60, 1, 1.3)  # the lowest limit of this SLO was one of tokens
+    assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 3)
     assert not admission.counts_tokens
     # A plan that says nothing keeps the limit, in tokens of inputs as they came, and back.
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)

@@ -114,6 +114,9 @@ def test_a_probe_enters_every_network_also_those_that_the_plan_leaves_out() -> N
     alone = probing(single())
     alone.submit("b")
     assert alone.log == ["0 send 0: b to first for block 0"]
+    plain = CoreWorld(single())
+    plain.submit("c")
+    assert plain.log == ["0 send 0: c to first for block 2 of network 1"]
 
 
 def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:

@@ -94,6 +94,15 @@ def test_under_a_policy_without_scores_inputs_stay_where_nothing_is_recorded(
     assert (len(world.calls) == 2) is goes_on
 
 
+def test_inputs_that_stayed_do_not_go_on_under_a_plan_that_stops() -> None:
+    world = staying()
+    world.submit("a")
+    world.answer_early(0, "a", block=1)
+    world.follow(observed_plan(epoch=2))
+    world.go_on(0, "a")
+    assert len(world.calls) == 1
+
+
 # Sequences
 
 

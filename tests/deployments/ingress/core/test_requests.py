@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import string
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.calls import LONGEST_RETRY_S
+from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
 from deployments.ingress.core.inputs import CALL_GRACE_S
 from deployments.ingress.core.routes import sequence_numbers
 from earlyexit.engine.engine import Dispatch
@@ -72,17 +74,14 @@ def test_a_plan_that_cannot_be_followed_changes_nothing() -> None:
 
 def test_exits_are_counted_under_all_plans() -> None:
     world = CoreWorld()
-    world.submit("abd")
+    world.submit("ab")
     world.answer(0, "a", block=1)
-    world.follow(plan())  # the same again
-    assert world.core.counts.exits == {1: 1}
     world.follow(plan(epoch=2))
     world.submit("c")
-    world.go_on(0, "d")
-    world.answer(2, "d")
-    world.answer(0, "b", block=1)
+    assert world.core.oldest_epoch == 1
     world.answer(1, "c", block=2)
-    assert (world.core.counts.exits, world.core.counts.answered) == ({1: 2, 2: 1, 3: 1}, 4)
+    world.answer(0, "b", block=1)
+    assert (world.core.counts.exits, world.core.counts.answered, world.core.oldest_epoch) == ({1: 2, 2: 1}, 3, 2)
 
 
 def test_without_a_plan_callers_are_told_why() -> None:
@@ -90,8 +89,11 @@ def test_without_a_plan_callers_are_told_why() -> None:
     world.submit("abcde")
     world.fail(0)
     world.suspend()
-    with pytest.raises(StageUnavailableError, match="no plan: nothing is left"):
-        world.submit("f")
+    asks: list[Callable[[], None]] = [lambda: world.submit("f"), lambda: world.core.check(1, 1.0, 0.0)]
+    for ask in asks:
+        with pytest.raises(StageUnavailableError, match="no plan: nothing is left") as caught:
+            ask()
+        assert (caught.value.retry_after_s, world.core.peek().suspended) == (SUSPENDED_RETRY_S, True)
     world.until(1.0)
     why = "the service has no plan: nothing is left"
     assert world.log[-2:] == ["0.05 again 4 of first", f"0.05 drop abcd: {why}"]
@@ -165,18 +167,17 @@ def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_out
     ]
 
 
-def test_an_error_at_one_deadline_takes_nothing_from_the_others() -> None:
-    world = CoreWorld()
-    for letter in "abc":
-        world.submit(letter, deadline_s=1.0)
-    world.log.clear()
-    world.inputs["b"].arrived_s = None  # type: ignore[assignment] # what no request has
-    world.now_s = 1.0
-    world.do(world.core.wake(1.0))
-    with pytest.raises(TypeError):
-        world.core.wake(world.core.wake_s)
-    world.do(world.core.wake(world.core.wake_s))
-    assert [line.partition(":")[0] for line in world.log] == ["1 drop a", "1 drop c"]
+def test_a_call_that_hangs_is_aborted_after_the_last_deadline_of_its_inputs() -> None:
+    world = CoreWorld(calls_per_replica=1)
+    for letter, deadline_s in zip("xab", (1.0, 2.0, 5.0), strict=True):
+        world.submit(letter, deadline_s=deadline_s)
+    world.answer(0, "x")  # its deadline means nothing any more
+    world.until(4.0)
+    world.answer(1, "b")
+    world.until(9.0)
+    answered = ["2 drop a: no answer within 2 s", "4 answer b is b after block 3"]
+    assert world.log[3:] == [*answered, f"{5 + CALL_GRACE_S:g} hang up 1"]
+    assert world.core.wake_s == math.inf
 
 
 # Replies that no correct replica sends: they cost their own inputs an attempt at most, and no count
@@ -233,8 +234,10 @@ def test_too_many_inputs_are_refused_whole_and_told_how_long_the_oldest_has_wait
 def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_time() -> None:
     world = CoreWorld(slo_s=1.0)
     world.submit("abcd")
-    world.lose(0, "abcd", DeadlineError("late"))  # at 0 s of 10: nothing is learnt
+    world.lose(0, "abcd", DeadlineError("late"))  # an answer would take more than the 10 s
     world.submit("efgh")
+    with pytest.raises(AdmissionError):
+        world.core.check(1, 1.0, 0.0)
     world.until(10.0)  # these took longer than the SLO
     world.core.check(1, 11.0, 10.0)
     with pytest.raises(AdmissionError):
@@ -246,7 +249,7 @@ def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_ti
             world.core.check(number, 11.0, 10.0)
         waits_s.append(caught.value.retry_after_s)
     assert 0 < waits_s[0] < waits_s[1] < waits_s[2] == LONGEST_RETRY_S
-    assert world.core.counts.drops == {"deadline": 8, "admission": 1 + 9 + 18 + 9000}
+    assert world.core.counts.drops == {"deadline": 8, "admission": 1 + 1 + 9 + 18 + 9000}
 
 
 # Tokens: a batch is four inputs or a hundred tokens
@@ -350,6 +353,7 @@ def test_inputs_are_divided_between_the_chains_and_stay_in_theirs() -> None:
 
 def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_whole() -> None:
     world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs inside
+    world.core.check(1, 1.0, 0.0, num_coming=9)  # a quarter of these will be of the other chain
     world.submit("abcdefghijkl", deadline_s=1.0)
     assert [each.ahead for each in world.named("lk")] == [8, 2], "inputs ahead are those of the same chain"
     with pytest.raises(AdmissionError):
@@ -391,6 +395,16 @@ def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_ar
     world.follow(plan(epoch=3, cut=1))
     with pytest.raises(SequenceLostError):
         world.step("x", "e")
+
+
+def test_steps_under_way_are_lost_if_the_new_plan_runs_their_next_block_elsewhere() -> None:
+    world = CoreWorld()
+    world.begin("x", "a")
+    world.do(())
+    world.follow(plan(epoch=2, cut=1))
+    world.go_on(0, "a")
+    assert world.log[1:] == ["0 drop a: the sequence is lost: the current plan runs its blocks on other slots"]
+    assert (world.core.num_unanswered, world.core.oldest_epoch) == (0, 2)
 
 
 def test_sequences_that_run_are_never_refused_for_room_and_new_ones_are() -> None:
@@ -461,7 +475,13 @@ def stop_or_stay(rng: random.Random, epoch: int) -> PlacedPlan:
     return observed_plan(epoch=epoch, ramps=ramps, cut=rng.randint(1, 3), after=after)
 
 
-@pytest.mark.parametrize("any_plan", [two_stages, some_chains, stop_or_stay], ids=lambda make: make.__name__)
+def some_tokens(rng: random.Random, epoch: int) -> PlacedPlan:
+    return plan(epoch=epoch, cut=rng.randint(1, 3), tokens=rng.choice((None, 3, 5)))
+
+
+@pytest.mark.parametrize(
+    "any_plan", [two_stages, some_chains, stop_or_stay, some_tokens], ids=lambda make: make.__name__
+)
 @pytest.mark.parametrize("seed", range(30))
 def test_every_input_has_exactly_one_outcome_whatever_comes_back(
     seed: int, any_plan: Callable[[random.Random, int], PlacedPlan]
@@ -473,7 +493,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
     while names or world.core.num_unanswered:
         if names and world.core.num_unanswered < 25:
             letters = "".join(names.pop() for _ in range(min(len(names), rng.randint(1, 5))))
-            world.submit(letters, deadline_s=world.now_s + rng.uniform(0.1, 6))
+            world.submit(letters, *[rng.randint(1, 3) for _ in letters], deadline_s=world.now_s + rng.uniform(0.1, 6))
             submitted += letters
         for call in range(len(world.calls)):
             reply_at_random(world, rng, call)
@@ -486,6 +506,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
     world.until(world.now_s + 10 + CALL_GRACE_S)
     report = world.core.report(0.0, 0.0)
     assert (report.waiting, report.unanswered, world.core.unanswered_tokens) == (0, 0, 0)
+    assert not any(chain.queue.tokens for chain in world.core.chains.active)
     assert report.oldest_epoch == report.epoch
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
     assert not any(call.num_remaining for call in world.calls)
