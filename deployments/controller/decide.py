@@ -450,7 +450,7 @@ def _rate_deviation(
         words = rate_deviation(rate, recent.arrived, recent.seconds, asked_rps=asked_rps, num_tests=num_tests)
         return None if words is None else (recent.since_s, words)
 
-    usual_rps = 0.0 if forecast.rate is None else forecast.rate.rate_rps_H[0]
+    usual_rps = 0.0 if forecast.rate is None else forecast.rate.rate_rps
     jumped = [*takewhile(lambda one: one.arrived > usual_rps * one.seconds and deviation([one]), reversed(intervals))]
     return None if len(jumped) == 1 else deviation(jumped or intervals)
 

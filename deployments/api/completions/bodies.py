@@ -249,8 +249,8 @@ class ChatMessage(BaseModel):
         parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
         others = [part for part in parts if part.type != "text" or part.text is None or part.model_extra]
         if others:
-            named = " with ".join(map(repr, (others[0].type, *(others[0].model_extra or {}))))
-            message = f"messages: a part of type {named} is not supported; only texts are"
+            what = " with ".join(map(repr, (others[0].type, *(others[0].model_extra or {}))))
+            message = f"messages: a part of type {what} is not supported; only texts are"
             raise InputError(message, param="messages")
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": "".join(part.text or "" for part in parts), **named}
