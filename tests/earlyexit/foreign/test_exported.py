@@ -35,8 +35,6 @@ from tests.earlyexit.network.cuts import every_bounds
 from tests.earlyexit.network.models import ramped
 from tests.earlyexit.network.tokens import of_tokens
 
-PLACE = "tests.earlyexit.foreign.modules"
-
 
 @cache
 def taken(name: str) -> Pretrained:

@@ -71,17 +71,6 @@ def test_the_fewest_rows_leave_enough_to_test(job: CalibrateJob, least: int) -> 
     assert job.min_rows == least
 
 
-def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
-    few = LabelledRows.of_texts(texts=("a",) * 305, labels=("x",) * 305)
-    with pytest.raises(DataError) as refused:
-        calibrate(tmp_path / "no model", few, CalibrateJob(source="d.csv"))
-    assert str(refused.value) == (
-        "d.csv: 305 rows; at least 306 are needed to promise agreement of 0.99 with confidence 0.9: "
-        "25% of the rows choose thresholds, and 230 rows test them; give more rows, or use --budget 0.02, which "
-        "needs 152 rows for 98 % at 90 %"
-    )
-
-
 def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     card, records = calibrate(model, read_labelled(data), EASY, progress=lambda *step: seen.append(step))
