@@ -460,7 +460,7 @@ FILES: dict[str, FileCase] = {
     "jsonl: a list": (labelled, "d.jsonl", '["a", "x"]\n'),
     "jsonl: no label": (labelled, "d.jsonl", '{"text": "a"}\n'),
     "jsonl: text is a number": (labelled, "d.jsonl", '{"text": 3, "label": "x"}\n'),
-    "jsonl: label is null": (labelled, "d.jsonl", '{"text": "a", "label": null}\n'),
+    "jsonl: label is a list": (labelled, "d.jsonl", '{"text": "a", "label": [1]}\n'),
     "clinc: not UTF-8": (labelled, "d.json", b'{"train": [["\xff", "x"]]}'),
     "clinc: broken": (labelled, "d.json", '{"train": [\n["a", "x"],\n]}'),
     "clinc: no list": (lambda path: read_labelled(path, part="oos"), "d.json", CLINC),

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -75,7 +76,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
     max_viewers: int = 16
     followed: PlacedPlan = field(default_factory=lambda: plan(4))
     name: str = "a"
-    agreement: float | None = None
+    observations: Any = field(default_factory=lambda: SimpleNamespace(agreement=None))
     card: ModelCard = CARD
     length: int = 1
     """Tokens per input."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,7 +233,7 @@ class Scene(IngressCore, ControllerLink):
     """An ingress `a` that polls. Its calls are logged, and the answers can be changed."""
 
     suspended = None
-    agreement = None
+    observations: Any = SimpleNamespace(agreement=None)
 
     def __init__(self, *, has_controller: bool = True) -> None:
         self.name = "a"
