@@ -126,6 +126,18 @@ class Doubled(nn.Module):
         return answer
 
 
+class Alone(nn.Module):
+    """Has one layer, and so no site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(SIDE * SIDE * 3, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        answer: Tensor = self.classifier(image.float().flatten(1))
+        return answer
+
+
 class Masked(Pictures):
     """Every stage is wide inside, and reads a number computed from the pixels beside the previous stage's output."""
 
@@ -203,6 +215,7 @@ probable = partial(_of_images, Probable)
 separate = partial(_of_images, Separate)
 two_answers = partial(_of_images, Pair)
 masked = partial(_of_images, Masked)
+no_sites = partial(_of_images, Alone)
 stubborn = partial(_of_images, Stubborn)
 broken = partial(_of_images, Broken)
 undefined = partial(_of_images, Undefined)

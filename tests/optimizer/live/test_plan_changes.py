@@ -160,9 +160,8 @@ def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> 
     verdict = judged(trial(AS_PROMISED), served(300, 190, dropped=110))
     words = "keeps the plan: plan 3 gives 190/s in time, 95.0% of what was expected (200/s)"
     assert verdict == Verdict(change=False, words=words)
-    kept = judged(trial(AS_PROMISED), served(20, 20))
-    assert kept is not None
-    assert not kept.change
+    words = "keeps the plan: plan 3 gives 20/s in time, 100.0% of what was expected (20/s)"
+    assert judged(trial(AS_PROMISED), served(20, 20)) == Verdict(change=False, words=words)
     # 148 of 150 settled inputs were in time: of 300/s that is 148 of the 150/s that the plan could do.
     words = (
         "rolls back: plan 3 gives 100/s in time, 50.0% of what was expected (200/s); "
@@ -210,8 +209,7 @@ def slots(**seconds: list[float]) -> list[ReplicaTimes]:
 
 
 def names(times: list[ReplicaTimes], *, resting: Collection[str] = ()) -> list[str]:
-    found = find_stragglers(times, 1.5, resting=resting)
-    return [each.replica for each in found]
+    return [each.replica for each in find_stragglers(times, 1.5, resting=resting)]
 
 
 def test_a_straggler_is_slower_than_its_peers_and_at_most_a_third_rests() -> None:
