@@ -362,21 +362,25 @@ class Chains:
         self._num_taken += len(inputs)
 
     def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:
-        """Returns by how many seconds a request would be late in the chains that are next; see `Chain.late_s`.
+        """Returns by how many seconds a request would be late in any chains; see `Chain.late_s`.
 
         If tokens count, each input counts as one token, so no input is refused that would be admitted once its length
-        is known. If the request would be late, its draws are used up, so that the next request tries other chains.
+        is known. A chain in which the request would be late loses turns, so that others are drawn in its place.
         """
-        before = [chain.turn for chain in self.active]
-        drawn = {self.active[0]: num_inputs} if len(self.active) == 1 else Counter(self.draw(num_inputs))
-        for chain, number in drawn.items():
-            per_input = (self._tokens_per_input or 1.0) if chain.admission.counts_tokens else 1.0
-            late_s = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
-            if late_s > 0:
-                return late_s
-        for chain, turn in zip(self.active, before, strict=True):
-            chain.turn = turn
-        return 0.0
+        least_s = math.inf
+        for _ in self.active:
+            before = [chain.turn for chain in self.active]
+            drawn = {self.active[0]: num_inputs} if len(before) == 1 else Counter(self.draw(num_inputs))
+            late_s = dict.fromkeys(self.active, 0.0)
+            for chain, number in drawn.items():
+                per_input = (self._tokens_per_input or 1.0) if chain.admission.counts_tokens else 1.0
+                late_s[chain] = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
+            for (chain, own_s), turn in zip(late_s.items(), before, strict=True):
+                chain.turn = turn - (num_inputs * SHARE_UNITS if own_s else 0)
+            least_s = min(least_s, max(late_s.values()))
+            if not least_s:
+                break
+        return least_s
 
     def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
         """Like `late_s`, for inputs of known lengths in the chains that were drawn for them; 0 if only inputs count."""
