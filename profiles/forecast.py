@@ -423,9 +423,8 @@ def _last_windows(history: SurvivalHistory) -> SurvivalHistory:
     seen_S = np.flatnonzero(~history.missing_W)
     end = int(seen_S[-1]) + 1 if len(seen_S) else 0
     kept = slice(max(0, end - MOST_WINDOWS), min(len(history), end + MOST_WINDOWS))
-    return SurvivalHistory(
-        survival_WK=history.survival_WK[kept], inputs_WK=history.inputs_WK[kept], missing_W=history.missing_W[kept]
-    )
+    arrays = {name: getattr(history, name) for name in ("survival_WK", "inputs_WK", "missing_W", "worth_WR")}
+    return SurvivalHistory(**{name: array[kept] for name, array in arrays.items() if array is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
