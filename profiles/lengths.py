@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.data.images import check_file
-from earlyexit.data.text_tables import csv_rows
+from earlyexit.data.text_tables import csv_rows, stream_lines
 from earlyexit.errors import DataError, within
 
 MOST_TOKENS = 1_000_000
@@ -110,13 +110,8 @@ def check_length(tokens: float, name: str) -> int:
 
 def read_lengths(path: Path) -> npt.NDArray[np.int64]:
     """Returns the lengths in a file with one length per line; raises DataError with file, line and mistake."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise DataError(f"{path}: cannot be read: {reason}") from error
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
-    lengths = [parse_length(line, f"{path}:{number}", "a length") for number, line in numbered]
+    lines = stream_lines(path)
+    lengths = [parse_length(line.strip(), f"{path}:{number}", "a length") for number, (line,), _ in lines]
     if not lengths:
         raise DataError(f"{path}:1: there are no lengths; needed: the tokens of an input on each line")
     return np.array(lengths, dtype=np.int64)

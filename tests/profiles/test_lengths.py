@@ -65,7 +65,7 @@ def test_lengths_with_a_common_divisor_fill_far_larger_budgets_as_their_quotient
 
 def test_lengths_are_read_one_a_line(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
-    path.write_text("12\n\n7\n30\n", encoding="utf-8")
+    path.write_text("12\n\n7\n30\n", encoding="utf-8-sig")
     assert read_lengths(path).tolist() == [12, 7, 30]
 
 

@@ -240,7 +240,6 @@ FILES: dict[str, FileCase] = {
     "npz: a scale": (scaled, "r.npz", npz()),
     "npz: absent": (read_records, "r.npz", None),
     "npz: empty": (read_records, "r.npz", ""),
-    "npz: text": (read_records, "r.npz", "text"),
     "npz: a cut archive": (read_records, "r.npz", b"PK\x03\x04cut"),
     "npz: a cut array": (read_records, "r.npz", b"\x93NUMPY\x01\x00"),
     "npz: no header": (read_records, "r.npz", zipped(x=np.zeros(1))),
