@@ -298,10 +298,11 @@ def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
             raise DataError(f"{path}: {name!r} has the shape {list(array.shape)}, and there are {len(labels)} labels")
     if not len(labels):
         raise DataError(f"{path}: no rows")
-    if empty := [row for row, label in enumerate(labels.tolist(), start=1) if labelled and not str(label).strip()]:
+    names = [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in labels.tolist()]
+    if empty := [row for row, name in enumerate(names, start=1) if labelled and not name.strip()]:
         raise DataError(f"{path}: the label of row {empty[0]} is empty")
     places = tuple(f"{path}: row {row}" for row in range(1, len(labels) + 1))
-    return LabelledRows(columns=arrays, labels=tuple(map(str, labels.tolist())), files=places)
+    return LabelledRows(columns=arrays, labels=tuple(names), files=places)
 
 
 def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:

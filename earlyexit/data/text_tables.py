@@ -14,7 +14,6 @@ from typing import Any, Literal, TextIO
 from earlyexit.data.images import check_file
 from earlyexit.errors import DataError
 
-CLINC_LISTS = ("train", "val", "test")
 Row = tuple[int, tuple[str, ...], str]
 """Line number, texts, label."""
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -27,8 +26,10 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
         raise DataError(f"{path}: no rows")
     for line, texts, label in rows:
         for name, text in zip(text_columns, texts, strict=True):
-            if not text.strip():
-                raise DataError(f"{path}:{line}: the {'text' if len(texts) == 1 else name} is empty")
+            cut = re.search("[\ud800-\udfff]", text)  # half a character, such as of an emoji that was cut in JSON
+            if cut or not text.strip():
+                fault = "holds half a character" if cut else "is empty"
+                raise DataError(f"{path}:{line}: the {'text' if len(texts) == 1 else name} {fault}")
         if label_column is not None and not label.strip():
             raise DataError(f"{path}:{line}: the label is empty")
     return rows
@@ -166,12 +167,9 @@ def _json_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, dict
 def _clinc(path: Path, part: str | None) -> Iterator[Row]:
     with _utf8(path):
         lists = _parse(path, 1, path.read_text(encoding="utf-8-sig"))
-    part = part or "train"
-    if not isinstance(lists, dict) or part not in lists:
-        known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)
-        raise DataError(f"{path}: no list {part!r}; the file has {known}")
-    if not isinstance(lists[part], list):
-        raise DataError(f"{path}: {part!r} is not a list of pairs [text, label]")
+    part, lists = part or "train", lists if isinstance(lists, dict) else {}
+    if not isinstance(lists.get(part), list):
+        raise DataError(f"{path}: no list {part!r} of pairs [text, label]; there are {', '.join(lists) or 'none'}")
     for number, row in enumerate(lists[part], start=1):
         if not (isinstance(row, list) and len(row) == 2 and all(isinstance(cell, str) for cell in row)):
             raise DataError(f"{path}: item {number} of {part!r} is not a pair [text, label]")
@@ -181,8 +179,9 @@ def _clinc(path: Path, part: str | None) -> Iterator[Row]:
 def _parse(path: Path, line: int, text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # also an integer of too many digits, and deep nesting
+        reason, row = re.split(r": line |; use sys\.", str(error))[0], line + getattr(error, "lineno", 1) - 1
+        raise DataError(f"{path}:{row}: not JSON: {reason}") from error
 
 
 def _check_columns(where: Path | str, header: Sequence[str], columns: Collection[str]) -> None:
