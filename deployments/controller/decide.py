@@ -425,7 +425,7 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
     # Inputs that were sent before the switch may be answered during the look after it.
     intervals = view.stream.counts(max(state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
-    survival = _survival_deviation(forecast, state.placed.plan, intervals, ticks * len(RECENT_INPUTS))
+    survival = _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS))
     if survival is not None:
         found["changed_s"] = survival
     rate = _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_LOOKS:], 2 * ticks)
@@ -456,20 +456,20 @@ def _rate_deviation(
 
 
 def _survival_deviation(
-    forecast: Forecast, plan: Plan, intervals: Sequence[Interval], num_tests: float
+    view: View, forecast: Forecast, intervals: Sequence[Interval], num_tests: float
 ) -> Deviation | None:
     """Returns the deviation of the exits of recent answers from the forecast; None if there is none."""
     if not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
-    expected, reach = forecast.of(plan.used), forecast.reach
-    for answers in RECENT_INPUTS:
-        recent = _last(intervals, answers)
-        if recent is None:
-            break
+    plan, reach, records = view.state.placed.plan, forecast.reach, view.stream.records(view.state, forecast.at_s)
+    expected, num_probes = forecast.of(plan.used), float("inf") if records is None else len(records)
+    for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         unknown = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
         unknown += sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
-        words = survival_deviation(expected, plan.ramps, recent.exits, reach, unknown=unknown, num_tests=num_tests)
+        words = survival_deviation(
+            expected, plan.ramps, recent.exits, reach, unknown=unknown, num_tests=num_tests, num_probes=num_probes
+        )
         if words is not None:
             return recent.since_s, words
     return None

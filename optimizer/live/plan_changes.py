@@ -17,6 +17,7 @@ from typing import Protocol
 
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, objective_value, violations
+from optimizer.live.reaction import LEAST_INPUTS
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 from optimizer.search.decision import Planned
@@ -98,10 +99,6 @@ def _compared(
     if kind is MaximizeRate or (current_per_s < new_per_s and not is_new_feasible):
         gain, kind = new_per_s / current_per_s - 1, MaximizeRate
     return gain, kind, broken if is_new_feasible else ()
-
-
-LEAST_INPUTS = 100
-"""With fewer inputs, the standard error of a share may exceed 5 %."""
 
 
 class Delivered(Protocol):

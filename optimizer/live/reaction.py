@@ -29,6 +29,7 @@ def survival_deviation(
     exits: Mapping[int, int],
     reach: Reach | None = None,
     *,
+    num_probes: float = math.inf,
     unknown: int = 0,
     num_tests: float = 1.0,
     least_difference: float = LEAST_DIFFERENCE,
@@ -36,23 +37,25 @@ def survival_deviation(
     """Returns a message on the ramp where exits differ most from the forecast; None if there is no drastic difference.
 
     `ramps` are the active ramps of the current plan, and `exits` counts its answers by the block after which they left.
-    With `reach`, for example from joint exit records, the next window's interval keeps its width and shifts to those
-    shares. `unknown` counts inputs that entered the model but did not leave it yet, or were dropped inside. They may
-    have left early or not, so they widen the interval. Rejected inputs do not count. Inputs are assumed independent.
-    The active ramps and `num_tests` tests share the forecast's error probability (Bonferroni).
+    With `reach`, from joint exit records of `num_probes` inputs, the next window's interval shifts to those shares, and
+    widens by their sampling noise. `unknown` counts inputs that entered the model but did not leave it yet, or were
+    dropped inside. They may have left early or not, so they widen the interval. Rejected inputs do not count. Inputs
+    are assumed independent. The active ramps and `num_tests` tests share the forecast's error probability (Bonferroni).
     """
     num_inputs = sum(exits.values())
     if num_inputs < LEAST_INPUTS or not ramps:
         return None
     width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * len(ramps) * num_tests))
-    largest, message = 0.0, None
+    own_width, largest, message = NormalDist().inv_cdf((1 + forecast.coverage) / 2), 0.0, None
+    survival_K = [*zip(forecast.survival_K, forecast.survival_low_K, forecast.survival_high_K, strict=True)]
     for ramp in sorted(ramps):
-        nested, share_low, share_high = (
-            float(each_K[ramp + 1])
-            for each_K in (forecast.survival_K, forecast.survival_low_K, forecast.survival_high_K)
-        )
-        share = nested if reach is None else reach(ramps)[ramp + 1]
-        low, high = 1 - min(1.0, share_high + share - nested), 1 - max(0.0, share_low + share - nested)
+        share, share_low, share_high = map(float, survival_K[ramp + 1])
+        below, above = share - share_low, share_high - share
+        if reach is not None:
+            share = reach(ramps)[ramp + 1]
+            below = math.hypot(below, share - _wilson_bound(share, num_probes, -own_width))
+            above = math.hypot(above, _wilson_bound(share, num_probes, own_width) - share)
+        low, high = 1 - min(1.0, share + above), 1 - max(0.0, share - below)
         num_left = sum(count for block, count in exits.items() if block <= ramp)
         least, most = left_interval(num_left, num_inputs, unknown, width)
         left, excess = num_left / num_inputs, max(least - high, low - most)
@@ -101,7 +104,7 @@ def rate_deviation(
     return f"{rate_rps:.4g} requests/s arrived for {seconds:.0f} s, {low_rps:.4g} to {allowed_rps:.4g} were expected"
 
 
-def _wilson_bound(share: float, num: int, width: float) -> float:
+def _wilson_bound(share: float, num: float, width: float) -> float:
     """Returns one end of Wilson's score interval, `width` standard deviations from an observed share."""
     squared = width**2 / num
     centre = share + squared / 2

@@ -10,7 +10,6 @@ from profiles.forecast import (
     LEAST_WINDOWS,
     MOST_WINDOWS,
     SurvivalForecast,
-    _last_windows,
     forecast_rate,
     forecast_survival,
 )
@@ -135,8 +134,6 @@ def test_the_pooled_share_has_the_interval_of_jeffreys_open_above_where_all_left
 def test_only_the_last_windows_of_a_long_history_count() -> None:
     old, new = np.full((20_000, 1), 0.2), np.full((MOST_WINDOWS, 1), 0.7)
     history = drawn(np.vstack([old, new]), 240, seed=1)
-    kept = _last_windows(history)
-    assert kept.survival_WK.shape == (MOST_WINDOWS, 2)
     found = forecast_survival(history)
     assert found.survival_K[1] == pytest.approx(0.7, abs=0.02)
     assert "jumped" not in found.methods_R[0].reason
