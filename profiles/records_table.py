@@ -214,7 +214,11 @@ def _labels(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, di
     else:
         index, facts = {name: k for k, name in enumerate(names)}, {"label_names": names}
     answers_NE = np.array([[index[text] for text in texts] for texts in answers], dtype=np.int64)
-    return answers_NE, np.array([index[text] for text in truths], dtype=np.int64) if truth else None, facts
+    truth_N = np.array([index[text] for text in truths], dtype=np.int64) if truth else None
+    if truth_N is not None and not np.isin(truth_N, answers_NE).any():  # such as 3.0 and 3, or names and numbers
+        differ = f"such as {truths[0]!r} and {answers[0][-1]!r}; both need the same form"
+        raise DataError(f"{grid.path}: no {TRUTH} occurs as a {ANSWER}, {differ}")
+    return answers_NE, truth_N, facts
 
 
 def _numbers(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, dict[str, Any]]:
