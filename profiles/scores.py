@@ -70,7 +70,7 @@ _LIKELIHOOD = ScoreKind(
     larger_is_surer=True,
     highest=1.0,
     sureness=_log_odds,
-    score_of=lambda sureness: float(1 / (1 + np.exp(-sureness))),
+    score_of=lambda sureness: float(score) if (score := 1 / (1 + np.exp(-sureness))) > SMALLEST else 0.0,
     never=1 + 1e-6,  # differs from 1 also in float32
 )
 

@@ -401,7 +401,7 @@ def find_ensemble(
 ) -> tuple[Mapping[int, float] | None, dict[str, Any]]:
     """Returns an ensemble's weights by end block, and JSON data on it, fitted on `rows` of a chain's outputs, by block.
 
-    The outputs (N, C) are temperature-scaled. The weights are None unless the leave-one-out gain on the rows that no
+    The outputs (N, C) are temperature-scaled. The weights are None unless the cross-validated gain on the rows that no
     network but the last answers is significant; without such rows the gain is None. `goes_on_NE`: whether each row goes
     on at the end of each network but the last.
     """

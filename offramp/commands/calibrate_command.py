@@ -115,7 +115,7 @@ def leave_text(policy: Score, threshold: float | None) -> str:
     rule = SCORES[policy]
     if threshold == rule.never:
         return "never"
-    if threshold <= 0 if rule.larger_is_surer else threshold >= rule.highest:
+    if threshold <= 0 if rule.larger_is_surer else threshold >= rule.score_at(float("-inf")):
         return "always"
     is_near_1 = rule.larger_is_surer and 0.9999 < threshold < 1
     return f"1 - {1 - threshold:.2g}" if is_near_1 else f"{threshold:#.4g}"

@@ -328,18 +328,16 @@ def test_without_thresholds_no_input_leaves_and_confidence_can_be_chosen(mapper:
         calibrate(mapper, seen, CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="entropy"))
 
 
-def test_a_threshold_that_every_score_passes_is_shown_as_always() -> None:
+def test_a_threshold_that_every_score_passes_is_shown_as_always_and_one_near_1_by_its_distance() -> None:
+    entropy, confidence = SCORES["entropy"], SCORES["confidence"]
     assert [leave_text("share", at) for at in (-0.01, 0.0, 0.5, SCORES["share"].never, None)] == [
         *("always", "always", "0.5000", "never", "-")
     ]
-    assert [leave_text("entropy", at) for at in (np.inf, 1.0, 0.4, 1.5e-5, SCORES["entropy"].never)] == [
-        *("always", "1.000", "0.4000", "1.500e-05", "never")
+    assert [leave_text("entropy", at) for at in (np.inf, entropy.score_at(-np.inf), 1.0, 1.5e-5, entropy.never)] == [
+        *("always", "always", "1.000", "1.500e-05", "never")
     ]
-
-
-def test_a_threshold_near_1_is_shown_by_its_distance() -> None:
-    shown = [leave_text("confidence", at) for at in (0.9876, 0.99987, 0.99996, 1 - 2e-7, SCORES["confidence"].never)]
-    assert shown == ["0.9876", "0.9999", "1 - 4e-05", "1 - 2e-07", "never"]
+    shown = [leave_text("confidence", at) for at in (confidence.score_at(-20.0), 0.9876, 0.99987, 0.99996, 1 - 2e-7)]
+    assert shown == ["always", "0.9876", "0.9999", "1 - 4e-05", "1 - 2e-07"]
 
 
 FROZEN, JOINT, INJECTED = {"joint": False}, {"joint": True}, {"cuts": [["a"]]}
