@@ -266,7 +266,7 @@ def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:
     if data.are_objects:
         path = folder / f"{name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
+            table = csv.writer(file)
             table.writerow((*data.columns, "label"))
             table.writerows(zip(*data.columns.values(), data.labels, strict=True))
         return path

@@ -79,7 +79,7 @@ def test_a_random_share_of_every_label_but_never_all_is_split_off() -> None:
 
 
 def test_texts_that_are_written_are_read_again(tmp_path: Path) -> None:
-    texts = LabelledRows.of_texts(texts=('he said "no", twice', "b"), labels=("x", "y"))
+    texts = LabelledRows.of_texts(texts=('he said "no", twice', "b\rc"), labels=("x", "y"))
     path = write_labelled(texts, tmp_path, "held_out")
     again = read_labelled(path)
     assert (path.name, again.texts, again.labels) == ("held_out.csv", texts.texts, texts.labels)
