@@ -86,12 +86,11 @@ def calibrate(
     Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that the
     model does not support.
     """
-    check_rows(data, job)
     card = read_card(folder)
     job = _check_job(job, folder, card)
+    check_rows(data, job)  # after the job has its number of calibrations, of which a chain has several
     if card.generates:
         return _calibrate_decoder(folder, data, job, progress)
-    check_rows(data, job)  # a chain has several calibrations
     task, facts = find_task(card.task), calibration_facts(job)
     policy = choose_score(task, job.policy)
     design, _ = design_and_test_rows(data, job)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from rich.console import Console
@@ -188,21 +189,21 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
     CSV leaves out all other values of the answers. A line on stderr names them at the end.
     """
     to_json = partial(json.dumps, ensure_ascii=False, default=np.ndarray.tolist)
-    names, left_out = (*columns, "error"), dict[str, None]()
+    names, left_out, nested = (*columns, "error"), dict[str, None](), (list, dict, np.ndarray)
     with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
+
+        def put(line: str) -> None:  # half a character, such as of a cut emoji, has no UTF-8 and is written as \ud83d
+            file.write(line.removesuffix("\r\n").encode(errors="backslashreplace").decode() + "\n")
+
+        # The writer quotes carriage returns only if they end its own lines.
+        table = csv.DictWriter(cast(Any, SimpleNamespace(write=put)), names, extrasaction="ignore")
 
         def write(row: Row) -> None:
             if form == "jsonl":
-                print(to_json(row), file=file)
+                put(to_json(row))
                 return
             left_out.update(dict.fromkeys(name for name in row if name not in names))
-            table.writerow(
-                {
-                    name: to_json(value) if isinstance(value, list | dict | np.ndarray) else value
-                    for name, value in row.items()
-                }
-            )
+            table.writerow({name: to_json(each) if isinstance(each, nested) else each for name, each in row.items()})
 
         if form == "csv":
             table.writeheader()

@@ -242,8 +242,8 @@ def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys
     joints = [{"joint": "head", "x": 1.0}]
     with row_writer(tmp_path / "o.csv", "csv", ("image", "keypoints", "exit")) as write:
         for _ in range(2):
-            write({"image": "a.png", "keypoints": joints, "classes": ["sky"], "exit": 1})
-    [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
-    assert json.loads(row["keypoints"]) == joints
+            write({"image": "a\rb\ud83d", "keypoints": joints, "classes": ["sky"], "exit": 1})
+    [row, _] = csv.DictReader((tmp_path / "o.csv").read_bytes().decode().splitlines(keepends=True))
+    assert (row["image"], json.loads(row["keypoints"])) == ("a\rb\\ud83d", joints)
     assert capsys.readouterr().err == "left out of the CSV file: classes; --format jsonl includes them\n"
     assert (format_of(None, None), format_of(None, "csv"), format_of(Path("a.csv"), None)) == ("jsonl", "csv", "csv")
