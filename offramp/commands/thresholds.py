@@ -206,7 +206,7 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
     several = f" for {guarantee.among} calibrations (only one if --ramps is set)" if guarantee.among > 1 else ""
     raise DataError(
         f"{job.source}: {len(data)} rows; at least {job.min_rows} are needed to promise {metric} with "
-        f"confidence {guarantee.confidence:.4g}{several}: {DESIGN_SHARE:.0%} of the rows choose thresholds, and "
+        f"confidence {guarantee.confidence:.10g}{several}: {DESIGN_SHARE:.0%} of the rows choose thresholds, and "
         f"{guarantee.least_inputs} rows test them; {advice}"
     )
 
@@ -293,7 +293,7 @@ def calibration_warnings(
     tested, warnings = card.tested, list[str]()
     if not card.thresholds:
         warnings.append(
-            f"no threshold keeps a budget of {card.budget:.4g} with confidence {card.confidence:.4g}, so no input "
+            f"no threshold keeps a budget of {card.budget:.4g} with confidence {card.confidence:.10g}, so no input "
             "would leave early; a larger budget, more rows or better ramps (train --joint) may help"
         )
     if reference is not None:
