@@ -233,7 +233,7 @@ def check_part(path: Path, part: str | None) -> None:
 
 
 def has_labels(path: Path, *, label_column: str = "label", part: str | None = None) -> bool:
-    """Returns whether a file or folder has labels. Returns False if it cannot be read."""
+    """Returns whether a file or folder has labels. Raises DataError for a table or images that cannot be read."""
     if is_images(path):
         with open_images(path, part=part) as images, suppress(DataError):
             return bool(images.labels)
