@@ -70,8 +70,9 @@ class LengthUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitUse:
-    """The batches of one split in the whole simulation."""
+    """The batches of one split on one accelerator type, in the whole simulation."""
 
+    device: str
     first: int
     end: int
     batch: int

@@ -18,7 +18,7 @@ from optimizer.plans.plan import PlacedPlan, PolicySpec, deployment_name
 from optimizer.problems.networks import pruned_table
 from optimizer.problems.tokens import bytes_length
 from simulator.events import Events
-from simulator.inputs import Decisions, IntArray, Probing
+from simulator.inputs import Decisions, Probing
 from simulator.outcome import Ledger
 from simulator.processes import SimulatedIngress, SimulatedReplica, Slot
 from simulator.scenario import Scenario
@@ -53,12 +53,10 @@ class SimulatedService:
         """The replicas that drain or are dead."""
         self.slots: dict[str, Slot] = {}
         """The slots of all plans so far."""
-        self.counts: dict[Split, SplitCounts] = {}
-        """The counts of batches, by split."""
-        self.took_s: dict[Split, array[float]] = {}
-        """The seconds of every batch, by split; empty if inputs have no lengths."""
-        self._per_request = scenario.inputs_per_request
-        self._rows_N: IntArray = scenario.rows_N
+        self.counts: dict[tuple[str, Split], SplitCounts] = {}
+        """The counts of batches, by accelerator type and split."""
+        self.took_s: dict[tuple[str, Split], array[float]] = {}
+        """The seconds of every batch, by accelerator type and split; empty if inputs have no lengths."""
         self._decide = decide
         self._decisions = scenario.decisions
         self._leaves: dict[tuple[int, ...], array[int]] = {}
@@ -81,7 +79,7 @@ class SimulatedService:
     def arrive(self, number: int) -> None:
         """Submits a request to the next ingress."""
         ingresses = self.ingresses
-        ingresses[number % len(ingresses)].arrive(number * self._per_request)
+        ingresses[number % len(ingresses)].arrive(number * self.scenario.inputs_per_request)
 
     def boot(self) -> None:
         """Starts the plan's replicas, which are ready immediately."""
@@ -183,10 +181,10 @@ class SimulatedService:
     def _work(self, device: str, slowness: float, split: Split, pace: Pace) -> Work:
         leaves = self._leaves.get(split.ramps)
         if leaves is None:
-            leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
+            leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self.scenario.rows_N]
             leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
-        counts = self.counts.setdefault(split, SplitCounts(split.budget))
-        took_s = None if pace.length is None else self.took_s.setdefault(split, array("d"))
+        counts = self.counts.setdefault((device, split), SplitCounts(split.budget))
+        took_s = None if pace.length is None else self.took_s.setdefault((device, split), array("d"))
         if self.scenario.sequences is None:
             return Work(split, leaves, pace, counts, took_s)
         problem, generation = self.scenario.problem, self.scenario.problem.generation

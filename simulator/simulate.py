@@ -98,9 +98,10 @@ def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | Non
 
 
 def _split_figures(service: SimulatedService) -> tuple[SplitUse, ...]:
-    ordered = sorted(service.counts.items(), key=lambda each: (each[0].first, each[0].end, each[0].batch))
+    ordered = sorted(service.counts.items(), key=lambda each: (each[0][1].first, each[0][1].end, each[0][1].batch))
     return tuple(
         SplitUse(
+            device=device,
             first=split.first,
             end=split.end,
             batch=split.batch,
@@ -109,9 +110,9 @@ def _split_figures(service: SimulatedService) -> tuple[SplitUse, ...]:
             inputs=counts.inputs,
             fill=counts.inputs / (counts.batches * split.batch),
             busy_s=counts.busy_s,
-            lengths=_length_use(split, counts, service.took_s.get(split)),
+            lengths=_length_use(split, counts, service.took_s.get((device, split))),
         )
-        for split, counts in ordered
+        for (device, split), counts in ordered
         if counts.batches  # a split has no batches if its replicas died or the simulation was interrupted before
     )
 

@@ -40,7 +40,7 @@ def run(job: BenchJob) -> None:
     if job.sustained:
         _search(job, load)
         return
-    rate_per_s = job.rate if times_s is None or job.rate else len(times_s) / times_s[-1]
+    rate_per_s = job.rate or (len(times_s) / job.seconds if times_s is not None and job.seconds is not None else None)
     offered_rps = None if rate_per_s is None else rate_per_s * job.inputs_per_request
     concurrency = job.concurrency or 8 if times_s is None else None
     config = load(send_times_s=times_s, concurrency=concurrency, num_requests=job.requests or 1000)
@@ -74,8 +74,6 @@ def _send_times(job: BenchJob) -> list[float] | None:
     times_s: list[float] = process.draw(job.seconds, np.random.default_rng(job.seed)).tolist()
     if not times_s:
         raise InputError(f"no request arrives in {job.seconds:g} s")
-    if not times_s[-1]:
-        raise InputError(f"{len(times_s)} send times are needed, one per request, the last above 0")
     return times_s
 
 
@@ -126,7 +124,7 @@ def summarize(
     if labels is not None and answers and all("label" in answer.task_values for answer in answers):
         expected = (labels[index] for record in answered for index in record.input_indices)
         accuracy = sum(map(str.__eq__, expected, (answer.label for answer in answers))) / len(answers)
-    duration_s = max((record.done_s for record in records), default=0.0)  # until the last outcome
+    duration_s = max([job.seconds or 0.0, *(record.done_s for record in records)])  # until the last outcome
     lateness_p99_s = None if offered_rps is None else percentile([record.lateness_s for record in records], 99)
     return {
         "schema_version": SCHEMA_VERSION,

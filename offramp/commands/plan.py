@@ -23,7 +23,7 @@ from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.steps import generation_of, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
-from optimizer.plans.plan_file import batches_document, chains_document, stages_document, write_plan
+from optimizer.plans.plan_file import batches_document, chains_document, order_document, stages_document, write_plan
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
 from optimizer.problems.problem_file import ProblemFile, read_problem, read_problems
 from optimizer.problems.what_if import Axis, AxisName, variants, with_batch_limit
@@ -251,6 +251,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         **({"stages": stages_document(planned.stages)} if len(figures.shares) == 1 else chains),
         **predictions(problem, figures),
         **batches_document(planned.stages),
+        **order_document(answer.file.order),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
         "latency_limit_s": problem.slo.limit_s,
@@ -295,7 +296,7 @@ def serving_plan(answer: PlanAnswer, threshold: float | None = None) -> Plan:
     file, stages = answer.file, answer.planned.stages
     for stage in stages:
         find_device(stage.device)
-    ramps = tuple(ramp for stage in stages for split in stage.splits for ramp in split.ramps)
+    ramps = tuple(sorted({ramp for stage in stages for split in stage.splits for ramp in split.ramps}))
     policy = file.policy(ramps) if ramps else None
     if policy is not None and threshold is not None:
         raise InputError("--threshold: the problem's exit records already define thresholds")

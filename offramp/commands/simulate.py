@@ -52,7 +52,7 @@ SAME_RATE = 0.01
 """Relative difference between the rate in a plan file and that by the problem above which a note reports it."""
 ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
 """Keys at the top of the output of `offramp plan --json`, which a plan file has below `predicted`."""
-PLAN_KEYS = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
+PLAN_KEYS = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks", "order")
 """Keys that this output and a plan file share."""
 NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
 """Policy of plans with active ramps and no policy. The simulator does not read it: inputs leave by their decisions."""
@@ -554,20 +554,20 @@ def _share(part: int, whole: int) -> str:
 
 def _stage_rows(plan: Plan, predicted: Evaluation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yields a row for each split; the first of a stage also shows the stage."""
-    ran = {(each["first"], each["end"]): each for each in simulated["splits"]}
-    planned = {(each.split.first, each.split.end): each for each in predicted.splits}
-    for index, (stage, slot) in enumerate(zip(plan.stages, simulated["slots"], strict=True)):
-        stage_cells = (f"{index}: {stage.replicas} x {stage.device}", f"{slot['utilisation']:.0%}")
-        for split in stage.splits:
-            key, batch_cells = (split.first, split.end), ("0", "-", "-")
-            if (use := ran.get(key)) is not None:
-                by_tokens = use.get("lengths", {}).get("fill")  # None unless batches have a token budget
-                fill = use["fill"] if by_tokens is None else by_tokens
-                batch_cells = (f"{use['batches']}", f"{fill:.0%}", milliseconds(use["busy_s"] / use["batches"]))
-            batch = str(split.batch) if split.tokens is None else f"{split.tokens} tokens"
-            blocks = f"{split.first}-{split.end - 1}"
-            yield *stage_cells, blocks, batch, *batch_cells, milliseconds(planned[key].seconds)
-            stage_cells = ("", "")
+    names = ("device", "first", "end", "batch", "ramps")
+    ran = {tuple(each[name] for name in names): each for each in simulated["splits"]}
+    for each in predicted.splits:
+        index, split, batch_cells = each.stage_index, each.split, ("0", "-", "-")
+        stage, stage_cells = plan.stages[index], ("", "")
+        if split == stage.splits[0]:
+            busy = f"{simulated['slots'][index]['utilisation']:.0%}"
+            stage_cells = (f"{index}: {stage.replicas} x {stage.device}", busy)
+        if (use := ran.get((stage.device, split.first, split.end, split.batch, split.ramps))) is not None:
+            by_tokens = use.get("lengths", {}).get("fill")  # None unless batches have a token budget
+            fill = use["fill"] if by_tokens is None else by_tokens
+            batch_cells = (f"{use['batches']}", f"{fill:.0%}", milliseconds(use["busy_s"] / use["batches"]))
+        batch = str(split.batch) if split.tokens is None else f"{split.tokens} tokens"
+        yield *stage_cells, f"{split.first}-{split.end - 1}", batch, *batch_cells, milliseconds(each.seconds)
 
 
 def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:

@@ -131,13 +131,19 @@ def test_inputs_are_run_in_the_requested_order(problem: Path, plan: Path, tmp_pa
         assert found["simulated"]["answered"] == 100
 
 
-def test_a_chain_with_a_large_share_limits_the_predicted_rate(problem: Path, plan: Path, capsys: Captured) -> None:
-    """Each chain does 2000/s. The first one serves four fifths of the inputs, so that the plan does 2500/s."""
-    written(problem, PROBLEM.replace("count: 1", "count: 2"))
-    stages = "stages: [{device: V100, replicas: 1, splits: [{first: 0, end: 2, batch: 4}]}]"
-    written(plan, f"chains:\n- {{share: 0.8, {stages}}}\n- {{share: 0.2, {stages}}}\n")
-    found = played(capsys, problem, "--plan", plan)
-    assert found["predicted"]["rate_per_s"] == pytest.approx(2500)
+def test_a_chain_with_a_large_share_limits_the_rate_and_each_has_its_own_row(
+    problem: Path, plan: Path, capsys: Captured
+) -> None:
+    """The V100 does 2000/s. It serves four fifths of the inputs, so that the plan does 2500/s. A T4 takes 5 ms."""
+    entry = "{batch: [1, 4], block_s: [[0.002, 0.002], [0.003, 0.003]], ramp_s: [[0.0, 0.0]]}"
+    text = PROBLEM.replace("latency:", f"latency:\n  T4: {entry}", 1)
+    written(problem, text.replace("devices:", "devices:\n  T4: {count: 1, usd_per_hour: 1}"))
+    stages = "stages: [{device: %s, replicas: 1, splits: [{first: 0, end: 2, batch: 4}]}]"
+    written(plan, f"chains:\n- {{share: 0.8, {stages % 'V100'}}}\n- {{share: 0.2, {stages % 'T4'}}}\n")
+    assert run("simulate", problem, "--plan", plan, "--arrivals", "uniform:100", "--duration", 2) == 0
+    rows = cells(capsys.readouterr().out)
+    assert {"0: 1 x V100 16% 0-1 4 160 25% 2.00 2.00", "1: 1 x T4 10% 0-1 4 40 25% 5.00 5.00"} <= set(rows)
+    assert any(row.startswith("goodput 2500.0/s at most") for row in rows)
 
 
 def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
@@ -157,11 +163,13 @@ def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_plan_file_and_the_planners_json_simulate_alike(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+    written(problem, PROBLEM + "order: shortest\n")
     assert run("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", 0.4, "--json") == 0
     printed = written(tmp_path / "plan.json", capsys.readouterr().out)
     own, of_file, of_answer = (
         played(capsys, problem, *option) for option in ((), ("--plan", tmp_path / "plan.yaml"), ("--plan", printed))
     )
+    assert own["plan"]["order"] == of_file["plan"]["order"] == of_answer["plan"]["order"] == "shortest"
     assert own["plan"]["chains"] == of_file["plan"]["chains"] == of_answer["plan"]["chains"]
     assert own["plan"]["predicted"] == of_file["plan"]["predicted"] == of_answer["plan"]["predicted"]
     assert own["simulated"] == of_file["simulated"] == of_answer["simulated"]

@@ -267,20 +267,14 @@ def test_rates_cover_the_whole_run_and_a_late_client_is_reported() -> None:
     assert not report_of(answered(1.0, 0.1), slo_s=0.001, offered_rps=None)["is_client_bound"]
 
 
-@pytest.mark.parametrize(
-    ("records", "answers", "error"),
-    [
-        pytest.param([failed(0.0, "timeout")], "0 of 1 inputs", "timeout: 1", id="none"),
-        pytest.param([answered(0.0, 0.0125), failed(1.0, "connection")], "1 of 2 inputs", "connection: 1", id="some"),
-    ],
-)
-def test_a_report_is_printed_with_and_without_answers(records: list[RequestRecord], answers: str, error: str) -> None:
+@pytest.mark.parametrize("answers", [[], [answered(0.0, 0.0125)]], ids=["none", "some"])
+def test_a_report_is_printed_with_and_without_answers(answers: list[RequestRecord]) -> None:
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
-        console.print(render(report_of(*records)))
-    assert answers in captured.get()
-    assert error in captured.get()
-    assert ("12.5 ms" in captured.get()) == (len(records) == 2)
+        console.print(render(report_of(*answers, failed(1.0, "connection"))))
+    assert f"{len(answers)} of {len(answers) + 1} inputs" in captured.get()
+    assert "connection: 1" in captured.get()
+    assert ("12.5 ms" in captured.get()) == bool(answers)
 
 
 @pytest.mark.parametrize(
