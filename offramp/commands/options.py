@@ -159,7 +159,7 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
     """Inputs to send: rows as for `offramp train`, with or without labels, or a .txt file with one text per line."""
     requests: int | None = Field(default=None, ge=1)
     """Number of requests. None: 1000, unless --seconds is given."""
-    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    rate: float | None = Field(default=None, gt=0, le=1e12, allow_inf_nan=False)
     """Open loop: requests per second, sent at random without waiting for answers. None: 50 for the first probe of
     --sustained."""
     arrivals: str | None = Field(default=None, examples=["uniform:100"])
