@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from cluster.devices import find_device
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from optimizer.problems.problem_file import read_problem
 
 FOLDER = Path(__file__).parents[2] / "examples" / "problems"
-GENERATING = FOLDER / "llama_2_7b_a40.yaml"
-CLASSIFYING = sorted({*FOLDER.glob("*.yaml")} - {GENERATING})
 BERT_BASE = read_problem(FOLDER / "bert_base_16_v100.yaml").problem
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in CLASSIFYING])
-def test_a_problem_has_the_cost_of_e3s_clusters(path: Path) -> None:
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.yaml"))])
+def test_a_problem_has_accelerators_of_plan_files_and_the_cost_of_e3s_clusters(path: Path) -> None:
     problem = read_problem(path).problem
+    assert all(map(find_device, problem.devices))
+    if problem.generation is not None:
+        return
     usd_per_hour = sum(supply.count * supply.usd_per_hour for supply in problem.devices.values())
     assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)
     blocks = {"bert_base": 12, "bert_base_before_large": 36, "bert_large": 24, "resnet50": 16}

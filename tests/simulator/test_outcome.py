@@ -62,7 +62,6 @@ def test_a_request_is_as_late_as_its_last_input_and_whole_only_with_all_of_them(
     assert (figures.inputs, figures.in_slo) == (6, 4)
     assert figures.p50_s == 3  # of the requests that took 2 s and 4 s
     assert figures.request_goodput_per_s == 0.25  # two inputs of one request in 8 s
-    assert figures.goodput_per_s == 0.5
 
 
 def test_without_answers_there_are_no_latencies_and_without_requests_no_losses() -> None:

@@ -25,7 +25,6 @@ def test_requests_take_the_profiles_times(problem: Path, capsys: Captured, tmp_p
     assert (simulated["inputs"], simulated["answered"], simulated["goodput_per_s"]) == (100, 100, 100)
     assert [simulated[name] for name in ("p50_s", "p95_s", "p99_s")] == pytest.approx([0.002] * 3)
     assert simulated["exits"] == {"1": 100}
-    assert simulated["drops"] == {}
     assert simulated["utilisation"] == pytest.approx(0.2)  # 2 ms in every 10
     assert [split["fill"] for split in simulated["splits"]] == [0.25]  # one input in a batch of 4
     assert simulated["usd_per_hour"] == pytest.approx(3)
