@@ -554,8 +554,7 @@ def _share(part: int, whole: int) -> str:
 
 def _stage_rows(plan: Plan, predicted: Evaluation, simulated: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yields a row for each split; the first of a stage also shows the stage."""
-    names = ("device", "first", "end", "batch", "ramps")
-    ran = {tuple(each[name] for name in names): each for each in simulated["splits"]}
+    ran = {(use["device"], use["first"], use["end"], use["batch"], use["ramps"]): use for use in simulated["splits"]}
     for each in predicted.splits:
         index, split, batch_cells = each.stage_index, each.split, ("0", "-", "-")
         stage, stage_cells = plan.stages[index], ("", "")

@@ -270,6 +270,8 @@ class StampReplay(Replay):
         seconds_N = (rounds[:, np.newaxis] * period_s + self.arrivals_s_N).ravel() - self.start_s
         seconds_N = seconds_N[np.searchsorted(seconds_N, 0.0) :]
         if self.rate_per_s is not None:
+            if seconds_N[0] > period_s:  # the requests would be fitted to the very end of the duration
+                raise DataError(f"the trace's first request is at second {self.arrivals_s_N[0]:.15g}; set from= to it")
             last_s = seconds_N[max(1, round(num)) - 1]
             end_s = float(seconds_N[np.searchsorted(seconds_N, last_s, side="right")])  # the next later arrival
             seconds_N = seconds_N[: round(num)] * (duration_s / end_s)

@@ -115,7 +115,7 @@ def test_replayed_counts_ascend_within_the_duration_and_skip_empty_seconds(
 def test_replayed_seconds_ascend_within_the_duration_and_are_as_many_as_asked_for(
     hundredths: list[int], start_s: float, duration_s: float, rate_per_s: float | None
 ) -> None:
-    replay = StampReplay(arrivals_s_N=np.sort(hundredths) / 100, start_s=start_s, rate_per_s=rate_per_s)
+    replay = StampReplay(arrivals_s_N=np.sort([0, *hundredths]) / 100, start_s=start_s, rate_per_s=rate_per_s)
     arrivals_s_N = replay.draw(duration_s, np.random.default_rng(0))
     assert (np.diff(arrivals_s_N) >= 0).all()
     assert ((arrivals_s_N >= 0) & (arrivals_s_N < duration_s)).all()
