@@ -34,13 +34,13 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
         """`prompt`: the tokens before the text. The text of the first new token may depend on them."""
-        from tokenizers.decoders import DecodeStream
-
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
-        prompt_text: str = tokenizer.decode(list(prompt), skip_special_tokens=True)
-        # If the prompt ends within a character, the first decoded text repeats the prompt, and completes the character.
-        self._repeated = prompt_text if prompt_text.endswith(REPLACEMENT) else ""
+        self._window = list(prompt)
+        """The tokens of the last text, and the tokens without text after them. Decoding depends on what is before."""
+        self._decoded: str = tokenizer.decode(self._window, skip_special_tokens=True)
+        """The text of the window that was returned already, or that belongs to the prompt."""
+        self._num_decoded = 0 if self._decoded.endswith(REPLACEMENT) else len(self._window)
+        """The tokens that the next window leaves out. It never begins within a character."""
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
@@ -50,12 +50,7 @@ class TextStream:
         """Adds a token. Returns the text that is final now, which may be empty."""
         if self.stopped:
             return ""
-        new = self._stream.step(self._tokenizer, token) or ""
-        if new and self._repeated:
-            repeated = self._repeated if new.startswith(self._repeated) else self._repeated.rstrip(REPLACEMENT)
-            new = new.removeprefix(repeated)
-            self._repeated = ""
-        self._held += new
+        self._held += self._decode(token)
         stop = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
         if stop is not None:
             self.stopped = True
@@ -66,6 +61,21 @@ class TextStream:
     def finish(self) -> str:
         """Returns the text that was held back, after the last token."""
         return self._release(len(self._held))
+
+    def _decode(self, token: int) -> str:
+        """Returns the new text, without U+FFFD at its end, which may be the beginning of a character."""
+        self._window.append(token)
+        text: str = self._tokenizer.decode(self._window, skip_special_tokens=True)
+        # If the prompt ends within a character, this token may complete it. Byte fallback decodes earlier characters
+        # anew if invalid bytes follow them: `DecodeStream` of `tokenizers` then fails.
+        is_longer = text.startswith(self._decoded)
+        new = text[len(self._decoded if is_longer else self._decoded.rstrip(REPLACEMENT)) :]
+        if not new or text.endswith(REPLACEMENT):
+            return ""
+        self._window = self._window[self._num_decoded :]
+        self._decoded = self._tokenizer.decode(self._window, skip_special_tokens=True)
+        self._num_decoded = len(self._window)
+        return new
 
     def _release(self, length: int) -> str:
         final, self._held = self._held[:length], self._held[length:]

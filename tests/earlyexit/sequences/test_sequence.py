@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -146,6 +147,14 @@ def test_a_character_is_released_after_its_last_byte_unless_a_stop_string_may_be
 def test_no_text_of_a_prompt_is_repeated(prompt: bytes, answer: bytes, given: list[str]) -> None:
     stream = TextStream(BYTES, [TOKEN_OF[byte] for byte in prompt])
     assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
+
+
+def test_invalid_bytes_after_characters_that_were_given_are_replaced() -> None:
+    """Byte fallback decodes a run of bytes as a whole: its line feed is U+FFFD if later bytes are no character."""
+    vocabulary = {"<unk>": 0, "<0x0A>": 1, "<0xF0>": 2, "t": 3}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert list(map(TextStream(tokenizer, [3]).push, [1, 2, 3, 3])) == ["\n", "", "\ufffdt", "t"]
 
 
 @given(st.text("ab\u00e9\u2192", max_size=30), st.lists(st.text("ab\u00e9\u2192", min_size=1, max_size=4), max_size=3))
