@@ -326,7 +326,9 @@ class Llama(Family):
     sizes, backbone = DecoderConfig, DecoderBackbone
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """Raises ModelFolderError for scaled positions, biases, and activations other than SiLU."""
+        """Raises ModelFolderError for scaled positions, biases, other activations than SiLU, and without a head."""
+        if not hasattr(hf_model, "lm_head"):
+            raise ModelFolderError("a Llama without a head over its vocabulary cannot generate")
         config, weights = hf_model.config, hf_model.state_dict()
         rotary = config.rope_parameters
         if rotary["rope_type"] != "default":
@@ -348,8 +350,7 @@ class Llama(Family):
         )
         whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
         names = names_in_blocks("blocks.{}", "model.layers.{}", sizes.num_blocks, LLAMA_PARTS) | whole
-        vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-        return pretrained(DecoderBackbone(sizes), renamed(weights, names), vocabulary_VD)
+        return pretrained(DecoderBackbone(sizes), renamed(weights, names), weights["lm_head.weight"])
 
 
 LLAMA_PARTS = {

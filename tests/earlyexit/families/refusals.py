@@ -93,6 +93,17 @@ def broken_weights(folder: Path) -> object:
     return load_pretrained(str(folder))
 
 
+def lacking(name: str, make: Callable[[], Any]) -> Read:
+    """A checkpoint without one of its weights."""
+
+    def read(folder: Path) -> object:
+        model = make()
+        model.save_pretrained(folder, state_dict={k: v for k, v in model.state_dict().items() if k != name})
+        return load_pretrained(str(folder))
+
+    return read
+
+
 def no_tokenizer(folder: Path) -> None:
     hf_model("bert", classifies=False).save_pretrained(folder)
     copy_tokenizer(str(folder), folder / "model")
@@ -101,6 +112,8 @@ def no_tokenizer(folder: Path) -> None:
 REFUSED: dict[str, Read] = {
     "checkpoint: broken weights": broken_weights,
     "checkpoint: no tokenizer": no_tokenizer,
+    "checkpoint: no bias of the head": lacking("classifier.bias", lambda: hf_model("bert")),
+    "checkpoint: no weights of a block": lacking("model.layers.3.mlp.up_proj.weight", hf_decoder),
     "weights: no bias": resnet("fc.bias", None),
     "weights: a region's first": resnet("layer2.0.conv1.weight", None),
     "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),
@@ -123,6 +136,7 @@ REFUSED: dict[str, Read] = {
     "family: beyond its positions": longer_than_its_positions,
     "llama: stretched positions": llama(rope_parameters=STRETCHED),
     "llama: biases": llama(attention_bias=True),
+    "llama: no head": lambda _: Llama().from_transformers(hf_decoder().model),
     "llama: gelu": llama(hidden_act="gelu"),
     "marian: feed-forwards of two sizes": marian(encoder_ffn_dim=32),
     "marian: heads of two sizes": marian(encoder_attention_heads=3),

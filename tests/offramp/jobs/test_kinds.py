@@ -345,15 +345,3 @@ def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_pa
         weights.write(b" ")
     with pytest.raises(ModelFolderError, match=r"ramped in .* was trained or calibrated since: calibrate again"):
         read_calibration(out)
-
-
-def test_weights_without_the_head_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    saved(tmp_path / "tuned", checkpoint)
-    path = tmp_path / "tuned" / WEIGHTS_FILE
-    save_file(
-        {name: each for name, each in load_file(path).items() if "classifier" not in name}, path, {"format": "pt"}
-    )
-    with pytest.raises(ModelFolderError, match=r"the weights of .*tuned' lack classifier.bias"):
-        model_folder_for(tmp_path / "tuned")
