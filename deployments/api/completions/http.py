@@ -171,7 +171,8 @@ class OpenAiWriter(ResponseWriter):
         ours, is_last = self._ours(part), part.ended is not None
         delta = {} if is_last else {"content": part.text}
         content = {"delta": delta} if self._is_chat else {"text": part.text}
-        chunk = self._chunk(content, None if is_last else part.results, part.ended, {"offramp": ours} if ours else {})
+        results = part.results if part.results and part.ended != "stop" else None
+        chunk = self._chunk(content, results, part.ended, {"offramp": ours} if ours else {})
         if not is_last:
             return chunk
         usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._reports_usage else b""
@@ -184,7 +185,7 @@ class OpenAiWriter(ResponseWriter):
         ours, text = self._ours(*parts), self._echoed + "".join(part.text for part in parts)
         message = {"role": "assistant", "content": text, "refusal": None}
         content = {"message": message} if self._is_chat else {"text": text}
-        results = [each for part in parts[:-1] for each in part.results]
+        results = [each for part in parts if part.ended != "stop" for each in part.results]
         choices = [self._choice(content, results, parts[-1].ended)]
         return {**self._head, "choices": choices, "usage": self._usage, "offramp": ours}
 
@@ -222,7 +223,8 @@ class OpenAiWriter(ResponseWriter):
         return {
             "tokens": texts,
             "token_logprobs": [value for _, value in chosen],
-            "top_logprobs": [dict(each) for each in top] if self._num_top else None,
+            # Tokens with the same text share an entry, which has the place and the value of the most probable one.
+            "top_logprobs": [dict(each) | dict(reversed(each)) for each in top] if self._num_top else None,
             "text_offset": offsets,
         }
 

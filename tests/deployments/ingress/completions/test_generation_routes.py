@@ -101,6 +101,12 @@ async def test_a_stream_has_the_logprobs_of_its_tokens(teller: Teller) -> None:
     assert [each["content"][0]["token"] for each in pieces if each] == list("a mouse")
     text = events((await asked(teller, "/v1/completions", TEXT | {"logprobs": 0, "stream": True})).text)
     assert [each["choices"][0]["logprobs"]["text_offset"] for each in text[:7]] == [[k] for k in range(7)]
+    # Also of a token without text, and of the first of two tokens with the same text.
+    teller.answer, body = b"Q\xf0", TEXT | {"logprobs": 2, "max_tokens": 2}
+    whole = (await asked(teller, "/v1/completions", body)).json()["choices"][0]["logprobs"]
+    assert (whole["tokens"], whole["top_logprobs"][0]) == (["Q", "\ufffd"], {"Q": -0.25})
+    *_, last, _ = events((await asked(teller, "/v1/completions", body | {"stream": True})).text)
+    assert last["choices"][0]["logprobs"]["tokens"] == ["\ufffd"]
 
 
 async def test_sampling_parameters_are_passed_on(teller: Teller) -> None:
