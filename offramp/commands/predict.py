@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.table import Column, Table
 
 from earlyexit.clock import Clock, MonotonicClock
@@ -435,8 +436,8 @@ def run_generate(job: GenerateJob) -> None:
         with client.stream(prompt, **sampling) as pieces:
             console = Console(highlight=False)
             for piece in pieces:
-                style = colours.get(piece.exits[-1]) if piece.exits else None
-                console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
+                style = console.get_style(colours.get(piece.exits[-1] if piece.exits else -1, "none"))
+                console.print(Segments([Segment(piece.text, style)]), end="", soft_wrap=True)  # a str loses its tabs
             console.print()
             if job.exits:
                 console.print(exits_table(pieces.result(), colours, facts["num_blocks"]))

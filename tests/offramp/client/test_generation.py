@@ -145,6 +145,8 @@ def test_an_answer_that_is_not_a_generated_text_is_an_error(payload: object) -> 
 
 
 async def test_the_command_prints_answers_and_their_exits(teller: Teller, capsys: pytest.CaptureFixture[str]) -> None:
+    teller.answer = "a\t🐭!".encode()
+
     def run(port: int) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["generate", "Tell", "--exits", "--max-tokens", "50", "--url", f"http://127.0.0.1:{port}"])
@@ -153,7 +155,7 @@ async def test_the_command_prints_answers_and_their_exits(teller: Teller, capsys
     async with listening(teller) as port:
         await asyncio.to_thread(run, port)
     printed = capsys.readouterr().out
-    assert printed.startswith("a 🐭!\n")
+    assert printed.startswith("a\t🐭!\n")
     rows = [line.replace("│", " ").split() for line in printed.splitlines() if "%" in line]
     assert rows == [["1", "4", "50.0%"], ["all", "blocks", "4", "50.0%"]]
     assert teller.asked[0].prompt == teller.codec.chat(MESSAGES)
