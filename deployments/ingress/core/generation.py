@@ -152,18 +152,20 @@ class GenerationLoop:
         """Prepares a sequence whose step got an error for another attempt; returns the pause before it, in seconds.
 
         A lost sequence restarts. The first restart has no pause, because other replicas are probably available. A new
-        sequence that is refused by a full replica tries another one. Once a replica has accepted a sequence, it is not
-        moved in this way: it waits, and restarts. Raises the error that ends the sequence.
+        sequence that is refused by a full replica tries another one. If none has room, a sequence without a token ends.
+        One with tokens waits, and restarts: they left before a later stage, which may have had no room from the start.
+        So does one that a replica had accepted before. Raises the error that ends the sequence.
         """
         placement, is_full = state.placement, isinstance(error, OverloadedError)
         if is_full and not placement.is_retry:
             # The last chosen replica refused the sequence.
             full = next((keeper.replica.name for keeper in reversed(placement.keepers.values())), None)
             is_last = len(placement.excluded) + 1 >= self._options.max_attempts
-            if is_last or full is None or full in placement.excluded:
+            if not is_last and full is not None and full not in placement.excluded:
+                self._place_again(state, excluded=placement.excluded | {full})
+                return 0.0
+            if not state.num_tokens:
                 raise error
-            self._place_again(state, excluded=placement.excluded | {full})
-            return 0.0
         if not is_full and not isinstance(error, SequenceLostError):
             raise error
         if state.attempts + 1 >= self._options.max_attempts:

@@ -238,6 +238,14 @@ async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that
         assert (said, service.num_lost) == (list(expected.values()), 0)
 
 
+async def test_a_stream_whose_first_tokens_left_early_waits_for_room_in_the_last_stage(expected: Expected) -> None:
+    sizes = iter((NUM_PAGES, NUM_PAGES, 8, 8))
+    async with served(plan(3), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
+        streams = [all_of(service.begin(prompt)) for prompt in expected]
+        said = await soon(asyncio.gather(*streams, return_exceptions=True))
+        assert said[:3] == list(expected.values())[:3]  # of the others, some are refused
+
+
 async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(service: Service, expected: Expected) -> None:
     streams = [service.begin(prompt) for prompt in expected]
     for stream in streams[:3]:
