@@ -55,12 +55,13 @@ def read_chat_template(folder: Path) -> Callable[..., str] | None:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        template = environment.from_string(source)
+        # `{% generation %}` marks answers for training. Like `with`, it only has its own variables.
+        template = environment.from_string(re.sub(r"({%[-+]?\s*(?:end)?)generation\b", r"\1with", source))
     except TemplateError as error:
         raise ModelFolderError(f"{folder}: its chat template is invalid: {error}") from error
     named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # values are strings or objects
     texts = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in named.items()}
-    return partial(template.render, add_generation_prompt=True, **texts)
+    return partial(template.render, tools=None, documents=None, add_generation_prompt=True, **texts)
 
 
 def _default(config: Mapping[str, Any]) -> str | None:

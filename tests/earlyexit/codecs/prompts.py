@@ -13,8 +13,9 @@ from earlyexit.codecs.prompt import PromptCodec
 BEGIN, START, END = 256, 257, 258
 TEMPLATE = (
     "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-    "{{ bos_token }}{% for message in messages %}{{'<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>"
-    "' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+    "{{ bos_token }}{% if tools is not none %}tools{% endif %}{% for message in messages %}{{'<|start|>' + message.role"
+    " + '\n'}}{%- generation %}{{ message['content'] + '<|end|>' }}{% endgeneration -%}{{'\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
 
 
