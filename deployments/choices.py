@@ -75,7 +75,7 @@ class ModelSettings(Settings):
     tokens, so answers differ only by rounding."""
     threads_per_replica: int = Field(default=1, ge=1)
     """Threads of a CPU replica. More threads than its share of the cores slow down the other replicas."""
-    kv_tokens: int | None = Field(default=None, ge=1)
+    kv_tokens: int | None = Field(default=None, ge=16)  # one page
     """For decoders: most tokens of prompts and answers whose keys and values a replica holds. None: as many as fit into
     the memory that is free when it starts."""
     kv_fill: Fill = "compute"
