@@ -52,7 +52,7 @@ def read_chat_template(folder: Path) -> Callable[..., str] | None:
         return None
     try:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's escapes HTML
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         # `{% generation %}` marks answers for training. Like `with`, it only has its own variables.
@@ -70,11 +70,6 @@ def _default(config: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
     return None if template is None else str(template)
-
-
-def _to_json(value: object, **options: Any) -> str:
-    """Returns JSON without jinja2's HTML escaping. `options`: those of `json.dumps`."""
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _refuse(message: str) -> None:

@@ -328,9 +328,26 @@ class T5(Family):
         # T5 scales states down before the head. This code scales the head's weights, and if tied, embedded tokens up.
         scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         tied = words_VD.equal(head_VD)
-        backbone = Seq2SeqBackbone(_t5_sizes(config, embedding_scale=1 / scale if tied else 1.0, tied=tied))
-        state = renamed(weights, _t5_names(backbone.config))
-        for k in range(backbone.num_blocks):  # T5 does not divide attention scores by the root of the head size
+        sizes = Seq2SeqConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            num_blocks=config.num_decoder_layers,
+            num_encoder_blocks=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            head_size=config.d_kv,
+            intermediate_size=config.d_ff,
+            max_length=getattr(config, "n_positions", None) or Seq2SeqConfig().max_length,
+            norm_eps=config.layer_norm_epsilon,
+            activation=config.dense_act_fn,
+            gated=config.is_gated_act,
+            embedding_scale=1 / scale if tied else 1.0,
+            distance_buckets=config.relative_attention_num_buckets,
+            max_distance=config.relative_attention_max_distance,
+            tied=tied,
+        )
+        state = renamed(weights, _t5_names(sizes))
+        for k in range(sizes.num_blocks):  # T5 does not divide attention scores by the root of the head size
             state[f"blocks.{k}.crossing.query.weight"] *= config.d_kv**0.5
         width = config.num_heads * config.d_kv
         for name, values in state.items():
@@ -338,28 +355,7 @@ class T5(Family):
                 values[:width] *= config.d_kv**0.5
         if tied:
             state["word.weight"] = words_VD * scale
-        return pretrained(backbone, state, head_VD * scale)
-
-
-def _t5_sizes(config: Any, *, embedding_scale: float, tied: bool) -> Seq2SeqConfig:
-    return Seq2SeqConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
-        num_blocks=config.num_decoder_layers,
-        num_encoder_blocks=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_heads,
-        head_size=config.d_kv,
-        intermediate_size=config.d_ff,
-        max_length=getattr(config, "n_positions", None) or Seq2SeqConfig().max_length,
-        norm_eps=config.layer_norm_epsilon,
-        activation=config.dense_act_fn,
-        gated=config.is_gated_act,
-        embedding_scale=embedding_scale,
-        distance_buckets=config.relative_attention_num_buckets,
-        max_distance=config.relative_attention_max_distance,
-        tied=tied,
-    )
+        return pretrained(Seq2SeqBackbone(sizes), state, head_VD * scale)
 
 
 def _t5_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
@@ -437,7 +433,6 @@ class Marian(Family):
             distance_buckets=0,
             tied=words_VD.equal(head_VD),
         )
-        backbone = Seq2SeqBackbone(sizes)
         parts, kinds = MARIAN_PARTS | MARIAN_CROSSING, ("weight", "bias")
         names = names_in_blocks("blocks.{}", "model.decoder.layers.{}", sizes.num_blocks, parts, kinds)
         names |= names_in_blocks("encoder.{}", "model.encoder.layers.{}", sizes.num_encoder_blocks, MARIAN_PARTS, kinds)
@@ -445,4 +440,4 @@ class Marian(Family):
         bias_V = weights["final_logits_bias"][0].clone()
         bad_words = hf_model.generation_config.bad_words_ids or ()
         bias_V[[tokens[0] for tokens in bad_words if len(tokens) == 1]] = -torch.inf  # padding is never generated
-        return pretrained(backbone, renamed(weights, names), head_VD, bias_V)
+        return pretrained(Seq2SeqBackbone(sizes), renamed(weights, names), head_VD, bias_V)

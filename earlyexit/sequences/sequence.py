@@ -35,12 +35,11 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
         """`prompt`: the tokens before the text. The text of the first new token may depend on them."""
         self._tokenizer = tokenizer
-        self._window = list(prompt)
-        """The tokens of the last text, and the tokens without text after them. Decoding depends on what is before."""
-        self._decoded: str = tokenizer.decode(self._window, skip_special_tokens=True)
-        """The text of the window that was returned already, or that belongs to the prompt."""
-        self._num_decoded = 0 if self._decoded.endswith(REPLACEMENT) else len(self._window)
-        """The tokens that the next window leaves out. It never begins within a character."""
+        self._before = list(prompt)
+        """The tokens before the next text, which may depend on them."""
+        self._new: list[int] = []
+        """Later tokens, which have no text yet."""
+        self._decoded: str = tokenizer.decode(self._before, skip_special_tokens=True)
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
@@ -63,18 +62,17 @@ class TextStream:
         return self._release(len(self._held))
 
     def _decode(self, token: int) -> str:
-        """Returns the new text, without U+FFFD at its end, which may be the beginning of a character."""
-        self._window.append(token)
-        text: str = self._tokenizer.decode(self._window, skip_special_tokens=True)
-        # If the prompt ends within a character, this token may complete it. Byte fallback decodes earlier characters
-        # anew if invalid bytes follow them: `DecodeStream` of `tokenizers` then fails.
+        """Returns the new text; none while it ends with U+FFFD, which may be the beginning of a character."""
+        self._new.append(token)
+        text: str = self._tokenizer.decode(self._before + self._new, skip_special_tokens=True)
+        # The text before changes if a prompt ends within a character, which this token completes, and if invalid bytes
+        # follow characters that are decoded from bytes. `DecodeStream` of `tokenizers` fails on the latter.
         is_longer = text.startswith(self._decoded)
         new = text[len(self._decoded if is_longer else self._decoded.rstrip(REPLACEMENT)) :]
         if not new or text.endswith(REPLACEMENT):
             return ""
-        self._window = self._window[self._num_decoded :]
-        self._decoded = self._tokenizer.decode(self._window, skip_special_tokens=True)
-        self._num_decoded = len(self._window)
+        self._before, self._new = self._new if is_longer else self._before + self._new, []
+        self._decoded = self._tokenizer.decode(self._before, skip_special_tokens=True)
         return new
 
     def _release(self, length: int) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, cast
@@ -430,8 +430,7 @@ def run_generate(job: GenerateJob) -> None:
     with Client(job.url, job.timeout_s, api_key=job.api_key) as client:
         facts = client.generates()["offramp"]
         prompt: Prompt = job.prompt if job.raw or not facts["chats"] else [{"role": "user", "content": job.prompt}]
-        ramps = sorted(facts["ramps"]) if job.exits else []
-        colours = {block: COLOURS[k % len(COLOURS)] for k, block in enumerate(ramps)}
+        colours = dict(zip(sorted(facts["ramps"]) if job.exits else [], cycle(COLOURS), strict=False))
         sampling = job.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "stop"})
         with client.stream(prompt, **sampling) as pieces:
             console = Console(highlight=False)

@@ -6,7 +6,6 @@ The last chunk of an answer has no text, as clients expect (vLLM issue 35705). A
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -232,14 +231,12 @@ class OpenAiWriter(ResponseWriter):
         """Returns a token's text, in which U+FFFD replaces incomplete characters, and its log-probability."""
         text: str = self._tokenizer.decode([int(token)], skip_special_tokens=False)
         begins_word = (self._tokenizer.id_to_token(int(token)) or "").startswith(SPACE) and not text.startswith(" ")
-        rating = max(log_probability, MIN_LOGPROB) if math.isfinite(log_probability) else MIN_LOGPROB
-        return f" {text}" if begins_word else text, rating
+        return f" {text}" if begins_word else text, max(MIN_LOGPROB, log_probability)  # also for NaN
 
 
 def _entry(text: str, log_probability: float) -> dict[str, Any]:
     """Returns a token of a chat completion's `logprobs`."""
-    is_whole = "\ufffd" not in text
-    return {"token": text, "logprob": log_probability, "bytes": list(text.encode()) if is_whole else None}
+    return {"token": text, "logprob": log_probability, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
 class GenerateRoutes:

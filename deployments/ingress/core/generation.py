@@ -152,9 +152,8 @@ class GenerationLoop:
         """Prepares a sequence whose step got an error for another attempt; returns the pause before it, in seconds.
 
         A lost sequence restarts. The first restart has no pause, because other replicas are probably available. A new
-        sequence that is refused by a full replica tries another one. If none has room, a sequence without a token ends.
-        One with tokens waits, and restarts: they left before a later stage, which may have had no room from the start.
-        So does one that a replica had accepted before. Raises the error that ends the sequence.
+        sequence that is refused by a full replica tries another one. A sequence that was accepted before, or whose
+        tokens left before a full later stage, waits and restarts. Raises the error that ends the sequence.
         """
         placement, is_full = state.placement, isinstance(error, OverloadedError)
         if is_full and not placement.is_retry:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from earlyexit.errors import OverloadedError
 from earlyexit.named import Fill
 from earlyexit.network.boundary import PackedArray, Segment, WirePiece, entry_piece
 from earlyexit.network.checkpoint import load_pretrained, start_id
@@ -75,15 +74,6 @@ def test_copies_are_of_the_state_at_the_exit(model: EarlyExitModel, reference: L
     assert checked
     backbone.fill = "compute"
     _end(model)
-
-
-def test_only_the_sequence_that_does_not_fit_the_store_fails(reference: LlamaForCausalLM) -> None:
-    model = decoder(reference, num_pages=4)
-    Handfuls(model=model).run({1: sequence([1, 2], max_tokens=14)}, end=False)
-    with pytest.raises(OverloadedError, match="1 pages are needed for keys and values, 0 of 4 are free"):
-        Handfuls(model=model).run({2: sequence([1, 2], max_tokens=2)})
-    backbone_of(model).memory.end(1)
-    Handfuls(model=model).run({2: sequence([1, 2], max_tokens=2)})
 
 
 def test_warm_up_inputs_belong_to_no_sequence(model: EarlyExitModel) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from earlyexit.errors import DeadlineError, OverloadedError
@@ -123,11 +122,7 @@ async def test_defaults_are_those_of_openai(teller: Teller) -> None:
     chat = {"model": "tales", "messages": CHAT["messages"]}
     await asked(teller, "/v1/chat/completions", chat)
     await asked(teller, "/v1/chat/completions", chat | {"max_completion_tokens": 9})
-    assert [request.max_tokens for request in teller.asked] == [
-        16,
-        127,
-        9,
-    ]  # 127: the model's length
+    assert [request.max_tokens for request in teller.asked] == [16, 127, 9]  # 127: the model's length
     assert {request.sampling.temperature for request in teller.asked} == {1.0}
     assert len({request.sampling.seed for request in teller.asked}) == 3
 
@@ -160,15 +155,6 @@ async def test_a_later_error_is_an_event(teller: Teller, path: str, body: dict[s
     assert (await asked(teller, path, body)).status_code == 500
 
 
-async def test_every_generating_route_has_a_fast_path(teller: Teller) -> None:
-    async with listening(teller) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-        for path, body in ROUTES:
-            response = await client.post(path, json=body | {"stream": True}, headers=NAMED)
-            assert text_of(events(response.text)) == "a mouse"
-            assert response.headers["x-request-id"] == "r7"
-        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tales"
-
-
 @BOTH
 async def test_an_answer_cut_short_by_a_time_limit_has_its_text_so_far(
     teller: Teller, path: str, body: dict[str, Any]
@@ -189,9 +175,7 @@ async def test_an_answer_cut_short_by_a_time_limit_has_its_text_so_far(
 HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
 
 
-async def test_generate_stream_sends_parts_and_then_the_finish_reason_or_an_error(
-    teller: Teller,
-) -> None:
+async def test_generate_stream_sends_parts_and_then_the_finish_reason_or_an_error(teller: Teller) -> None:
     response = await asked(teller, f"{V2}_stream", ASKED | {"id": "7"})
     *parts, last = events(response.text)
     assert text_of(parts) == "a mouse"
@@ -203,9 +187,7 @@ async def test_generate_stream_sends_parts_and_then_the_finish_reason_or_an_erro
     assert (text_of(parts), list(last)) == ("a ", ["error"])
 
 
-async def test_generate_returns_the_text_so_far_after_a_time_limit(
-    teller: Teller,
-) -> None:
+async def test_generate_returns_the_text_so_far_after_a_time_limit(teller: Teller) -> None:
     teller.cut_after = 4
     whole = (await asked(teller, V2, ASKED)).json()
     assert (whole["text_output"], whole["finish_reason"], whole["cut_short"]) == ("a mo", "length", CUT_SHORT)

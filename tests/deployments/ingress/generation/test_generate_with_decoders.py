@@ -229,9 +229,7 @@ async def test_streams_of_an_encoder_decoder_say_what_it_says_alone_also_where_a
         await one_dies_in_mid_stream(service, of_sources, -1)
 
 
-async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room(
-    expected: Expected,
-) -> None:
+async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room(expected: Expected) -> None:
     sizes = iter((8, NUM_PAGES))
     async with served(plan(), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
         said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
