@@ -202,14 +202,14 @@ def _tokens(grid: _Grid) -> npt.NDArray[np.int64]:
 
 
 def _labels(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, dict[str, Any]]:
-    """Returns labels as indices. Whole numbers are kept, and other names are numbered in alphabetical order."""
+    """Returns labels as indices. Whole numbers are kept; other names, also 01, are numbered in alphabetical order."""
     answers, truths = grid.texts(ANSWER), grid.of_inputs(TRUTH) if truth else []
     for rows in grid.rows_NE:
         for row in rows:
             if empty := [column for column in (ANSWER, TRUTH) if row.cells.get(column) == ""]:
                 raise DataError(f"{grid.path}:{row.line}: {empty[0]} is empty")
     names = sorted({text for texts in answers for text in texts} | set(truths))
-    if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
+    if all(name.isascii() and name.isdigit() and len(name) < 10 and name == str(int(name)) for name in names):
         index, facts = {name: int(name) for name in names}, {}
     else:
         index, facts = {name: k for k, name in enumerate(names)}, {"label_names": names}

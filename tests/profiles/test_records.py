@@ -245,6 +245,8 @@ def test_whole_numbers_stay_the_labels_that_they_are(tmp_path: Path) -> None:
     records = read_records(file(tmp_path, *rows, header=header, name="exits.tsv"))
     assert (records.score, records.true_losses_NE) == ("entropy", None)
     assert records.answers().tolist() == [[7, 3]]
+    rows = ("a\t0\t0.1\t01", "a\t1\t0\t1")  # other labels
+    assert read_records(file(tmp_path, *rows, header=header, name="exits.tsv")).losses_NR.tolist() == [[1]]
 
 
 def test_losses_of_numbers_use_a_scale_and_may_replace_answers(tmp_path: Path) -> None:
