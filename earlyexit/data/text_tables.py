@@ -121,8 +121,7 @@ def csv_rows(
         rows = csv_cells(path, file, delimiter="\t" if tabs else ",", quoting=quoting, strict=strict)
         _, header = next(rows, (1, []))
         _check_columns(path, header, columns)
-        repeated = [name for name in columns if header.count(name) > 1]
-        if repeated:
+        if repeated := [name for name in columns if header.count(name) > 1]:
             raise DataError(f"{path}:1: more than one column has the name {repeated[0]!r}")
         line = 0
         for line, cells in rows:
@@ -155,11 +154,15 @@ def csv_cells(
 
 
 def _json_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields line number and values of each row. Rows that lack a column of the first row have None there."""
+    of_first: dict[str, None] = {}
     with _utf8(path), path.open(encoding="utf-8-sig") as file:
         for number, line in ((number, line) for number, line in enumerate(file, start=1) if line.strip()):
             row = _parse(path, number, line.rstrip("\n"))
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
+            of_first = of_first or dict.fromkeys(row)
+            row = of_first | row
             _check_columns(f"{path}:{number}", list(row), columns)
             yield number, row
 

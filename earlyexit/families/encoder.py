@@ -240,6 +240,9 @@ class Bert(Family):
     """Names of the dense layer and the classifier in a fine-tuned checkpoint."""
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        positions = getattr(hf_model.config, "position_embedding_type", "absolute")
+        if getattr(hf_model.config, "is_decoder", False) or positions != "absolute":
+            raise ModelFolderError(f"{self.name} models with is_decoder or relative positions are not supported")
         has_head = hasattr(hf_model, "classifier")
         encoder = getattr(hf_model, self.name) if has_head else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()
@@ -266,11 +269,10 @@ class Bert(Family):
         elif self.has_token_types:  # inputs have no types, so the first type's embedding is added to the positions
             embeddings["position.weight"] += weights[TOKEN_TYPES][0]
         backbone.embeddings.load_state_dict(embeddings)
-        kinds = ("weight", "bias")
-        names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, kinds)
+        names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, ("weight", "bias"))
         backbone.blocks.load_state_dict(renamed(weights, names))
         if backbone.distance_bias is not None:
-            backbone.distance_bias.load_state_dict({"weight": weights[BUCKETS]})
+            backbone.distance_bias.load_state_dict({"weight": weights["encoder.relative_attention_bias.weight"]})
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
         """Returns the sizes of a `transformers` configuration. `pairs`: see `from_transformers`."""
@@ -368,8 +370,6 @@ def _bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
     return torch.where(distance < exact, distance, exact + (distance[..., None] >= edges_E).sum(-1))
 
 
-BUCKETS = "encoder.relative_attention_bias.weight"
-"""Name of the table in `transformers`."""
 POSITION_OFFSET = 2
 """Position of the first token: MPNet's padding index is 1, regardless of its configuration."""
 

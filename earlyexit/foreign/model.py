@@ -73,8 +73,7 @@ class ForeignModel(ABC):
 
     def with_outputs(self, *outputs: str) -> Self:
         """Returns the model with only these outputs."""
-        unknown = [name for name in outputs if name not in self.flow.outputs]
-        if unknown:
+        if unknown := [name for name in outputs if name not in self.flow.outputs]:
             raise GraphError(f"{self.name} has no output {unknown[0]!r}; it has {', '.join(self.flow.outputs)}")
         return replace(self, flow=replace(self.flow, outputs=outputs))
 

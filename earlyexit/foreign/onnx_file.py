@@ -111,8 +111,7 @@ def check_operators(graph: Any, path: Path) -> None:
             node.name = f"{node.op_type}#{index}"
         has_graph = any(attribute.HasField("g") for attribute in node.attribute)
         check_operator(str(path), node.op_type, node.name, has_graph=has_graph)
-        missing = [name for name in node.input if name and name not in known]
-        if missing:
+        if missing := [name for name in node.input if name and name not in known]:
             raise GraphError(f"{path}: {node.name} reads {missing[0]!r}, which no operator before it computes")
         known.update(node.output)
 

@@ -73,8 +73,7 @@ class OnnxModel(ForeignModel):
         import onnx
         import onnxruntime
 
-        missing = [path for path in self.beside if not path.is_file()]
-        if missing:
+        if missing := [path for path in self.beside if not path.is_file()]:
             raise GraphError(f"{self.path}: its weights are missing: {missing[0]}")
         options = onnxruntime.SessionOptions()
         options.enable_profiling = True

@@ -104,6 +104,17 @@ def lacking(name: str, make: Callable[[], Any]) -> Read:
     return read
 
 
+def misfit(**config: Any) -> Read:
+    """A checkpoint whose weights are of another configuration."""
+
+    def read(folder: Path) -> object:
+        hf_model("bert", classifies=False).save_pretrained(folder)
+        hf_config("bert", **config).save_pretrained(folder)
+        return load_pretrained(str(folder))
+
+    return read
+
+
 def no_tokenizer(folder: Path) -> None:
     hf_model("bert", classifies=False).save_pretrained(folder)
     copy_tokenizer(str(folder), folder / "model")
@@ -112,8 +123,13 @@ def no_tokenizer(folder: Path) -> None:
 REFUSED: dict[str, Read] = {
     "checkpoint: broken weights": broken_weights,
     "checkpoint: no tokenizer": no_tokenizer,
-    "checkpoint: no bias of the head": lacking("classifier.bias", lambda: hf_model("bert")),
-    "checkpoint: no weights of a block": lacking("model.layers.3.mlp.up_proj.weight", hf_decoder),
+    "checkpoint: no head": misfit(architectures=["BertForSequenceClassification"]),
+    "checkpoint: no weights of a block": misfit(num_hidden_layers=4),
+    "checkpoint: no weights of a decoder's block": lacking("model.layers.3.mlp.up_proj.weight", hf_decoder),
+    "checkpoint: other sizes": misfit(intermediate_size=50),
+    "checkpoint: an unknown activation": misfit(hidden_act="swoosh"),
+    "checkpoint: a decoder": misfit(is_decoder=True),
+    "checkpoint: relative positions": misfit(position_embedding_type="relative_key"),
     "weights: no bias": resnet("fc.bias", None),
     "weights: a region's first": resnet("layer2.0.conv1.weight", None),
     "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),
