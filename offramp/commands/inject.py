@@ -20,18 +20,18 @@ from earlyexit.foreign.dataflow import Site
 from earlyexit.foreign.model import Divisible, ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.named import is_own
-from earlyexit.network.boundary import Boundary, Encoded
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import add_ramps
-from earlyexit.network.model import EarlyExitModel, check_inputs
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.folders import replacing_model
-from offramp.commands.jobs import MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions, ProfileJob
+from offramp.commands.jobs import HELD_OUT, MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions, ProfileJob
 from offramp.commands.output import command, progress_bars, provenance, warn
 from offramp.commands.profile import profile_model
 from offramp.commands.train import (
-    HELD_OUT,
+    check_encoded,
     codec_for,
     load_codec,
     outputs_of_features,
@@ -47,8 +47,6 @@ from profiles.table import FloatArray
 LENGTH = 16
 """Length of the timed inputs in tokens: short, because ramps cost most relative to short inputs."""
 REPEATS = 15
-NO_TABLE = 2
-"""Value of `below` of an integer input whose lookup table is unknown."""
 Times = Callable[[EarlyExitModel, Path], tuple[FloatArray, FloatArray]]
 
 
@@ -70,8 +68,8 @@ def ramps_worth_their_time(
         f"{block_s[first + 1 : following + 1].sum() * 1e3:.3g} ms"
     )
     if requested or not kept:
-        advice = "leave it out of --ramps" if kept else "lower --blocks"
-        raise InputError(f"{why}; {advice}, or choose a lighter --ramp-style")
+        fewer = "lower --blocks" if len(block_s) > 2 else "serve the model without ramps"
+        raise InputError(f"{why}; {'leave it out of --ramps' if kept else fewer}, or choose a lighter --ramp-style")
     print(f"no ramps after blocks {', '.join(map(str, slow))}: {why}")
     return kept
 
@@ -176,8 +174,7 @@ def _with_ramps(
     `make`: makes the model, given the options of the ramps.
     """
     model = make(ramps=ramp_options(job))
-    check_inputs(model, encoded[0])
-    _check_looked_up(job, model.backbone.inputs, encoded)
+    check_encoded(job, model, encoded)
     block_s, ramp_s = times(model, folder)
     at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=job.ramps is not None)
     return make(ramps=replace(ramp_options(job), at=at)), block_s
@@ -240,19 +237,6 @@ def crossing_sites(job: InjectJob, foreign: Divisible) -> tuple[Site, ...]:
         raise GraphError(f"{job.backbone}: cannot be cut at any site; not at {names}: {reason}")
     print(f"no cut at {names}: {reason}")
     return usable
-
-
-def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded]) -> None:
-    """Raises InputError for integers that exceed the network's lookup table."""
-    for index, spec in enumerate(inputs):
-        rows = spec.below or NO_TABLE
-        largest = max(int(each.tensors[index].max(initial=0)) for each in encoded)
-        if spec.dtype != "float" and rows > NO_TABLE and largest >= rows:
-            hint = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
-            raise InputError(
-                f"{job.source}: {spec.name!r} has values up to {largest}, and the lookup table of "
-                f"{job.backbone} has {rows} rows{hint}"
-            )
 
 
 def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob) -> Tensor:

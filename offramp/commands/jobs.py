@@ -118,6 +118,10 @@ class ChainJob(JsonOption):
     name: str | None = None
     """Model name in URLs. None: the last model's."""
 
+    def check(self) -> None:
+        if self.name is not None:
+            check_name(self.name)
+
 
 class NewModelJob(Job):
     """How a model with ramps is made from a network. Raises InputError for an invalid model name."""
@@ -151,6 +155,10 @@ class NewModelJob(Job):
     """The origin of the rows, for the provenance of the model."""
 
 
+HELD_OUT = "held_out"
+"""Name, without ending, of the file with the rows that are held out of training."""
+
+
 class OutputFolderOptions(Job):
     """The folder that a model is written to."""
 
@@ -163,10 +171,13 @@ class OutputFolderOptions(Job):
         """Adds the model's name and the origin of the rows, and replaces packaged checkpoints by their paths."""
         from offramp.commands.folders import resolve_backbone
 
+        rows, out = data["data"], data["out"].resolve()
+        if data.get("hold_out") is not None and (rows.resolve().parent, rows.stem) == (out, HELD_OUT):
+            raise InputError(f"--hold-out would overwrite {rows}; choose another --out, or rename the file")
         defaults = {name: field.default for name, field in cls.model_fields.items()}
         checkpoints = {key: data.get(key) or defaults.get(key) for key in ("backbone", "tokenizer")}
         paths = {key: resolve_backbone(name) for key, name in checkpoints.items() if isinstance(name, str)}
-        return {"name": data["out"].resolve().name, "source": str(data["data"])} | data | paths
+        return {"name": out.name, "source": str(rows)} | data | paths
 
 
 class TrainJob(NewModelJob):

@@ -24,18 +24,10 @@ from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.network.boundary import Boundary, takes_images
+from earlyexit.network.boundary import Boundary, Encoded, takes_images
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained, start_id
 from earlyexit.network.model import EarlyExitModel, check_inputs
-from earlyexit.network.store import (
-    CARD_FILE,
-    CHAIN,
-    ModelCard,
-    ModelFolder,
-    chain_card,
-    read_card,
-    save_model,
-)
+from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, ModelFolder, chain_card, read_card, save_model
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
@@ -49,12 +41,12 @@ from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, train_token_ramps
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
 from offramp.commands.folders import calibrate_command, read_calibration, replacing_model
-from offramp.commands.jobs import TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions, check_name
+from offramp.commands.jobs import HELD_OUT, TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions
 from offramp.commands.output import print_result, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
-HELD_OUT = "held_out"
-"""Name, without ending, of the file with the rows that are held out of training."""
+NO_TABLE = 2
+"""Value of `below` of an integer input whose lookup table is unknown."""
 DECODER_STYLES = ("adapted", "normed")
 NUM_DECODER_RAMPS = 4
 """Default number of a decoder's ramps, each of which takes memory in training and time for every token."""
@@ -103,7 +95,7 @@ def _train_on_rows(
     if targets is not None:
         model.task.check_coverage(targets)
     encoded = data.encode(codec)
-    check_inputs(model, encoded[0])
+    check_encoded(job, model, encoded)
     if isinstance(options, JointOptions):
         assert targets is not None, "joint training needs labels"
         train_jointly(model, encoded, targets, options)
@@ -118,6 +110,19 @@ def _train_on_rows(
         targets = outputs_of_features(model, features)[model.num_blocks - 1].argmax(1).numpy()
     train_ramps(model, encoded, targets, options, features=features)
     return features, targets
+
+
+def check_encoded(job: NewModelJob, model: EarlyExitModel, encoded: Sequence[Encoded]) -> None:
+    """Raises ModelFolderError for rows that do not fit the inputs, InputError for integers beyond a lookup table."""
+    check_inputs(model, encoded[0])
+    for index, spec in enumerate(model.backbone.inputs):
+        rows = spec.below or NO_TABLE
+        if rows > NO_TABLE and (largest := max(int(each.tensors[index].max(initial=0)) for each in encoded)) >= rows:
+            hint = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
+            raise InputError(
+                f"{job.source}: {spec.name!r} has values up to {largest}, and the lookup table of "
+                f"{job.backbone} has {rows} rows{hint}"
+            )
 
 
 def _train_on_tokens(
@@ -256,7 +261,9 @@ def training_options(job: NewModelJob, default: RampTraining, **overrides: Any) 
 
 
 def ramp_options(job: NewModelJob) -> RampOptions:
-    """Returns the options of the ramps."""
+    """Returns the options of the ramps; raises InputError for a decoder's ramps of another network."""
+    if job.ramp_style in DECODER_STYLES and getattr(job, "task", None) != TOKEN:
+        raise InputError(f"--ramp-style {job.ramp_style} is for decoders, whose ramps share the model's head")
     head_style = getattr(job, "head_style", None)
     return RampOptions(style=job.ramp_style, head_style=head_style, pooling=job.pooling, at=job.ramps)
 
@@ -445,8 +452,6 @@ def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None)
 
     `name`: the model name in URLs; None: that of the last model.
     """
-    if name is not None:
-        check_name(name)
     members = [ModelFolder(folder=folder, card=read_card(folder)) for folder in folders]
     if out.resolve() in {folder.resolve() for folder in folders}:
         raise InputError(f"{out} is one of the chain's models: a chain needs its own folder")

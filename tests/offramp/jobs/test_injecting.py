@@ -226,6 +226,8 @@ def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(f
     )
     with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; leave it out of --ramps"):
         ramps_worth_their_time((0, 1), block_s, ramp_s, requested=True)
+    with pytest.raises(InputError, match="serve the model without ramps, or choose a lighter --ramp-style"):
+        ramps_worth_their_time((0,), np.ones(2), np.full(1, 9.0), requested=False)
     model = load_model(folder)
     block_s, ramp_s = time_exits(model, folder)
     assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
