@@ -92,8 +92,7 @@ def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
             nodes[name] = fx_graph.call_function(target, tuple(_from_json(args, nodes, device)), by_name)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ModelFolderError(f"the graph's call {name!r} of {op!r} cannot be read: {error}") from error
-    missing = [name for name in graph.gives if name not in nodes]
-    if missing:
+    if missing := [name for name in graph.gives if name not in nodes]:
         raise ModelFolderError(f"the graph returns {missing[0]!r}, which it does not compute")
     fx_graph.output(tuple(nodes[name] for name in graph.gives))
     return fx.GraphModule(torch.nn.Module(), fx_graph)

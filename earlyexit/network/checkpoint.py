@@ -77,6 +77,8 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         return load_state_file(Path(source))
     import transformers
 
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # a refusal has one line
     location, file = _location(source)
     _check_hub(source)
     try:

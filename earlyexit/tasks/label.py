@@ -79,8 +79,7 @@ class LabelTask(Task):
 
     def targets(self, labels: Sequence[str]) -> ValueArray:
         index = {name: k for k, name in enumerate(self.label_names)}
-        unknown = sorted(set(labels) - set(index))
-        if unknown:
+        if unknown := sorted(set(labels) - set(index)):
             raise DataError(f"labels that the model does not have: {', '.join(unknown[:5])} ({len(unknown)} in all)")
         return np.array([index[label] for label in labels], dtype=np.int64)
 
