@@ -20,6 +20,7 @@ from typing import Any
 
 from earlyexit.codecs import find_codec
 from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.families import GENERATES
 from earlyexit.named import import_own, is_own
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card, save_model, weights_file_sha256
 from offramp.commands.output import command, make_folder, provenance
@@ -224,6 +225,9 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFolderError(f"{path}: a JSON object with model_type, architectures, id2label is needed") from error
     out = ("--out", f"runs/{model_name_for(folder)}")
+    if kind in GENERATES:
+        train = command("train", "--backbone", folder, "--data", "TEXTS", *out)
+        raise ModelFolderError(f"{folder}: {kind} models generate tokens; to add ramps, which serving needs: {train}")
     if kind not in CLASSIFIERS:
         inject = command("inject", "MODULE:FUNCTION", "--data", "ROWS", "--tokenizer", folder, *out)
         raise ModelFolderError(

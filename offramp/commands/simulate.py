@@ -141,8 +141,7 @@ def _find_records(path: Path | None, file: ProblemFile, plan: Plan) -> tuple[str
     num_blocks, ramps = file.problem.num_blocks, plan.ramps
     if records.num_blocks != num_blocks:
         raise DataError(f"{path}: records of a model with {records.num_blocks} blocks; the problem has {num_blocks}")
-    missing = sorted(set(ramps) - set(records.ramps))
-    if missing:
+    if missing := sorted(set(ramps) - set(records.ramps)):
         raise DataError(f"{path}: no records of the plan's ramps {missing}; recorded are {list(records.ramps)}")
     return str(path), records
 

@@ -192,8 +192,7 @@ def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
     """Raises DataError for ramps that the model does not have."""
     if job.ramps == "ends":
         raise DataError("--ramps ends is only for chains, and this is a single model: name ramps by blocks")
-    unknown = sorted(set(job.ramps) - set(ramps)) if isinstance(job.ramps, tuple) else []
-    if unknown:
+    if isinstance(job.ramps, tuple) and (unknown := sorted(set(job.ramps) - set(ramps))):
         raise DataError(f"the model has no ramps {unknown}, but {list(ramps)}")
 
 

@@ -429,8 +429,7 @@ def _words(name: str) -> tuple[str, ...]:
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:
     """Returns whether a network for texts takes token types besides tokens; raises InputError for other inputs."""
     others = [each.name for each in inputs[1:]]
-    unknown = [name for name in others if name not in TOKEN_TYPES]
-    if unknown:
+    if unknown := [name for name in others if name not in TOKEN_TYPES]:
         raise InputError(
             f"{backbone} takes {unknown[0]!r} besides {inputs[0].name!r}, which is not derived from texts; masks must "
             "be named attention_mask, positions position_ids, and token types token_type_ids"

@@ -140,8 +140,7 @@ class ServeJob(Job):
         given = self.model_fields_set
         parse_order(self.order)  # refused before a model is measured
         if self.model.is_file():
-            refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *WITH_A_FILE})
-            if refused:
+            if refused := sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *WITH_A_FILE}):
                 allowed = "--port, --grpc-port, --metrics-port, --restart"
                 raise InputError(f"{' and '.join(refused)}: the service file sets this; only {allowed} go with a file")
         elif "trace_ratio" in given and self.otlp_endpoint is None:
