@@ -24,7 +24,7 @@ from profiles.latency import LatencyProfile
 
 
 def run(job: RampJob) -> None:
-    """Trains ramps for the checkpoint, calibrates them on other rows, and prints the time that they save."""
+    """Trains and calibrates ramps, and prints the time that they save, with the command of the faster service."""
     labels = checkpoint_labels(job.folder)
     out, source = job.out or Path("runs") / model_name_for(job.folder), str(job.data)
     promise = CalibrateJob(
@@ -49,9 +49,9 @@ def run(job: RampJob) -> None:
     if held.are_labelled:
         full = percent(tested["full_accuracy"])
         lines.append(f"{percent(tested['accuracy'])} of the answers equal the label; of the checkpoint's, {full}")
-    best = out if saved > 0 else job.folder  # exits that save nothing make the service slower
+    best = [out] if saved > 0 else [job.folder] if job.pair_column is None else [out, "--plan", "stock"]
     document = {"saved": saved, "rows": len(rows), "thresholds": card.thresholds, "tested": tested}
-    print_result(document, lines=[*lines, f"next: {command('serve', best)}"], as_json=job.as_json)
+    print_result(document, lines=[*lines, f"next: {command('serve', *best)}"], as_json=job.as_json)
     for each in calibration_warnings(card, {}, read_card(out).provenance, None, labelled=held.are_labelled):
         warn(each)
 
