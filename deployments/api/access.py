@@ -19,8 +19,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 RELOAD_S = 1.0
 """Interval between reads of the key file, in seconds. A removed key is refused after at most this time."""
-
-
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Methods that may authenticate by password. Browsers also send passwords with requests of other sites' pages."""
 ALL_CALLERS = "all callers"

@@ -14,7 +14,7 @@ from functools import partial
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from deployments.api.operations import (
     EVENTS,
@@ -303,19 +303,11 @@ class EventStream(Response):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def deliver(message: Message) -> None:
-            try:
-                await send(message)
-            except OSError as error:
-                raise ClientDisconnect from error
-
         try:
             with watching(receive, self._on_end):
-                await deliver({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for event in self._events:
-                    await deliver({"type": "http.response.body", "body": event, "more_body": True})
-                await deliver({"type": "http.response.body", "body": b"", "more_body": False})
-        except ClientDisconnect:
-            pass  # no error can be sent
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._on_end()

@@ -90,6 +90,17 @@ def refusal(path: str, headers: Iterable[tuple[bytes, bytes]], error: OfframpErr
     return response
 
 
+def without_chunks(cycle: RequestResponseCycle) -> Send:
+    """Returns a function that sends a response without chunks, which HTTP/1.0 does not have: it ends the connection."""
+    cycle.chunked_encoding = False
+
+    async def send(message: Message) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(cast("Any", message))  # uvicorn's types are narrower
+
+    return send
+
+
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
 
@@ -110,8 +121,6 @@ class Connection(HttpToolsProtocol):
         """Number of requests whose first byte has arrived."""
         self._head_bytes = 0
         """Bytes of the present request's line and headers in earlier reads."""
-        self._read_bytes = 0
-        """Bytes of the present read."""
         self._body_bytes = 0
         """Bytes of all bodies so far."""
         self._current_cycle: RequestResponseCycle | None = None
@@ -142,11 +151,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
-        phase, num_begun, self._read_bytes = self._phase, self._num_begun, len(data)
+        phase, num_begun = self._phase, self._num_begun
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._refuse(InputError(f"the bytes are not an HTTP/1.1 request: {error}"))
+            is_long = self._head_size() > self._limits.head_bytes  # uvicorn fails for URLs of 64 KiB
+            what = f"the bytes are not an HTTP/1.1 request: {error}"
+            self._refuse(self._too_large() if is_long else InputError(what))
         if self._phase is HEAD:
             num_new = self._num_begun - num_begun
             is_only_this_head = (phase is HEAD and num_new == 0) or (phase is IDLE and num_new == 1)
@@ -169,25 +180,27 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_feed` parses it again without Upgrade
-        self._phase = BODY
-        server, most = self._server, self._limits.head_bytes
+        server, names = self._server, [name for name, _ in self.headers]
         error: OfframpError | None = None
         if self._is_surplus:
             message = f"more than {self._limits.connections} connections; try again later"
             error = OverloadedError(message, retry_after_s=RETRY_AFTER_S)
-        elif self._head_bytes + self._read_bytes > most and self._head_size() > most:
+        elif self._head_size() > self._limits.head_bytes:
             error = self._too_large()
+        elif names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+            error = InputError(f"a request must have one header Host (got {names.count(b'host')})")
         is_fast = (
             self.parser.get_method() == b"POST"
             and self.url.partition(b"?")[0] in server.fast_paths
-            and all(name != SERVE_TIMEOUT_HEADER for name, _ in self.headers)
+            and SERVE_TIMEOUT_HEADER not in names
         )
         is_ours = error is not None or server.serve_app is None or is_fast
         named = [self._name_request()] if is_ours else []
         self.app = server.app if is_ours or server.serve_app is None else server.serve_app
         if error is not None:
             self.app = refusal(self.url.decode("latin-1"), self.headers, error)
-        super().on_headers_complete()
+        super().on_headers_complete()  # fails for some URLs
+        self._phase = BODY
         self.cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
         self.cycle.default_headers = [*self.cycle.default_headers, *named]
 
@@ -238,7 +251,8 @@ class Connection(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
 
     async def _answer(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
-        call: Any = cycle.scope, cycle.receive, cycle.send  # uvicorn's types are narrower
+        send = cycle.send if cycle.scope["http_version"] == "1.1" else without_chunks(cycle)
+        call: Any = cycle.scope, cycle.receive, send  # uvicorn's types are narrower
         try:
             await app(*call)
         except asyncio.CancelledError:
@@ -408,22 +422,18 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(SWEEP_S)
 
 
-HEALTH, ROUTES = "/-/healthz", "/-/routes"
-"""Serve's own paths, which its proxies answer otherwise."""
-
-
 def below_prefix(router: ASGIApp, prefix: str, name: str) -> ASGIApp:
     """Returns an application that passes requests below a prefix to a router, as Serve's proxies do.
 
-    It also answers Serve's own paths. `name`: the application's name in Serve.
+    It also answers Serve's own paths, which its proxies answer otherwise. `name`: the application's name in Serve.
     """
     root = prefix.rstrip("/")
 
     def answer(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         path: str = scope["path"]
-        if path == HEALTH:
+        if path == "/-/healthz":
             app: ASGIApp = PlainTextResponse("success")
-        elif path == ROUTES:
+        elif path == "/-/routes":
             app = Response(json.dumps({prefix: name}), media_type="application/json")
         elif path == root or path.startswith(root + "/"):
             app, scope["root_path"] = router, root
@@ -494,8 +504,7 @@ async def start_in_serve(
 
 def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     family, is_ipv6 = (socket.AF_INET6, True) if ":" in host else (socket.AF_INET, False)
-    options: dict[str, bool] = {"reuse_port": reuse_port, "dualstack_ipv6": is_ipv6}
     try:
-        return socket.create_server((host, port), family=family, **options)
+        return socket.create_server((host, port), family=family, reuse_port=reuse_port, dualstack_ipv6=is_ipv6)
     except OSError as error:
         raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error

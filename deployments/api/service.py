@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
+from deployments.api.exchange import RETRY_AFTER_S
 from deployments.api.operations import InferRequest
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher
@@ -23,8 +24,6 @@ from earlyexit.network.boundary import Answer, Encoded, TensorSpec, mismatch
 
 MAX_ENCODER_THREADS = 4
 """Threads for inputs that take milliseconds to encode; each may hold a decoded image of the largest size."""
-RETRY_S = 1.0
-"""Retry-After, in seconds, if too many inputs wait to be encoded."""
 ABANDONED = "abandoned"
 """The reason for dropping inputs whose caller has disconnected."""
 
@@ -108,7 +107,7 @@ class InferService:
             return encode_rows(rows, truncate=truncate)
         if self._num_encoding + len(rows) > self.settings.max_queued:
             message = f"{self._num_encoding} inputs wait to be encoded; the limit is {self.settings.max_queued}"
-            self.dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
+            self.dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_AFTER_S), len(rows))
         self._num_encoding += len(rows)
         encode = partial(encode_rows, rows, truncate=truncate)
         try:

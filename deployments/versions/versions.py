@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
+from deployments.api.exchange import RETRY_AFTER_S
 from deployments.api.operations import InferRequest
 from deployments.local_ray.applications import message_of
 from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
@@ -112,7 +113,6 @@ ASK_S = 5.0
 """Timeout of requests for facts, in seconds."""
 GRACE_S = 1.0
 """Added to a request's timeout, in seconds. The other ingress itself keeps the timeout, unless it hangs."""
-RETRY_S = 1.0
 CANCELLED_AT = 0.0
 """The deadline that cancels a waiting request, on the event loop's clock."""
 
@@ -173,7 +173,7 @@ class OtherVersion:
                 raise DeadlineError(f"no answer within {timeout_s:g} s") from None
             logger.warning("request %s: version %s: %r", request.request_id, self.version, error)
             message = f"version {self.version!r} cannot be reached"
-            raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
+            raise VersionUnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
         finally:
             self._link.waiting.discard(timeout)
         if isinstance(outcome, OfframpError):
@@ -368,9 +368,9 @@ class Versions(TrafficSplitter):
             [facts, *_] = await link.facts()
         except Exception as error:
             message = f"version {version!r} ({app}) does not answer: {error!r}"
-            raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
+            raise VersionUnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
         if facts.version != version:
-            raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_S)
+            raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_AFTER_S)
         self._apps[version] = app
         ours, theirs = _inputs(self.own.card), _inputs(facts.card)
         if ours != theirs:

@@ -88,6 +88,10 @@ CASES = {
         b"POST / HTTP/1.1\r\nX-Request-ID: r-1\r\nA: b\r\nX\r\n\r\n", headers=(("x-request-id", "r-1"),)
     ),
     "a refusal behind a request": Case(GOOD + b"nonsense\r\n\r\n", ((200, CARD),), closes=True),
+    "a wrong URL behind a request": Case(GOOD + GET.replace(b"/v2", b"http://h?"), ((200, CARD),), closes=True),
+    "a URL of 70,000 bytes": refused(GET.replace(b"/v2", b"/v2" + b"a" * 70_000), 431),
+    "no host": refused(b"GET /v2 HTTP/1.1\r\n\r\n"),
+    "two hosts": refused(GET[:-2] + b"Host: there\r\n\r\n"),
     "a head that is too long, and more": refused(
         b"GET /v2 HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 5000 + b"\r\n\r\n" + CHUNKED + GET, 431
     ),

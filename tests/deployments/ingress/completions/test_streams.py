@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.api.exchange import EventStream
 from deployments.api.http import build_api
 from tests.deployments.ingress.completions.generating import CHAT, TEXT, Teller, events, listening, text_of
 from tests.earlyexit.codecs.prompts import prompt_codec
@@ -126,27 +124,6 @@ async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(teller: Tell
     await task
     assert text_of(events(b"".join(each.get("body", b"") for each in sent).decode())) == "x" * 50
     assert teller.aborted == []
-
-
-@pytest.mark.parametrize("is_gone", [True, False], ids=["of the caller", "of the events"])
-async def test_only_an_error_of_sending_means_that_the_caller_has_disconnected(is_gone: bool) -> None:
-    ended = []
-
-    async def receive() -> Any:
-        return await asyncio.get_running_loop().create_future()
-
-    async def send(message: Any) -> None:
-        if is_gone:
-            raise OSError("the connection is closed")
-
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"data: 1\n\n"
-        raise OSError("the disk is full")
-
-    stream = EventStream(broken(), lambda: ended.append("ended"))
-    with nullcontext() if is_gone else pytest.raises(OSError, match="the disk is full"):
-        await stream({"type": "http"}, receive, send)
-    assert ended == ["ended"]
 
 
 async def test_events_have_headers_against_proxies_buffers(teller: Teller) -> None:

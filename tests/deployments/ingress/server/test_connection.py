@@ -73,9 +73,12 @@ async def test_expect_100_continue_is_answered(place: Place) -> None:
     assert (await caller.answer())[2] == b"pay"
 
 
-async def test_a_stream_is_chunked(place: Place) -> None:
+async def test_a_stream_is_chunked_and_over_http_1_0_ends_with_the_connection(place: Place) -> None:
     caller = await place.call(b"GET /stream HTTP/1.1\r\nHost: here\r\n\r\n" * 2)
     assert [(await caller.answer())[2] for _ in range(2)] == [b"onetwo"] * 2
+    old = await place.call(b"GET /stream HTTP/1.0\r\n\r\n")
+    head, body = (await old.reader.read()).split(b"\r\n\r\n")
+    assert (b"chunked" in head, b"connection: close" in head, body) == (False, True, b"onetwo")
 
 
 async def test_head_gets_no_body(place: Place) -> None:
