@@ -165,7 +165,6 @@ class RequestRecord:
 
 
 TRACES_PATH = "/v1/traces"
-TRACEPARENT = "traceparent"
 DEFAULT_RATIO = 0.01
 FLUSH_TIMEOUT_MS = 2000
 """Timeout for sending the last spans when the ingress stops."""
@@ -207,10 +206,11 @@ class Tracer:
         """
         _REQUEST.set(None)
         # Decided before the SDK is called, because the SDK is slow (10 us) even for requests that are not sampled.
-        if self._ratio is not None and TRACEPARENT not in headers and random.random() >= self._ratio:
+        parent = self._propagator.extract(headers)  # empty without a valid traceparent
+        if self._ratio is not None and not parent and random.random() >= self._ratio:
             return None
         now_s, wall_ns = self.clock.now_s(), time.time_ns()
-        root = self._sdk.start_span(name, self._propagator.extract(headers), SpanKind.SERVER, start_time=wall_ns)
+        root = self._sdk.start_span(name, parent, SpanKind.SERVER, start_time=wall_ns)
         if not root.is_recording():
             return None
         root.set_attributes(attributes)

@@ -120,12 +120,13 @@ async def test_a_callers_trace_is_continued_and_returned(tmp_path: Path, receive
         response = await service.ask("a", headers=headers)
         silent = await service.ask("a", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
         unasked = await service.ask("a")
+        malformed = await service.ask("a", headers={"traceparent": f"00-{TRACE}-01"})
         await service.send_spans()
     [root] = receiver.requests()
     assert (root.trace_id, root.parent_id, root.trace_state) == (TRACE, PARENT, "vendor=1")
     assert response.headers["traceparent"] == f"00-{TRACE}-{root.span_id}-01"
     assert response.headers["tracestate"] == "vendor=1"
-    assert ["traceparent" in each.headers for each in (silent, unasked)] == [False, False]
+    assert ["traceparent" in each.headers for each in (silent, unasked, malformed)] == [False] * 3
 
 
 async def test_an_input_that_is_sent_again_shows_its_attempts(tmp_path: Path, receiver: Receiver) -> None:
