@@ -109,8 +109,8 @@ class Routes:
         return {"live": True}
 
     async def ready(self, request: HttpRequest) -> Response:
-        is_ready = self._backend.is_ready
-        return json_response({"ready": is_ready}, status=200 if is_ready else 503)
+        is_ready, name = self._backend.is_ready, {"name": self._backend.card.name} if request.path_params else {}
+        return json_response({**name, "ready": is_ready}, status=200 if is_ready else 503)
 
     model_ready = ready
 

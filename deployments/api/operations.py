@@ -62,6 +62,7 @@ _OpenAiErrorDetail = _answer("OpenAiErrorDetail", "An error in OpenAI's format."
 OpenAiError = _answer("OpenAiError", "Errors of paths in /v1.", BaseModel, error=_OpenAiErrorDetail)
 Live = _answer("Live", "Whether the process answers.", live=Literal[True])
 Ready = _answer("Ready", "Whether every stage has had a replica after its warm-up.", ready=bool)
+ModelReady = _answer("ModelReady", "Whether a model is ready.", Ready, name=str)
 _V2_TENSOR: Mapping[str, Any] = {"name": str, "datatype": str, "shape": list[int]}
 _V2Tensor: Any = _answer("V2Tensor", "The description of a tensor.", **_V2_TENSOR)
 _V2_TENSORS: Mapping[str, Any] = {"inputs": list[_V2Tensor], "outputs": list[_V2Tensor]}
@@ -271,7 +272,7 @@ _TENSORS: _Fields = _INFERS | _OF_MODEL
 _TENSORS |= {"request_types": (BYTES,), "response_types": (JSON, BYTES)}
 _TENSORS |= {"answer": V2Answer, "parameters": (JSON_LENGTH,)}
 _PARTS: _Fields = {"response_types": (EVENTS,), **_OF_MODEL, **_GENERATES}
-_READY: _Fields = {"answer": Ready, "other_responses": {"503": ("The model is not ready.", Ready)}, **_OF_MODEL}
+_READY: _Fields = {"answer": ModelReady, "other_responses": {"503": ("The model is not ready.", ModelReady)}}
 _STREAMS: _Fields = {"response_types": (JSON, EVENTS), **_GENERATES}
 _HISTORY: _Fields = {"answer": {"type": "array", "items": OBJECT}, "parameters": (LIMIT,)}
 _METRICS: _Fields = {"response_types": ("text/plain",)}
@@ -287,7 +288,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _post("generate", MODEL + "/generate", "Continue a text", _GENERATE_BODY, **_OF_MODEL, **_GENERATES),
     _post("generate_stream", MODEL + "/generate_stream", "Continue a text in a stream", _GENERATE_BODY, **_PARTS),
     _get("model_metadata", MODEL, "Model metadata", "404", answer=V2Model, rpc="ModelMetadata", **_OF_MODEL),
-    _get("model_ready", MODEL + "/ready", "Whether the model is ready", "404", rpc="ModelReady", **_READY),
+    _get("model_ready", MODEL + "/ready", "Whether the model is ready", "404", rpc="ModelReady", **_READY, **_OF_MODEL),
     _post("completions", "/v1/completions", "Continue a text", _BODIES + "CompletionBody", **_STREAMS),
     _post("chat", "/v1/chat/completions", "Answer messages", _BODIES + "ChatBody", **_STREAMS),
     _get("models", "/v1/models", "The model, in OpenAI's list format", models="generates"),
