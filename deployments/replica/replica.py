@@ -74,7 +74,8 @@ class StageReplica(BackgroundTasks):
     async def __del__(self) -> None:
         """Finishes all work. Serve calls it when it stops the replica."""
         await self._server.close()
-        self._metrics.export(self._host)
+        if "_host" in vars(self):  # otherwise Serve has stopped the replica while it started
+            self._metrics.export(self._host)
 
     async def prepare(self, assignments: Sequence[Assignment]) -> None:
         """Prepares for a coming plan; returns when its stages are warm."""
