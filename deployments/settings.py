@@ -99,7 +99,7 @@ class ServeSettings(IngressSettings, ModelSettings):
     """The first plan: a document as in `optimizer.plans.plan_file`. An invalid document raises PlanError."""
     app: str = "offramp"
     """The Serve application's name."""
-    route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
+    route_prefix: str = Field(default="/", pattern=r"^/([^?#{}\s]*[^?#{}\s/])?$")
     """The prefix of the service's paths, which must be unique among the cluster's applications."""
     repository: VersionSettings = VersionSettings()
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)

@@ -47,7 +47,7 @@ class IngressDocument(PartDocument, FrontSettings, IngressSettings):
 
     replicas: int = Field(default=1, ge=1)
     """Replicas of the ingress."""
-    route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
+    route_prefix: str | None = Field(default=None, pattern=r"^/([^?#{}\s]*[^?#{}\s/])?$")
     """Prefix of all paths. None: `/` for version 1, `/v2/models/MODEL/versions/VERSION` for others."""
 
     @model_validator(mode="after")
