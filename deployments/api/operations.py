@@ -364,6 +364,8 @@ class InferRequest:
     timeout_s: float | None
     request_id: str = ""
     """For logs and traces."""
+    arrived_s: float | None = None
+    """When the request arrived, if another version failed to answer it first; None: now."""
 
 
 BodyT = TypeVar("BodyT", bound=BaseModel)

@@ -59,8 +59,6 @@ class Limits:
 SWEEP_S = 1.0
 """Interval between checks of the timeouts."""
 REQUEST_ID = b"x-request-id"
-SERVE_TIMEOUT_HEADER = b"x-request-timeout-seconds"
-"""A header with a timeout, which Serve interprets."""
 UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 _ids = random.Random()  # request ids are not secret, so a fast generator is enough
 
@@ -192,7 +190,7 @@ class Connection(HttpToolsProtocol):
         is_fast = (
             self.parser.get_method() == b"POST"
             and self.url.partition(b"?")[0] in server.fast_paths
-            and SERVE_TIMEOUT_HEADER not in names
+            and b"x-request-timeout-seconds" not in names  # Serve interprets it
         )
         is_ours = error is not None or server.serve_app is None or is_fast
         named = [self._name_request()] if is_ours else []

@@ -50,7 +50,8 @@ class InferService:
         Raises InputError for requests that the settings or the model do not allow, UnprocessableInputError,
         AdmissionError, OverloadedError, StageUnavailableError, DeadlineError and ExecutionError.
         """
-        arrived_s = self.clock.now_s()
+        now_s = self.clock.now_s()
+        arrived_s = now_s if request.arrived_s is None else request.arrived_s
         requested_s, max_s = request.timeout_s, self.settings.max_timeout_s
         if requested_s is not None and requested_s > max_s:
             raise InputError(f"the timeout must be at most {max_s:g} s (got {requested_s:g} s)")
@@ -59,7 +60,7 @@ class InferService:
         limit = self.settings.max_inputs_per_request
         if len(request.rows) > limit:
             raise InputError(f"a request must have at most {limit} inputs (got {len(request.rows)})")
-        self.dispatcher.core.check(len(request.rows), deadline_s, arrived_s, num_coming=self._num_encoding)
+        self.dispatcher.core.check(len(request.rows), deadline_s, now_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
             for k, each in enumerate(encoded):

@@ -8,7 +8,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextvars import Context
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -27,7 +27,6 @@ from earlyexit.tasks.base import Task
 ANSWERED = "answered"
 MAX_COMPARISONS = 16
 """Most comparisons that run at the same time in one ingress, which matters if the other version is slow."""
-UINT32_RANGE = 2**32
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -138,7 +137,7 @@ def hashed_draws(request_id: str) -> tuple[float, float]:
     Because of the hash, a retry goes to the same version in any ingress, and a growing share keeps its requests.
     """
     first, second = struct.unpack("<II", blake2b(request_id.encode(), digest_size=8).digest())
-    return first / UINT32_RANGE, second / UINT32_RANGE
+    return first / 2**32, second / 2**32
 
 
 Answered = tuple[ModelVersion, list[Answer]]
@@ -182,7 +181,7 @@ class TrafficSplitter:
             answers = await served.infer(request)
         except VersionUnavailableError as error:
             tally.requests[error.kind] += 1
-            return self.own, await self.own.infer(request)
+            return self.own, await self.own.infer(replace(request, arrived_s=begin_s))
         except OfframpError as error:
             tally.requests[error.kind] += 1
             raise

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,6 +146,11 @@ async def test_the_deadline_is_the_timeout_from_now_and_no_later_than_the_slo() 
         (1.5, 2.5): 1.5,
         (1.5, 60.0): 1.5,
     }
+    scene.clock.advance(1.0)
+    task, call = await scene.start(replace(ask("pay"), arrived_s=scene.clock.now_s() - 0.5))  # at another version
+    assert call.call.remaining_s == (1.0,)
+    call.answer("a")
+    await task
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,7 @@ async def test_our_version_answers_if_another_one_is_gone(world: World) -> None:
     await world.set_canary(share=1.0, compare_share=1.0)
     world.others["2"].failure = GONE
     assert await world.answered_by() == "1"
+    assert world.own.requests[-1].arrived_s == world.clock.now_s()
     seen = await world.figures()
     assert seen["versions"]["2"]["errors"] == {"version_unavailable": 1}
     assert (seen["compared"]["inputs"], seen["compared"]["requests_failed"]) == (0, 0)
