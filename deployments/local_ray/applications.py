@@ -33,10 +33,10 @@ THROUGHPUT = {
 
 
 def message_of(application: Mapping[str, Any]) -> str:
-    """Returns Serve's message about an application, or the error of its failed deployment, in one line."""
-    deployments = application.get("deployments", {}).values()
-    errors = (each["message"] for each in deployments if each["status"] == "DEPLOY_FAILED")
-    message: str = next(errors, application.get("message", ""))
+    """Returns Serve's message about an application, or about a deployment that failed or waits, in one line."""
+    deployments = [each for each in application.get("deployments", {}).values() if each["status"] != "HEALTHY"]
+    deployments.sort(key=lambda each: each["status"] != "DEPLOY_FAILED")
+    message: str = next((each["message"] for each in deployments if each["message"]), application.get("message", ""))
     return message and last_error(message)
 
 

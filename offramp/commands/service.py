@@ -236,6 +236,7 @@ class Dashboard:
             target = sum(each["target_num_replicas"] for each in deployments)
             replicas = f"{sum(map(num_running, deployments))} of {target} replicas running"
             state = f"{status or 'NOT_STARTED'}: {healthy} of {len(deployments)} deployments healthy, {replicas}"
+            state += f"; {why}" if (why := message_of(application)) else ""
             if state != last:
                 on_progress(state)
                 last = state
@@ -264,8 +265,7 @@ class Dashboard:
         try:
             response = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
-            text = f"no Ray dashboard answers at {address} (`offramp serve` starts none): {error}"
-            raise OfframpError(text) from error
+            raise OfframpError(f"no Ray dashboard answers at {address} (`offramp serve` has none): {error}") from error
         if response.status_code in (401, 403):
             raise OfframpError(f"{address} refuses with {response.status_code}: set RAY_AUTH_MODE=token and its token")
         if not response.is_success:
