@@ -87,10 +87,10 @@ def status(job: StatusJob) -> None:
     """Prints the applications, and the current plan if the service reports it."""
     with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
-    headers = key_header(job.api_key)
+    path = min((each.get("route_prefix") or "/" for each in serve["applications"].values()), default="/")
     port = (serve.get("http_options") or {}).get("port", 8000)  # of Serve, on the dashboard's machine
-    url = job.url or str(httpx.URL(job.address).copy_with(port=port, path="/")).rstrip("/")
-    plan = _plan_of(url, headers) if serve["applications"] else None
+    url = job.url or str(httpx.URL(job.address).copy_with(port=port, path=path)).rstrip("/")
+    plan = _plan_of(url, key_header(job.api_key)) if serve["applications"] else None
     document = {"applications": applications_document(serve), "plan": plan}
     print_result(document, lambda: status_tables(document), as_json=job.as_json)
 
@@ -149,7 +149,7 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     try:
         plan: dict[str, Any] = httpx.get(f"{url}/plan", headers=headers, timeout=10.0).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
-        print(f"no plan: {url}/plan: {error}", file=sys.stderr)
+        print(f"no plan: {url}/plan: {str(error).partition(chr(10))[0]}", file=sys.stderr)
         return None
     return plan
 

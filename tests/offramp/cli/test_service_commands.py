@@ -76,7 +76,7 @@ class Handler(Answering):
     def do_GET(self) -> None:
         nodes = [{"state": "ALIVE", "resources_total": {"emulated:V100": self.server.num_v100}, "labels": {}}]
         answers: dict[str, Any] = {
-            "/plan": PLAN,
+            **{each["route_prefix"].rstrip("/") + "/plan": PLAN for each in self.server.config["applications"]},
             "/api/v0/nodes": {"data": {"result": {"result": nodes}}},
             "/api/serve/applications/": self.server.describe(),
         }
@@ -159,6 +159,7 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
     assert run("delete", "demo", "--address", url_of(ray)) == 0
     assert capsys.readouterr().out == "demo is gone\n"
     assert ray.config["applications"] == []
+    service.write_text(f"{SERVICE}ingress: {{route_prefix: /demo}}\n", encoding="utf-8")
     assert run("deploy", service, "--address", url_of(ray)) == 0
     capsys.readouterr()
     assert run("status", "--address", url_of(ray)) == 0
