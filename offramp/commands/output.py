@@ -204,7 +204,7 @@ def run_in_subprocess(work: Callable[..., Result], *arguments: object) -> Result
 
     context = get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sending, work, arguments))
+    process = context.Process(target=_send, args=(os.getpid(), sending, work, arguments))
     process.start()
     sending.close()
     try:
@@ -222,13 +222,14 @@ def run_in_subprocess(work: Callable[..., Result], *arguments: object) -> Result
     return cast(Result, result)
 
 
-def _send(sending: Connection, work: Callable[..., Result], arguments: tuple[object, ...]) -> None:
+def _send(parent: int, sending: Connection, work: Callable[..., Result], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the cleanup of the function
     if sys.platform == "linux":  # the kernel sends SIGTERM if the parent process is killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended while this process started
+        sys.exit(1)
     try:
-        result: Result | None = work(*arguments)
-        sending.send((result, None))
+        sending.send((work(*arguments), None))
     except OfframpError as error:
         sending.send((None, error))

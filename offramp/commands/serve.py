@@ -136,8 +136,7 @@ def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, rest
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
             if cluster.metrics_port is not None:
-                host = cluster.ray_address or cluster.address
-                print(f"Ray's metrics at http://{host}:{cluster.metrics_port}/metrics")
+                print(f"Ray's metrics at http://127.0.0.1:{cluster.metrics_port}/metrics")
             print(f"try: {example_of(card)} --url {url}", flush=True)
             has_keys = settings.access is not None and settings.access.has_keys
             for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):

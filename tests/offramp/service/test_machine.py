@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,12 +201,14 @@ def test_a_profile_is_measured_once_per_machine_in_another_process(
     assert said[2] == f"profile: {path}, of {first.provenance['created_at']}"
 
 
-def test_processes_of_a_command_end_with_it() -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_processes_of_a_command_end_with_it(has_begun: bool) -> None:
     sleeps = "import time; print('on', flush=True); time.sleep(60)"
-    code = f"from offramp.commands.output import run_in_subprocess; run_in_subprocess(exec, {sleeps!r})"
+    code = f"from offramp.commands import output, serve; output.run_in_subprocess(exec, {sleeps!r}, {{'s': serve.run}})"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
-        assert command.stdout.readline() == b"on\n"
-        started = psutil.Process(command.pid).children(recursive=True)
+        assert not has_begun or command.stdout.readline() == b"on\n"
+        while not (started := psutil.Process(command.pid).children(recursive=True)):
+            time.sleep(0.5)
         command.kill()
-    assert psutil.wait_procs(started, timeout=10.0)[1] == []
+        assert psutil.wait_procs(started, timeout=10.0)[1] == []
