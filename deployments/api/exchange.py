@@ -215,7 +215,6 @@ def retry_after_header(error: OfframpError) -> str | None:
 # Content negotiation (RFC 9110, section 12.5)
 
 ANYTHING = "*/*"
-GZIP = "gzip"
 MIN_COMPRESSED_BYTES = 1_500
 """Smaller answers are not compressed, because they fit into one packet."""
 LARGE_BODY_BYTES = 500_000
@@ -257,11 +256,11 @@ async def compress(request: HttpRequest, response: Response) -> None:
     if "etag" in headers or headers.get("content-type", "").startswith("image/"):
         return
     headers.add_vary_header("Accept-Encoding")
-    if not _weight(", ".join(request.headers.getlist("accept-encoding")), GZIP, "*"):
+    if not _weight(", ".join(request.headers.getlist("accept-encoding")), "gzip", "*"):
         return
     write = partial(gzip.compress, body, GZIP_LEVEL, mtime=0)
     response.body = write() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(write)
-    headers["content-encoding"] = GZIP
+    headers["content-encoding"] = "gzip"
     headers["content-length"] = str(len(response.body))
 
 

@@ -59,14 +59,13 @@ class Limits:
 SWEEP_S = 1.0
 """Interval between checks of the timeouts."""
 REQUEST_ID = b"x-request-id"
-UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 _ids = random.Random()  # request ids are not secret, so a fast generator is enough
 
 
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns request line and headers without Upgrade, which a server may ignore (RFC 9110, section 7.8)."""
     options = b",".join(value for name, value in headers if name == b"connection").lower()
-    kept = [each for each in headers if each[0] not in UPGRADE_HEADERS]
+    kept = [each for each in headers if each[0] not in (b"upgrade", b"connection", b"http2-settings")]
     if b"close" in options:
         kept.append((b"connection", b"close"))
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(b"%b: %b\r\n" % each for each in kept))

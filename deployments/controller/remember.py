@@ -135,8 +135,8 @@ class History:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(TABLES)
-            for key, value in (("schema_version", str(SCHEMA)), ("app", app)):
-                connection.execute("INSERT OR IGNORE INTO file VALUES (?, ?)", (key, value))
+            owner = {"schema_version": str(SCHEMA), "app": app}
+            connection.executemany("INSERT OR IGNORE INTO file VALUES (?, ?)", owner.items())
         except sqlite3.Error as error:
             raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
@@ -235,11 +235,13 @@ def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:
         return
     if "file" not in tables:
         raise DataError(f"{path} is another database, not a controller's history")
-    found = dict(connection.execute("SELECT key, value FROM file").fetchall())
+    found = dict(connection.execute("SELECT key, value FROM file"))
     if found.get("schema_version") != str(SCHEMA):
         raise DataError(
             f"{path} has schema {found.get('schema_version')}, this version reads {SCHEMA}; move it to start again"
         )
+    if connection.execute("PRAGMA quick_check").fetchone() != ("ok",):
+        raise DataError(f"{path} is damaged; move it to start again")
     if found.get("app") != app:
         raise DataError(f"{path} belongs to application {found.get('app')!r}, not {app!r}; each needs its own file")
 

@@ -239,14 +239,15 @@ def test_what_was_written_survives_a_killed_process(tmp_path: Path) -> None:
         ("UPDATE file SET value = 'shop' WHERE key = 'app'", "belongs to application 'shop', not 'app'; each needs"),
         ("UPDATE file SET value = '2' WHERE key = 'schema_version'", "has schema 2, this version reads 1; move"),
         ("DROP TABLE file", "is another database"),
+        ("PRAGMA writable_schema = 1; UPDATE sqlite_master SET rootpage = 2 WHERE name = 'counts'", "is damaged; move"),
     ],
-    ids=["another application's", "another version's", "something else's"],
+    ids=["another application's", "another version's", "something else's", "damaged"],
 )
 def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path, spoil: str, words: str) -> None:
     path = tmp_path / "control.db"
     opened(tmp_path).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(spoil)
+        connection.executescript(spoil)
         connection.commit()
     before = path.read_bytes()
     for refuse in (History.open, History.check):

@@ -150,7 +150,6 @@ CASES = {
     # targets and names
     "a whole URL": answered(GOOD.replace(b"/predict", b"http://here/predict")),
     "a host alone": refused(b"GET http://here HTTP/1.1\r\nHost: here\r\n\r\n"),
-    "no URL": refused(b"GET http:// HTTP/1.1\r\nHost: here\r\n\r\n"),
     "odd paths": Case(b"".join(GET.replace(b"health/live", each) for each in ODD_PATHS), ((404, "error"),) * 3),
     "a name": Case(
         post(b"{", "X-Request-ID: r-1", path="/predict"),
