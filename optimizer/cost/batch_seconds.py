@@ -1,8 +1,12 @@
-"""The time of one batch in a split (T in E3), block by block, from a latency table and the survival."""
+"""The time of a batch in a split (T in E3), block by block, from a latency table and the survival.
+
+Inputs leave a batch independently. A batch whose inputs have all left skips the other blocks, so a block's mean time
+over all batches is less than its time for the mean batch. The inputs that go on do not benefit: their batch is there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,36 +17,45 @@ from profiles.table import FloatArray, LatencyTable
 
 
 def step_seconds(
-    table: LatencyTable, ramps: Sequence[int], split: Split, share_N: Sequence[float], size: float | None = None
-) -> list[tuple[float, float]]:
-    """Returns, per block, the seconds of the block and of its active ramp for one batch.
+    table: LatencyTable,
+    ramps: Sequence[int],
+    split: Split,
+    share_N: Sequence[float],
+    size: float | None = None,
+    unit: float = 1.0,
+) -> list[tuple[float, float, float]]:
+    """Returns, per block, the seconds of the block and of its active ramp for the mean batch, and the mean of both.
 
-    `size` is the number of inputs in the batch; by default the batch is full. `ramps` are all ramps of the model.
+    `size` is the size of a batch when it starts; by default the batch is full. An input counts as `unit`. `ramps` are
+    all ramps of the model.
     """
-    steps = []
-    batches = expected_batches(split, share_N, split.batch if size is None else size)
-    for block, batch in zip(range(split.first, split.end), batches, strict=True):
-        block_s, ramp_s = float(np.interp(batch, table.batches, table.block_s_NB[block])), 0.0
+    size, steps = split.batch if size is None else size, []
+    for block, inside in zip(range(split.first, split.end), expected_batches(split, share_N, size), strict=True):
+        seconds_KB = table.block_s_NB[[block]]
         if block in split.ramps:
-            ramp_s = float(np.interp(batch, table.batches, table.ramp_s_EB[ramps.index(block)]))
-        steps.append((block_s, ramp_s))
+            seconds_KB = np.vstack([seconds_KB, table.ramp_s_EB[ramps.index(block)]])
+        parts_s = [float(np.interp(inside, table.batches, seconds_B)) for seconds_B in seconds_KB]
+        mean_s = mean_seconds(table, seconds_KB.sum(0), inside, inside / size, size / unit)
+        steps.append((parts_s[0], sum(parts_s[1:]), mean_s))
     return steps
+
+
+def mean_seconds(table: LatencyTable, seconds_B: FloatArray, rows: float, share: float, inputs: float) -> float:
+    """Returns the mean seconds of a run of `rows` rows on average, which a batch skips if its inputs have left.
+
+    A batch starts with `inputs` inputs, of which a share remains. Any of them remains with a probability p, and there
+    are rows / p in that case. The result is exact if times are linear in the rows.
+    """
+    probability = 1 - max(0.0, 1 - share) ** inputs
+    return probability * float(np.interp(rows / probability, table.batches, seconds_B)) if probability else 0.0
 
 
 def split_seconds(
     table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: float | None = None
 ) -> float:
-    """Returns the seconds of one batch in a split (T in E3)."""
-    return total_s(step_seconds(table, ramps, split, computed_shares(split, unanswered_N), size))
-
-
-def total_s(steps: Iterable[tuple[float, ...]]) -> float:
-    """Returns the sum of the block and ramp seconds, the first two values of each step."""
-    seconds = 0.0
-    for block_s, ramp_s, *_ in steps:
-        seconds += block_s
-        seconds += ramp_s
-    return seconds
+    """Returns the mean seconds of a batch in a split (T in E3)."""
+    steps = step_seconds(table, ramps, split, computed_shares(split, unanswered_N), size)
+    return sum(mean_s for *_, mean_s in steps)
 
 
 def computed_shares(split: Split, unanswered_N: Sequence[float]) -> Sequence[float]:
@@ -61,6 +74,8 @@ class StepSeconds(NamedTuple):
 
     block_s: float
     ramp_s: float
+    mean_s: float
+    """The mean of both over all batches, of which some skip the block."""
     unanswered_s: float
     """The sum of both, weighted by the share of all inputs that reach the block without an answer."""
 
@@ -82,7 +97,8 @@ def recorded_steps(table: LatencyTable, ramps: Sequence[int], split: Split, exit
         if block in split.ramps:
             ramp_s_K = _seconds(table, table.ramp_s_EB[ramps.index(block)], computed_K)
         unanswered_s = share * float((unanswered_K / split.batch * (block_s_K + ramp_s_K)).mean())
-        steps.append(StepSeconds(float(block_s_K.mean()), float(ramp_s_K.mean()), unanswered_s))
+        block_s, ramp_s = float(block_s_K.mean()), float(ramp_s_K.mean())
+        steps.append(StepSeconds(block_s, ramp_s, block_s + ramp_s, unanswered_s))
     return steps
 
 

@@ -4,8 +4,8 @@ It follows E3 (section 3.2, figure 6), extended to stages with several splits an
 (Apparate). Let u(k) be the share of inputs that reach block k without an answer under the plan's active ramps. Let s(k)
 be the share that block k computes: u(k) if answered inputs stop, and 1 if they stay. R is the rate.
 
-- A split over blocks i..j-1 at batch size b runs block k at the expected batch b*s(k)/s(i). Its time T is the sum over
-  its blocks and active ramps.
+- A split over blocks i..j-1 at batch size b runs block k at the expected batch b*s(k)/s(i), or skips it if no input of
+  the batch remains. Its time T is the mean of the sum over its blocks and active ramps.
 - A stage does w = sum of s(i)*T/b seconds of work per input, so m replicas serve m/w inputs per second.
 - A hop after a stage takes T_x. It limits the rate to m*b/(s(i)*T_x), because a replica sends while it computes.
 - An input waits for its batch: b/(R*s(i)) at the first split of a stage, and m times as long at the further splits,
@@ -13,10 +13,11 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
 - In a cascade, only the networks that the plan uses count. Between two networks, survivors return to the ingress,
   which takes T_x and `crossing_s`, and which fills the next batch as for a first split. A crossing inside a stage does
   not limit the rate.
-- The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T and T_x.
+- The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T and T_x. There T, and below,
+  is the time of the expected batch, because the batch of an input that goes on skips no block.
 - The mean answer time weights the same seconds by the share of inputs without an answer: half of a split's wait by
   u(i), each block and ramp by u(k), each hop by u(j).
-- The ramp overhead is the time of active ramps divided by the time of blocks, for one batch of each split.
+- The ramp overhead is the time of active ramps divided by the time of blocks, for the expected batches of each split.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, total_s
+from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps
 from optimizer.cost.queues import Load
 from optimizer.generation.steps import broken_promises, seconds_of_steps
 from optimizer.plans.plan import Stage, chains_of
@@ -60,9 +61,11 @@ class ExpectedSplit:
     reached_by: float
     """Share of all inputs that enter the split, with or without an answer."""
     seconds: float
-    """Time of one batch (T)."""
+    """Mean time of a batch (T)."""
+    inside_s: float
+    """Time of an input that runs through the whole split. None of its batch's blocks are skipped."""
     ramp_s: float
-    """The part of `seconds` that active ramps take."""
+    """The part of `inside_s` that active ramps take."""
     wait_s: float
     """Wait until the batch is full, at the plan's rate."""
     unanswered_s: float
@@ -216,11 +219,11 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
             if known:
                 return known
         seconds, own_N = seconds_of_steps(problem, stage.device, split, share_N), unanswered_N[split.first : split.end]
-        return [StepSeconds(*each, share * sum(each)) for share, each in zip(own_N, seconds, strict=True)]
+        return [StepSeconds(*each, share * sum(each[:2])) for share, each in zip(own_N, seconds, strict=True)]
 
     steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
     figures = tuple(
-        _stage_figures(problem, stage, [total_s(each) for each in stage_steps], share_N)
+        _stage_figures(problem, stage, [sum(each.mean_s for each in own) for own in stage_steps], share_N)
         for stage, stage_steps in zip(stages, steps, strict=True)
     )
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
@@ -234,11 +237,11 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
     return Evaluation(
         rate_per_s=rate_per_s,
         served_per_s=served_per_s,
-        latency_s=sum(each.wait_s + each.seconds + each.crossing_s for each in splits)
+        latency_s=sum(each.wait_s + each.inside_s + each.crossing_s for each in splits)
         + sum(each.hop_s for each in figures),
         mean_latency_s=sum(each.unanswered_s for each in splits)
         + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
-        ramp_overhead=ramp_s / (sum(each.seconds for each in splits) - ramp_s),
+        ramp_overhead=ramp_s / (sum(each.inside_s for each in splits) - ramp_s),
         usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
         splits=splits,
         stages=figures,
@@ -391,7 +394,8 @@ def _expected_split(
         stage_index=stage_index,
         split=split,
         reached_by=share_N[split.first],
-        seconds=total_s(steps),
+        seconds=sum(each.mean_s for each in steps),
+        inside_s=sum(each.block_s + each.ramp_s for each in steps),
         ramp_s=sum(each.ramp_s for each in steps),
         wait_s=wait_s,
         # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.

@@ -31,7 +31,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import expected_batches, step_seconds
+from optimizer.cost.batch_seconds import expected_batches, mean_seconds, step_seconds
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import at_context, without_head
 from optimizer.plans.plan import Stage
@@ -99,14 +99,15 @@ def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk
 
 def seconds_of_steps(
     problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]
-) -> list[tuple[float, float]]:
-    """Returns the seconds of a full batch in every block of a split, and in its ramp if it is active, for any problem.
+) -> list[tuple[float, float, float]]:
+    """Returns the seconds of a full batch in every block of a split, for any problem; see `step_seconds`.
 
+    Steps have means alone, because the promise to a sequence is a mean over many steps.
     Raises PlanError if a batch of steps fills in more tokens than the largest measured batch holds.
     """
     whole = problem.latency[device]
     if problem.generation is None:
-        return step_seconds(whole, problem.ramps, split, share_N)
+        return step_seconds(whole, problem.ramps, split, share_N, unit=problem.tokens_per_input)
     if split.stays:
         raise PlanError("steps cannot stay after their answer: blocks that a token skips run later, with another token")
     generation, table = problem.generation, step_table(problem, device)
@@ -121,11 +122,7 @@ def seconds_of_steps(
         )
 
     def mean_s(inside: float, num_tokens: float, seconds_B: FloatArray) -> float:
-        """Returns the mean seconds of a run that is skipped if no input is inside. Both numbers are means."""
-        probability = 1 - max(0.0, 1 - inside / split.batch) ** split.batch
-        return (
-            probability * float(np.interp(num_tokens / probability, whole.batches, seconds_B)) if probability else 0.0
-        )
+        return mean_seconds(whole, seconds_B, num_tokens, inside / split.batch, split.batch)
 
     steps = []
     for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
@@ -143,7 +140,7 @@ def seconds_of_steps(
     else:
         head_tokens = survivors[-1] if is_last else 0.0
     steps[-1] = steps[-1][0] + mean_s(head_tokens, head_tokens, table.head_s_B), steps[-1][1]
-    return steps
+    return [(block_s, ramp_s, block_s + ramp_s) for block_s, ramp_s in steps]
 
 
 Promise = Literal["ttft", "sequences", "memory"]

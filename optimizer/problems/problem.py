@@ -166,6 +166,8 @@ class PlanProblem:
     lengths: Lengths | None = None
     """Lengths of the inputs. Plans then have token budgets (`optimizer.problems.tokens`). None: every input has the
     length at which latencies were measured, and batches are counted in inputs."""
+    tokens_per_input: float = 1.0
+    """The mean size of an input where batches, survival and rates count tokens (`optimizer.problems.tokens`)."""
     stayers_length_N: tuple[float, ...] | None = None
     """Mean length of the inputs that reach each block, relative to all inputs, with all ramps active. None: equal."""
     networks: tuple[int, ...] = ()

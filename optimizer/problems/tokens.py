@@ -36,6 +36,7 @@ def in_tokens(problem: PlanProblem) -> PlanProblem:
         survival_N=token_survival_N(problem),
         bytes_per_sample_N=tuple(each / bytes_length(problem) for each in problem.bytes_per_sample_N),
         lengths=None,
+        tokens_per_input=lengths.mean,
         stayers_length_N=None,
         network_tokens=(),
     )

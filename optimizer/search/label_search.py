@@ -127,7 +127,7 @@ def _split_prices(moves: MoveArrays, limits: ChainLimits, price_C: FloatArray, p
         price = price_C[device_M[move]]
         for is_first in range(2):
             # A later split waits for a batch per replica, and the stage has at least as many replicas as it needs.
-            wait_s = wait_M[move] / limits.rate if is_first or pooled_M[move] else seconds_M[move]
+            wait_s = wait_M[move] * (1 / limits.rate if is_first or pooled_M[move] else work_M[move])
             seconds = seconds_M[move] + cross_M[move] + limits.wait_share * wait_s
             if limits.may_split:
                 price_MFE[move, is_first, 0] = price * work_M[move] + price_latency * seconds

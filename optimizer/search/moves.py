@@ -22,10 +22,14 @@ from optimizer.search.space import RampRule
 from optimizer.search.split_times import (
     ALL,
     CHOOSE,
+    INSIDE,
+    MEAN,
+    MOST_SETS,
     NONE,
     SPLIT_ENDS,
     DeviceSeconds,
     Ranks,
+    empty_split_times,
     least_times,
     ranks_of,
     seconds_of,
@@ -57,10 +61,12 @@ class MoveArrays(NamedTuple):
     batch_M: IntArray
     rank_M: IntArray
     """Rank of the last active ramp at the split's end. It is stored because all ranks share the model's end node."""
+    set_M: IntArray
+    """Which of the sets of ramps up to there is active (`SplitTimes`)."""
     seconds_M: FloatArray
-    """Time of a batch (T)."""
+    """Time of an input that runs through the split."""
     work_M: FloatArray
-    """Device seconds per input of the service, s(i)*T/b."""
+    """Device seconds per input of the service, s(i)*T/b, where T is the mean time of a batch."""
     wait_M: FloatArray
     """Inputs for which a batch waits, b/s(i). Divided by the rate, it is in seconds."""
     hop_M: FloatArray
@@ -107,18 +113,18 @@ class Graph:
         """Returns the split that a move represents, with its best active ramps."""
         problem, moves, node = self.problem, self.moves, self.moves.from_M[move]
         figures = self.nodes.block_P[node], self.nodes.rank_P[node], self.nodes.block_P[moves.to_M[move]]
-        key = tuple(map(int, (*figures, moves.rank_M[move], moves.device_M[move], moves.batch_M[move])))
+        own = moves.rank_M[move], moves.set_M[move], moves.device_M[move], moves.batch_M[move]
+        key = tuple(map(int, (*figures, *own)))
         if key in self._splits:
             return self._splits[key]
-        first, entry, end, last, device, batch = key
+        first, entry, end, last, index, device, batch = key
         ranks, seconds = ranks_of(problem), seconds_of(problem, self.device_names[device])
-        least_EQ = np.empty((problem.num_blocks + 1, len(ranks.share_Q)))
-        before_Q = np.zeros(len(ranks.share_Q), dtype=np.int64)
-        least_times(RULES[self.rule], first, entry, float(batch), seconds, ranks, least_EQ, before_Q)
+        splits = empty_split_times(problem.num_blocks, len(ranks.share_Q))
+        least_times(RULES[self.rule], first, entry, float(batch), seconds, ranks, splits)
         ramps: list[int] = []
         while last != entry:
             ramps.append(problem.ramps[last - 1])
-            last = int(before_Q[last])
+            last, index = map(int, splits.before_QA2[last, index])
         split = self._splits[key] = Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
         return split
 
@@ -161,7 +167,7 @@ def build_graph(
     """
     nodes = nodes or all_nodes(problem)
     names, ranks, link = device_names(problem), ranks_of(problem), link_arrays(problem)
-    parts = [(np.empty((0, 5), dtype=np.int64), np.empty((0, FIGURES)))]
+    parts = [(np.empty((0, 6), dtype=np.int64), np.empty((0, FIGURES)))]
     for device, name in enumerate(names):
         limits = float(problem.slo.limit_s), every_batch, most_moves
         parts.append(_moves_of_device(device, RULES[rule], seconds_of(problem, name), ranks, nodes, link, *limits))
@@ -243,70 +249,76 @@ def _moves_of_device(
     device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, link: LinkArrays, limit_s: float,
     every_batch: bool, most_moves: int,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
-    """Returns one device's moves: integers (from, to, device, batch, rank) and the columns of `_write_sizes`."""
+    """Returns one device's moves: integers (from, to, device, batch, rank, set) and the columns of `_write_sizes`."""
     num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
-    whole = np.empty((1024, 5), dtype=np.int64)
+    whole = np.empty((1024, 6), dtype=np.int64)
     real = np.empty((1024, FIGURES))
     count = 0
-    least_BEQ = np.empty((num_sizes, num_blocks + 1, num_ranks))
-    before_Q = np.zeros(num_ranks, dtype=np.int64)
-    figures_B = np.empty((num_sizes, FIGURES))
-    kept_B = np.empty(num_sizes, dtype=np.bool_)
+    splits_B = [empty_split_times(num_blocks, num_ranks) for _ in range(num_sizes)]
+    figures_X = np.empty((num_sizes * MOST_SETS, FIGURES))
+    which_X2 = np.empty((num_sizes * MOST_SETS, 2), dtype=np.int64)  # size and set of ramps
     for node in range(nodes.block_P.size - 1):
         first, entry = nodes.block_P[node], nodes.rank_P[node]
         for size in range(num_sizes):
-            least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, least_BEQ[size], before_Q)
+            least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, splits_B[size])
         for end in range(first + 1, link.end_N[first] + 1):
             for rank in range(entry, num_ranks):
                 target = nodes.node_KQ[end, rank]
                 if target < 0:
                     continue
-                _write_sizes(seconds.sizes_G, ranks.share_Q, link, entry, rank, end, least_BEQ, figures_B)
+                num_rows = 0
                 for size in range(num_sizes):
-                    kept_B[size] = figures_B[size, 0] <= limit_s * (1 + 1e-9)
-                if not every_batch:
-                    _drop_dominated_sizes(figures_B, kept_B)
-                for size in range(num_sizes):
-                    if not kept_B[size]:
+                    batch, splits = seconds.sizes_G[size], splits_B[size]
+                    for index in range(splits.num_EQ[end, rank]):
+                        times_K = splits.times_EQAK[end, rank, index]
+                        if times_K[INSIDE] <= limit_s * (1 + 1e-9):
+                            which_X2[num_rows, 0], which_X2[num_rows, 1] = size, index
+                            _write_figures(batch, ranks.share_Q, link, entry, rank, end, times_K, figures_X[num_rows])
+                            num_rows += 1
+                for row in range(num_rows):
+                    size, index = which_X2[row]
+                    if _is_dominated(figures_X[:num_rows], which_X2, row, every_batch):
                         continue
                     if count == whole.shape[0]:
                         if count > most_moves:
                             return whole, real
                         whole, real = with_doubled_capacity(Labels(whole, real))
                     whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
-                    whole[count, 3], whole[count, 4] = int(seconds.sizes_G[size]), rank
-                    real[count] = figures_B[size]
+                    whole[count, 3], whole[count, 4], whole[count, 5] = int(seconds.sizes_G[size]), rank, index
+                    real[count] = figures_X[row]
                     count += 1
     return whole[:count], real[:count]
 
 
 @compiled
-def _write_sizes(
-    sizes_G: FloatArray, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int, least_BEQ: FloatArray,
-    figures_B: FloatArray,
+def _write_figures(
+    batch: float, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int, times_K: FloatArray,
+    figures_F: FloatArray,
 ) -> None:  # fmt: skip
-    """Writes seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
-    for size in range(sizes_G.size):
-        seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
-        if end < link.bytes_N.size:
-            leaving = batch_inside(share_Q, entry, rank, sizes_G[size])
-            after_s = hop_s(link.delay_s, link.bytes_N[end - 1], leaving, link.bandwidth)
-        crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
-        figures_B[size, 0] = seconds
-        figures_B[size, 1] = per_input * seconds
-        figures_B[size, 2] = 1.0 / per_input
-        figures_B[size, 3] = 0.0 if crosses else after_s
-        figures_B[size, 4] = per_input * after_s
-        figures_B[size, 5] = after_s + link.crossing_s if crosses else 0.0
+    """Writes seconds, work, wait, hop, hop work and crossing of one split."""
+    per_input, after_s = share_Q[entry] / batch, 0.0
+    if end < link.bytes_N.size:
+        leaving = batch_inside(share_Q, entry, rank, batch)
+        after_s = hop_s(link.delay_s, link.bytes_N[end - 1], leaving, link.bandwidth)
+    crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
+    figures_F[0] = times_K[INSIDE]
+    figures_F[1] = per_input * times_K[MEAN]
+    figures_F[2] = 1.0 / per_input
+    figures_F[3] = 0.0 if crosses else after_s
+    figures_F[4] = per_input * after_s
+    figures_F[5] = after_s + link.crossing_s if crosses else 0.0
 
 
 @compiled
-def _drop_dominated_sizes(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
-    """Marks the batch sizes that another size dominates."""
-    for size in range(kept_B.size):
-        for other in range(kept_B.size):
-            if other != size and kept_B[size] and kept_B[other] and dominates(figures_B, other, size, 0, FIGURES, 0.0):
-                kept_B[size] = False
+def _is_dominated(figures_X: FloatArray, which_X2: IntArray, row: int, every_batch: bool) -> bool:
+    """Returns whether another batch size dominates a split; of equal ones, the last is kept."""
+    for other in range(len(figures_X)):
+        if other == row or (every_batch and which_X2[other, 0] != which_X2[row, 0]):
+            continue
+        is_better = dominates(figures_X, other, row, 0, FIGURES, 0.0)
+        if is_better and (other > row or not dominates(figures_X, row, other, 0, FIGURES, 0.0)):
+            return True
+    return False
 
 
 def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph:

@@ -1,9 +1,11 @@
-"""The least time of each split, minimized over its active ramps: numba kernels over plain arrays.
+"""The least times of each split, minimized over its active ramps: numba kernels over plain arrays.
 
-The least time depends neither on the rate nor on the rest of the plan. It depends on the split's boundaries, device and
-batch size, and on the last active ramps before and inside it, which determine the inputs that enter and leave. The
+The least times depend neither on the rate nor on the rest of the plan. They depend on the split's boundaries, device
+and batch size, and on the last active ramps before and inside it, which determine the inputs that enter and leave. The
 ramps inside are therefore chosen once, here, and the rest of the search does not consider them. E3's T (figure 6) sums
-a given profile; here it is a minimum over sets of ramps. Ranks and array shapes are those of `optimizer.search.step`.
+a given profile; here it is a minimum over sets of ramps. A set may have the least latency of an input and another one
+the least work of the device, so all Pareto-optimal ones (A) are kept. Ranks and array shapes are those of
+`optimizer.search.step`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from optimizer.search.step import FloatArray, IntArray, batch_inside, locate, ru
 
 # Relative tolerance of batch sizes, far below the distance between measured sizes.
 ROUNDING = 1e-9
+MOST_SETS = 8
+"""The most sets of ramps that are kept per rank. Two are rare, and more are known from no problem."""
+INSIDE, MEAN = 0, 1
+"""The two times of a split (K): that of an input that runs through it, and the mean time of batches."""
 CHOOSE, ALL, NONE, SPLIT_ENDS = 0, 1, 2, 3
 """Ramp rules: any set, all ramps, no ramps, or only ramps at the ends of splits (E3 section 5.8.6)."""
 
@@ -38,8 +44,10 @@ class DeviceSeconds(NamedTuple):
     """Additional seconds of a batch that begins after the first block."""
     most_batch: float
     """The largest batch that a plan may have."""
+    unit: float
+    """The size of one input (`PlanProblem.tokens_per_input`)."""
     steps: int
-    """1 if inputs are generation steps: a block is then skipped if no input of the batch reaches it."""
+    """1 if inputs are generation steps: their latency then is a mean as well."""
     late_head: int
     """1 if the vocabulary head runs once, at the split's end, for all inputs that leave."""
 
@@ -69,7 +77,7 @@ def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
     np.cumsum(body.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
     ramp_s_EG = np.array(ramp_s_EB, dtype=float, order="C")
     sizes_G = np.array(table.batches, dtype=float)
-    flags = int(generation is not None), int(late_head)
+    flags = float(problem.tokens_per_input), int(generation is not None), int(late_head)
     return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch, *flags)
 
 
@@ -104,9 +112,9 @@ def _may_end(rule: int, entry: int, last: int, end: int, after_Q: IntArray) -> b
 
 
 @compiled
-def not_empty_probability(steps: int, inside: float, batch: float) -> float:
-    """Returns the probability that any step remains if `inside` remain on average; 1 if inputs are not steps."""
-    probability: float = 1.0 - max(0.0, 1.0 - inside / batch) ** batch if steps == 1 else 1.0
+def not_empty_probability(unit: float, inside: float, batch: float) -> float:
+    """Returns the probability that any input of a batch remains if `inside` remains on average."""
+    probability: float = 1.0 - max(0.0, 1.0 - inside / batch) ** (batch / unit)
     return probability
 
 
@@ -118,64 +126,111 @@ def _head_s(device: DeviceSeconds, batch: float, inside: float, is_last: bool) -
         rows = batch if is_last else batch - inside
     if rows <= 0.0:
         return 0.0
-    probability = not_empty_probability(device.steps, rows, batch)
+    probability = not_empty_probability(device.unit, rows, batch)
     cell, part = locate(device.sizes_G, rows / probability)
     seconds: float = probability * seconds_at(device.head_s_G, cell, part)
     return seconds
 
 
+class SplitTimes(NamedTuple):
+    """The times of the splits that start at one block and rank, by end and last active ramp."""
+
+    times_EQAK: FloatArray
+    """Seconds of an input that runs through the split (INSIDE), and of the mean batch's run (MEAN)."""
+    num_EQ: IntArray
+    """The number of sets of ramps; 0 if no split is allowed."""
+    before_QA2: IntArray
+    """The rank before the last one in a set of ramps, and the index of the set up to there."""
+
+
+@compiled
+def empty_split_times(num_blocks: int, num_ranks: int) -> SplitTimes:
+    """Allocates the arrays, which `least_times` fills for one start after the other."""
+    return SplitTimes(
+        np.zeros((num_blocks + 1, num_ranks, MOST_SETS, 2)),
+        np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
+        np.zeros((num_ranks, MOST_SETS, 2), dtype=np.int64),
+    )
+
+
+@compiled
+def _add_set(
+    times_AK: FloatArray, before_A2: IntArray, count: int, times: tuple[float, float], before: int, index: int
+) -> int:
+    """Adds a set of ramps if no other has both times as short; drops the sets that it beats. Returns their number."""
+    inside_s, mean_s, kept = times[INSIDE], times[MEAN], 0
+    for other in range(count):
+        if times_AK[other, INSIDE] <= inside_s * (1 + ROUNDING) and times_AK[other, MEAN] <= mean_s * (1 + ROUNDING):
+            return count
+    for other in range(count):
+        if times_AK[other, INSIDE] < inside_s or times_AK[other, MEAN] < mean_s:
+            times_AK[kept], before_A2[kept] = times_AK[other], before_A2[other]
+            kept += 1
+    if kept < MOST_SETS:
+        times_AK[kept, INSIDE], times_AK[kept, MEAN] = inside_s, mean_s
+        before_A2[kept, 0], before_A2[kept, 1] = before, index
+        kept += 1
+    return kept
+
+
 @compiled
 def least_times(
-    rule: int, first: int, entry: int, batch: float, device: DeviceSeconds, ranks: Ranks, least_EQ: FloatArray,
-    before_Q: IntArray,
-) -> None:  # fmt: skip
-    """Fills `least_EQ[end, last]` with the seconds of the split first..end-1 entered at rank `entry`; inf: not allowed.
-
-    `before_Q[rank]` becomes the predecessor of the active ramp `rank` in the best split.
-    """
+    rule: int, first: int, entry: int, batch: float, device: DeviceSeconds, ranks: Ranks, splits: SplitTimes
+) -> None:
+    """Fills the times of the splits first..end-1 that are entered at rank `entry`."""
     sums_GK, share_Q, after_Q, rows_Q = device.sums_GK, ranks.share_Q, ranks.after_Q, ranks.rows_Q
     num_ranks = share_Q.size
     num_blocks = sums_GK.shape[1] - 1
-    least_EQ[:] = np.inf
+    splits.num_EQ[:] = 0
     answered = batch / share_Q[entry]
     if batch > device.most_batch or answered * rows_Q[entry] > device.sizes_G[-1] * (1 + ROUNDING):
         return
-    upto_Q = np.full(num_ranks, np.inf)  # seconds until just after each ramp
-    cell_Q = np.zeros(num_ranks, dtype=np.int64)  # position of the rows that blocks compute
-    part_Q = np.zeros(num_ranks)
-    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # position of the remaining inputs alone, which ramps compute
-    own_part_Q = np.zeros(num_ranks)
-    occupied_Q = np.ones(num_ranks)  # probability that any input remains
-    upto_Q[entry] = 0.0 if first == 0 else device.begin_s
+    times_QAK = np.empty((num_ranks, MOST_SETS, 2))  # until just after each ramp
+    num_Q = np.zeros(num_ranks, dtype=np.int64)
+    weight_QK = np.ones((num_ranks, 2))  # probability that blocks are not skipped
+    cell_QK = np.zeros((num_ranks, 2), dtype=np.int64)  # position of the rows that blocks compute
+    part_QK = np.zeros((num_ranks, 2))
+    own_cell_QK = np.zeros((num_ranks, 2), dtype=np.int64)  # position of the remaining inputs, which ramps compute
+    own_part_QK = np.zeros((num_ranks, 2))
+    run_K = np.zeros(2)
+    times_QAK[entry, 0], num_Q[entry] = 0.0 if first == 0 else device.begin_s, 1
     for rank in range(entry, num_ranks):
         if rank != entry and after_Q[rank] <= first:
             continue
         inside = batch_inside(share_Q, entry, rank, batch)
-        probability = not_empty_probability(device.steps, inside, batch)
-        occupied_Q[rank] = probability
-        if probability > 0.0:
-            own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, inside / probability)
-            cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry] / probability)
+        for kind in range(2):
+            if kind == MEAN or device.steps == 1:
+                weight_QK[rank, kind] = not_empty_probability(device.unit, inside, batch)
+            weight = weight_QK[rank, kind]
+            if weight > 0.0:
+                rows = batch * rows_Q[rank] / share_Q[entry]
+                own_cell_QK[rank, kind], own_part_QK[rank, kind] = locate(device.sizes_G, inside / weight)
+                cell_QK[rank, kind], part_QK[rank, kind] = locate(device.sizes_G, rows / weight)
     for rank in range(entry + 1, num_ranks):
         end = after_Q[rank]
         if end <= first or rule == 2:
             continue
         for before in range(entry, rank):
-            if upto_Q[before] == np.inf or not _may_follow(rule, entry, before, rank):
+            if num_Q[before] == 0 or not _may_follow(rule, entry, before, rank):
                 continue
-            start = max(first, after_Q[before])
-            ramp_s = seconds_at(device.ramp_s_EG[rank - 1], own_cell_Q[before], own_part_Q[before])
-            blocks_s = run_s(sums_GK, cell_Q[before], part_Q[before], start, end)
-            seconds = upto_Q[before] + occupied_Q[before] * blocks_s + occupied_Q[before] * ramp_s
-            if seconds < upto_Q[rank]:
-                upto_Q[rank] = seconds
-                before_Q[rank] = before
+            for kind in range(2):
+                cell, part = own_cell_QK[before, kind], own_part_QK[before, kind]
+                run = seconds_at(device.ramp_s_EG[rank - 1], cell, part)
+                cell, part = cell_QK[before, kind], part_QK[before, kind]
+                run += run_s(sums_GK, cell, part, max(first, after_Q[before]), end)
+                run_K[kind] = weight_QK[before, kind] * run
+            for index in range(num_Q[before]):
+                times = times_QAK[before, index, INSIDE] + run_K[INSIDE], times_QAK[before, index, MEAN] + run_K[MEAN]
+                num_Q[rank] = _add_set(times_QAK[rank], splits.before_QA2[rank], num_Q[rank], times, before, index)
     for last in range(entry, num_ranks):
-        if upto_Q[last] == np.inf:
-            continue
-        start = max(first, after_Q[last])
         for end in range(max(first + 1, after_Q[last]), num_blocks + 1):
-            if _may_end(rule, entry, last, end, after_Q):
-                seconds = upto_Q[last] + occupied_Q[last] * run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
-                seconds += _head_s(device, batch, batch_inside(share_Q, entry, last, batch), end == num_blocks)
-                least_EQ[end, last] = seconds + answered * (device.beside_K[end] - device.beside_K[first])
+            if num_Q[last] == 0 or not _may_end(rule, entry, last, end, after_Q):
+                continue
+            splits.num_EQ[end, last] = num_Q[last]
+            rest_s = _head_s(device, batch, batch_inside(share_Q, entry, last, batch), end == num_blocks)
+            rest_s += answered * (device.beside_K[end] - device.beside_K[first])
+            for kind in range(2):
+                cell, part = cell_QK[last, kind], part_QK[last, kind]
+                run = weight_QK[last, kind] * run_s(sums_GK, cell, part, max(first, after_Q[last]), end) + rest_s
+                for index in range(num_Q[last]):
+                    splits.times_EQAK[end, last, index, kind] = times_QAK[last, index, kind] + run

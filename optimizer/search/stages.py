@@ -42,7 +42,8 @@ def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:
         move, ends = divmod(int(first_PS[node, device]), 2)
         is_first, node, device = device == CLOSED, int(moves.to_M[move]), int(moves.device_M[move])
         waits_alone = not is_first and not moves.pooled_M[move]
-        latency_s += float(moves.seconds_M[move] * (2 if waits_alone else 1) + moves.cross_M[move])
+        latency_s += float(moves.seconds_M[move] + moves.cross_M[move])
+        latency_s += float(moves.wait_M[move] * moves.work_M[move]) if waits_alone else 0.0
         fill += 0.0 if waits_alone else float(moves.wait_M[move])
         work_C[device] += max(moves.work_M[move], moves.hop_work_M[move] if is_first and ends else 0.0)
         if ends:

@@ -54,6 +54,11 @@ class RunTables(NamedTuple):
     cell_REQ: IntArray
     """Position of a batch between measured sizes (`step.locate`), by run, entry and current rank."""
     part_REQ: FloatArray
+    weight_REQ: FloatArray
+    """The probability that any input of a batch remains. Otherwise the batch skips the block."""
+    mean_cell_REQ: IntArray
+    """The position of the batches that do not skip the block."""
+    mean_part_REQ: FloatArray
     leaving_REQ: FloatArray
     """Inputs of a batch that are still computed, and that a hop carries."""
     enters_E: FloatArray
@@ -96,12 +101,11 @@ def tables_of(
         np.divide(share_Q, share_Q[:, None], out=inside_EQ, where=share_Q[:, None] > 0)
     batch_R, enters_E = np.array([size for _, size in runs], dtype=float), share_Q.copy() if stops else np.ones(1)
     leaving_REQ = batch_R[:, None, None] * inside_EQ
-    cell_REQ, part_REQ = np.zeros(leaving_REQ.shape, dtype=np.int64), np.zeros(leaving_REQ.shape)
-    for run, (device, _) in enumerate(runs):
-        sizes_G = np.array(latency[device].batches, dtype=float)
-        cell_REQ[run] = np.maximum(np.searchsorted(sizes_G, leaving_REQ[run], side="right") - 1, 0)
-        above_EQ = np.maximum(leaving_REQ[run] - sizes_G[cell_REQ[run]], 0.0)
-        part_REQ[run] = above_EQ / np.append(np.diff(sizes_G), math.inf)[cell_REQ[run]]
+    weight_REQ = 1 - np.maximum(1 - inside_EQ, 0.0) ** (batch_R[:, None, None] / problem.tokens_per_input)
+    mean_REQ = np.divide(leaving_REQ, weight_REQ, out=np.zeros(leaving_REQ.shape), where=weight_REQ > 0)
+    sizes = [np.array(latency[device].batches, dtype=float) for device, _ in runs]
+    cell_REQ, part_REQ = _positions(sizes, leaving_REQ)
+    mean_cell_REQ, mean_part_REQ = _positions(sizes, mean_REQ)
     with np.errstate(divide="ignore"):  # no split begins where no input enters
         wait_RE = batch_R[:, None] / enters_E
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
@@ -114,6 +118,9 @@ def tables_of(
         ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
         cell_REQ=cell_REQ,
         part_REQ=part_REQ,
+        weight_REQ=weight_REQ,
+        mean_cell_REQ=mean_cell_REQ,
+        mean_part_REQ=mean_part_REQ,
         leaving_REQ=leaving_REQ,
         enters_E=enters_E,
         wait_RE=wait_RE,
@@ -130,6 +137,16 @@ def tables_of(
         may_split=space.splits_per_stage,
         may_hop=space.several_stages,
     )
+
+
+def _positions(sizes: list[FloatArray], batch_REQ: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Returns the positions of batches between the measured sizes of each run; see `step.locate`."""
+    cell_REQ, part_REQ = np.zeros(batch_REQ.shape, dtype=np.int64), np.zeros(batch_REQ.shape)
+    for run, sizes_G in enumerate(sizes):
+        cell_REQ[run] = np.maximum(np.searchsorted(sizes_G, batch_REQ[run], side="right") - 1, 0)
+        above_EQ = np.maximum(batch_REQ[run] - sizes_G[cell_REQ[run]], 0.0)
+        part_REQ[run] = above_EQ / np.append(np.diff(sizes_G), math.inf)[cell_REQ[run]]
+    return cell_REQ, part_REQ
 
 
 def _padded(tables: list[FloatArray]) -> FloatArray:
@@ -252,6 +269,7 @@ def _price_inside(
         per_input = tables.enters_E[entry] / tables.batch_R[run]
         work_price, hop_price = prices.work_C[device] * per_input, prices.hop_C[device] * per_input
         cell_Q, part_Q = tables.cell_REQ[run, entry], tables.part_REQ[run, entry]
+        mean_cell_Q, mean_part_Q = tables.mean_cell_REQ[run, entry], tables.mean_part_REQ[run, entry]
         leaving_Q = tables.leaving_REQ[run, entry]
         for rank in range(entry, max(ramp, top) + 1):
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
@@ -266,10 +284,13 @@ def _price_inside(
         for rank in range(entry, top + 1):
             block_s = seconds_at(block_s_G, cell_Q[rank], part_Q[rank])
             ramp_s = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) if may_be_on else 0.0
-            same = work_price + prices.mean * tables.unanswered_Q[rank]
+            weight, mean_cell, mean_part = tables.weight_REQ[run, entry, rank], mean_cell_Q[rank], mean_part_Q[rank]
+            mean_block_s = weight * seconds_at(block_s_G, mean_cell, mean_part)
+            mean_ramp_s = weight * seconds_at(ramp_s_G, mean_cell, mean_part) if may_be_on else 0.0
+            second = prices.latency + prices.mean * tables.unanswered_Q[rank]
             for kind in range(here_FQ.shape[0]):
-                second = same + prices.latency * (1 + kind)
-                block_price = block_s * (second - prices.ramps * tables.ramp_budget)
+                mean_second = work_price + kind * prices.latency
+                block_price = block_s * (second - prices.ramps * tables.ramp_budget) + mean_block_s * mean_second
                 if ends:
                     here_FQ[kind, rank] = block_price
                     continue
@@ -279,7 +300,7 @@ def _price_inside(
                     cut, hop = cut_Q[rank] + later_Q[rank], hop_Q[rank] + first_Q[rank]
                     least, best = _cheaper(least, best, 0, stay, cut, hop)
                 if may_be_on:
-                    ramp_price = ramp_s * (second + prices.ramps)
+                    ramp_price = ramp_s * (second + prices.ramps) + mean_ramp_s * mean_second
                     stay = ramp_price + after_FQ[kind, ramp] if may_stay else np.inf
                     cut, hop = ramp_price + cut_Q[ramp] + later_Q[ramp], ramp_price + hop_Q[ramp] + first_Q[ramp]
                     least, best = _cheaper(least, best, RAMP, stay, cut, hop)
@@ -338,8 +359,12 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         block_s, ramp_s = seconds_at(tables.block_s_CNG[device, block], cell, part), 0.0
         if action >= RAMP:
             on_N[block], ramp_s = 1, seconds_at(tables.ramp_s_CQG[device, ramp], cell, part)
-        work_C[device] += per_input * (block_s + ramp_s)
-        latency_s += (block_s + ramp_s) * (1 + kind)
+        cell, part = tables.mean_cell_REQ[run, entry, rank], tables.mean_part_REQ[run, entry, rank]
+        busy_s = seconds_at(tables.block_s_CNG[device, block], cell, part)
+        busy_s += seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
+        busy_s *= tables.weight_REQ[run, entry, rank]
+        work_C[device] += per_input * busy_s
+        latency_s += block_s + ramp_s + kind * busy_s
         mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
         ramps_s += ramp_s - tables.ramp_budget * block_s
         rank, after_s, crosses = ramp if action >= RAMP else rank, 0.0, tables.crosses_N[block]

@@ -138,13 +138,12 @@ class BruteForce:
         for stage, (splits, device) in enumerate(zip(layout.stages, layout.devices, strict=True)):
             for index, blocks in enumerate(splits):
                 batch_P, share, waiting = batch_PS[:, column], runs[blocks[0]], reached[blocks[0]]
-                block_s_P, ramp_s_P, mean_s_P = self._split_s(layout, blocks, device, batch_P, runs, reached)
-                seconds_P = block_s_P + ramp_s_P
+                block_s_P, ramp_s_P, mean_s_P, busy_s_P = self._split_s(layout, blocks, device, batch_P, runs, reached)
                 parts.block_s_P += block_s_P
                 parts.ramp_s_P += ramp_s_P
                 parts.mean_s_P += mean_s_P
-                parts.cycle_s_PG[:, stage] += share * seconds_P / batch_P
-                parts.fixed_s_P += seconds_P
+                parts.cycle_s_PG[:, stage] += share * busy_s_P / batch_P
+                parts.fixed_s_P += block_s_P + ramp_s_P
                 filled_P = batch_P * (1 / share if share else np.inf)
                 # Half of the wait, weighted by the inputs without an answer. If inputs stop, these are all inputs.
                 mean_filled_P = batch_P / 2 * (waiting if layout.after_answer == "stay" else 1.0)
@@ -170,8 +169,9 @@ class BruteForce:
     def _split_s(
         self, layout: Layout, blocks: Blocks, device: str, batch_P: FloatArray, runs: Shares, reached: Shares
     ) -> FloatArray:
-        """Returns the seconds of blocks, of ramps, and of both weighted by the inputs without an answer, (3, P).
+        """Returns the seconds of blocks, of ramps, of both weighted by the inputs without an answer, and busy: (4, P).
 
+        Busy seconds are a mean over batches, some of which have no input at a block.
         Ramps before the split matter only through the share of inputs that enter it.
         """
         problem, table = self._problem, self._problem.latency[device]
@@ -181,15 +181,22 @@ class BruteForce:
         inside = tuple(ramp for ramp in layout.ramps if ramp in blocks)
         key = blocks, device, inside, *((runs[block], reached[block]) for block in blocks), left
         if key not in self._seconds:
-            block_s_LB, ramp_s_LB = np.zeros((2, len(blocks), len(table.batches)))
+            block_s_LB, ramp_s_LB, busy_s_LB = np.zeros((3, len(blocks), len(table.batches)))
             for index, block in enumerate(blocks):
-                expected_B = np.array(table.batches) * _share_left(runs, blocks[0], block)
-                block_s_LB[index] = _linear(expected_B, table.batches, _pruned(table, table.block_s_NB[block], left))
+                share_left = _share_left(runs, blocks[0], block)
+                expected_B = np.array(table.batches) * share_left
+                some_B = 1 - (1 - share_left) ** (np.array(table.batches) / problem.tokens_per_input)
+                occupied_B = np.divide(expected_B, some_B, out=np.ones(len(some_B)), where=some_B > 0)
+                seconds_B = _pruned(table, table.block_s_NB[block], left)
+                block_s_LB[index] = _linear(expected_B, table.batches, seconds_B)
                 if block in inside:
-                    ramp_s_B = table.ramp_s_EB[problem.ramps.index(block)]
-                    ramp_s_LB[index] = _linear(expected_B, table.batches, _pruned(table, ramp_s_B, left))
+                    ramp_s_B = _pruned(table, table.ramp_s_EB[problem.ramps.index(block)], left)
+                    ramp_s_LB[index] = _linear(expected_B, table.batches, ramp_s_B)
+                    seconds_B = seconds_B + ramp_s_B
+                busy_s_LB[index] = some_B * _linear(occupied_B, table.batches, seconds_B)
             mean_s_B = np.array([reached[block] for block in blocks]) @ (block_s_LB + ramp_s_LB)
-            self._seconds[key] = np.array([block_s_LB.sum(axis=0), ramp_s_LB.sum(axis=0), mean_s_B])
+            sums = block_s_LB.sum(axis=0), ramp_s_LB.sum(axis=0), mean_s_B, busy_s_LB.sum(axis=0)
+            self._seconds[key] = np.array(sums)
         return self._seconds[key][:, np.searchsorted(table.batches, batch_P)]
 
     def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:

@@ -399,7 +399,8 @@ def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
         share = min(share, by_inputs * longer)
         survival.append(share)
     plain = replace(problem, lengths=None, stayers_length_N=None, latency=latency, survival_N=tuple(survival))
-    plain = replace(plain, bytes_per_sample_N=tuple(each / LONG for each in problem.bytes_per_sample_N))
+    sizes_N = tuple(each / LONG for each in problem.bytes_per_sample_N)
+    plain = replace(plain, bytes_per_sample_N=sizes_N, tokens_per_input=lengths.mean)
     asked = problem.required_per_s
     return plain if asked is None else plain.with_rate(asked * lengths.mean)
 

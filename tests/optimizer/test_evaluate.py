@@ -54,17 +54,18 @@ def at_rate(rate_per_s: float) -> PlanProblem:
 
 def test_a_ramp_inside_a_split_shrinks_the_batch_of_the_blocks_after_it() -> None:
     figures = evaluate(PROBLEM, (stage(split(0, 3, 0)),))
-    # Blocks 1 and 2 run at 4 * 0.5 = 2 inputs.
+    # Blocks 1 and 2 run at 4 * 0.5 = 2 inputs; one batch of 16 skips them, the others have 32 / 15 inputs.
     assert list(figures.splits[0].batch_at_block) == [4, 2, 2]
-    assert figures.splits[0].seconds == pytest.approx(0.020 + 0.003 + 0.030 + 0.010)
+    assert figures.splits[0].inside_s == pytest.approx(0.020 + 0.003 + 0.030 + 0.010)
+    assert figures.splits[0].seconds == pytest.approx(0.020 + 0.003 + 0.030 + 15 / 16 * (0.010 + 0.020 / 15))
     assert figures.splits[0].fill == pytest.approx((4 + 2 + 2) / 3 / 4)
 
 
 def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
     for each, size, seconds in (
         (split(0, 2, 0), 4, 0.020 + 0.003 + 0.030),
-        (split(0, 2, 0), 3, 0.015 + 0.002 + 0.030),  # not full
-        (split(1, 3, 1), 4, 0.060 + 0.004 + 0.010),  # the rest of the model
+        (split(0, 2, 0), 3, 0.015 + 0.002 + 7 / 8 * 0.030),  # not full
+        (split(1, 3, 1), 4, 0.060 + 0.004 + 15 / 16 * (0.010 + 0.020 / 15)),  # the rest of the model
         (split(0, 1), 1, 0.010),  # below the smallest measured batch
     ):
         assert split_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size) == pytest.approx(seconds)
@@ -105,8 +106,8 @@ def test_the_batches_of_an_unreached_split_never_fill() -> None:
     together = evaluate(problem, (stage(split(0, 3, 0)),))
     assert apart.rate_per_s == pytest.approx(4 / 0.023)
     assert apart.latency_s == math.inf
-    # In one split with its ramp, blocks 1 and 2 take the time of the smallest measured batch.
-    assert together.latency_s == pytest.approx(2 * (0.023 + 0.030 + 0.010))
+    # In one split with its ramp, batches skip blocks 1 and 2. An input in them takes the time of the smallest batch.
+    assert together.latency_s == pytest.approx(0.023 + (0.023 + 0.030 + 0.010))
 
 
 def staying(stage: Stage) -> Stage:

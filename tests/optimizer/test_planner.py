@@ -331,7 +331,7 @@ def test_twelve_blocks_are_proven_best(name: str) -> None:
 
 def test_a_search_that_is_too_narrow_reports_its_gap() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
-    asked = replace(problem, objective=MinimizeLatency(rate_per_s=10_000))
+    asked = replace(problem, objective=MinimizeLatency(rate_per_s=30_000))
     narrow = solve_soonest(asked, SPACES["best"], widths=(20,))
     assert isinstance(narrow, Planned)
     best_s = planned(asked).figures.mean_latency_s

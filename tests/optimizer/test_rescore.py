@@ -42,7 +42,9 @@ def test_batches_that_shrink_equally_and_splits_with_too_few_inputs_take_the_mea
     asked = problem(HALF_LEAVE_EVENLY)
     on_records, by_mean = evaluate(asked, one_split(), asked.batches), evaluate(asked, one_split())
     assert on_records.mean_latency_s == pytest.approx(by_mean.mean_latency_s)
-    assert on_records.rate_per_s == pytest.approx(by_mean.rate_per_s)
+    assert on_records.rate_per_s == pytest.approx(2 * 4 / (0.005 + 0.001))
+    # By chance, one batch of 16 skips block 1, and the others have 32 / 15 inputs in it.
+    assert by_mean.rate_per_s == pytest.approx(2 * 4 / (0.005 + 15 / 16 * (0.001 + 0.003 * 2 / 15)))
     asked = problem([1, 1, 1, 1, 1, 1, 0, 0], survival=[1.0, 0.25])
     splits = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))
     found = evaluate(asked, (Stage(device="V100", replicas=1, splits=splits),), asked.batches)

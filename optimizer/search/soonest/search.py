@@ -226,29 +226,29 @@ class LatencySearch:
         # An optional ramp at which no input leaves stays off.
         is_useful_L = tables.unanswered_Q[ramp] < tables.unanswered_Q[labels.rank_L]
         labels = labels.take(is_useful_L | (ramp == 0 or tables.rule == ALL))
-        block_s_L = self._seconds(tables.block_s_CNG[:, block], labels)
-        self._add(labels, block_s_L, -tables.ramp_budget)
+        self._add(labels, tables.block_s_CNG[:, block], -tables.ramp_budget)
         if ramp:
-            ramp_s_L = self._seconds(tables.ramp_s_CQG[:, ramp], labels)
-            self._add(labels, ramp_s_L, float(tables.ramp_budget > 0))
+            self._add(labels, tables.ramp_s_CQG[:, ramp], float(tables.ramp_budget > 0))
             labels.rank_L[:] = ramp
         labels.ramp_L[:] = ramp
         return labels
 
-    def _seconds(self, seconds_CG: FloatArray, labels: Layer) -> FloatArray:
-        """Returns the seconds of one batch, interpolated between measured sizes."""
-        state, device_L = (labels.run_L, labels.entry_L, labels.rank_L), self.tables.device_R[labels.run_L]
-        cell_L = self.tables.cell_REQ[state]
-        low_L = seconds_CG[device_L, cell_L]
-        high_L = seconds_CG[device_L, np.minimum(cell_L + 1, seconds_CG.shape[1] - 1)]
-        return np.asarray(low_L + self.tables.part_REQ[state] * (high_L - low_L))
+    def _add(self, labels: Layer, seconds_CG: FloatArray, beyond: float) -> None:
+        """Adds the seconds of a block or ramp; `beyond` is the share that counts as beyond the ramps' budget."""
+        tables, state = self.tables, (labels.run_L, labels.entry_L, labels.rank_L)
+        device_L = tables.device_R[labels.run_L]
 
-    def _add(self, labels: Layer, seconds_L: FloatArray, beyond: float) -> None:
-        """Adds seconds of a batch to the sums; `beyond` is the share that counts as beyond the ramps' budget."""
-        labels.sums_LF[:, MEAN] += self.tables.unanswered_Q[labels.rank_L] * seconds_L
+        def seconds(cell_L: IntArray, part_L: FloatArray) -> FloatArray:
+            low_L = seconds_CG[device_L, cell_L]
+            high_L = seconds_CG[device_L, np.minimum(cell_L + 1, seconds_CG.shape[1] - 1)]
+            return np.asarray(low_L + part_L * (high_L - low_L))
+
+        seconds_L = seconds(tables.cell_REQ[state], tables.part_REQ[state])
+        mean_s_L = tables.weight_REQ[state] * seconds(tables.mean_cell_REQ[state], tables.mean_part_REQ[state])
+        labels.sums_LF[:, MEAN] += tables.unanswered_Q[labels.rank_L] * seconds_L
         labels.sums_LF[:, LATENCY] += seconds_L
         labels.sums_LF[:, RAMPS] += beyond * seconds_L
-        labels.sums_LF[:, WORK] += self._per_input(labels, seconds_L)
+        labels.sums_LF[:, WORK] += self._per_input(labels, mean_s_L)
 
     def _per_input(self, labels: Layer, seconds_L: FloatArray) -> FloatArray:
         """Returns the seconds of a batch per input of the service."""
