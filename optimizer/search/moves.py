@@ -68,7 +68,7 @@ class MoveArrays(NamedTuple):
     work_M: FloatArray
     """Device seconds per input of the service, s(i)*T/b, where T is the mean time of a batch."""
     wait_M: FloatArray
-    """Inputs for which a batch waits, b/s(i). Divided by the rate, it is in seconds."""
+    """Inputs for which the first input of a batch waits, (b-1)/s(i). Divided by the rate, it is in seconds."""
     hop_M: FloatArray
     """Transfer time of a hop after the split (T_x)."""
     hop_work_M: FloatArray
@@ -273,7 +273,10 @@ def _moves_of_device(
                         times_K = splits.times_EQAK[end, rank, index]
                         if times_K[INSIDE] <= limit_s * (1 + 1e-9):
                             which_X2[num_rows, 0], which_X2[num_rows, 1] = size, index
-                            _write_figures(batch, ranks.share_Q, link, entry, rank, end, times_K, figures_X[num_rows])
+                            figures_F = figures_X[num_rows]
+                            _write_figures(
+                                batch, seconds.unit, ranks.share_Q, link, entry, rank, end, times_K, figures_F
+                            )
                             num_rows += 1
                 for row in range(num_rows):
                     size, index = which_X2[row]
@@ -292,8 +295,8 @@ def _moves_of_device(
 
 @compiled
 def _write_figures(
-    batch: float, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int, times_K: FloatArray,
-    figures_F: FloatArray,
+    batch: float, unit: float, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int,
+    times_K: FloatArray, figures_F: FloatArray,
 ) -> None:  # fmt: skip
     """Writes seconds, work, wait, hop, hop work and crossing of one split."""
     per_input, after_s = share_Q[entry] / batch, 0.0
@@ -303,7 +306,7 @@ def _write_figures(
     crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
     figures_F[0] = times_K[INSIDE]
     figures_F[1] = per_input * times_K[MEAN]
-    figures_F[2] = 1.0 / per_input
+    figures_F[2] = max(batch - unit, 0.0) / share_Q[entry]
     figures_F[3] = 0.0 if crosses else after_s
     figures_F[4] = per_input * after_s
     figures_F[5] = after_s + link.crossing_s if crosses else 0.0

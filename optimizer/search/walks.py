@@ -106,8 +106,9 @@ def tables_of(
     sizes = [np.array(latency[device].batches, dtype=float) for device, _ in runs]
     cell_REQ, part_REQ = _positions(sizes, leaving_REQ)
     mean_cell_REQ, mean_part_REQ = _positions(sizes, mean_REQ)
-    with np.errstate(divide="ignore"):  # no split begins where no input enters
-        wait_RE = batch_R[:, None] / enters_E
+    others_R1 = np.maximum(batch_R[:, None] - problem.tokens_per_input, 0.0)
+    wait_RE = np.full((len(batch_R), len(enters_E)), math.inf)  # no split begins where no input enters
+    np.divide(others_R1, enters_E, out=wait_RE, where=enters_E > 0)
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
     rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
     crosses_N = np.isin(np.arange(1, problem.num_blocks + 1), problem.networks[:-1])

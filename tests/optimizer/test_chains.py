@@ -298,7 +298,7 @@ def test_refusals_count_the_accelerators_of_all_chains_and_name_an_slo_that_has_
     nearest_s = refused(tight, "stock").nearest_slo_s
     assert nearest_s is not None
     assert planned(replace(tight, slo=Slo(latency_s=nearest_s)), "stock").figures.latency_s == pytest.approx(
-        0.004222, rel=1e-3
+        0.003667, rel=1e-3
     )
 
 

@@ -173,10 +173,12 @@ def test_among_equally_expensive_plans_a_quicker_one_is_preferred() -> None:
 def test_a_budget_below_the_cheapest_device_binds_and_latency_where_batches_take_days() -> None:
     decision = refused(replace(problem(), budget_usd_per_hour=0.5))
     assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
-    # The first input of a batch of 1 waits 1e5 s for it at 1e-5/s, in a single split; the slack of 20 % adds a quarter.
-    decision = refused(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5)))
+    # The first input of a batch of 4 waits 3e5 s for the others at 1e-5/s; the slack of 20 % adds a quarter.
+    decision = refused(two_blocks(objective=MinimizeCost(rate_per_s=1e-5)))
     assert decision.binding == "latency"
-    assert decision.nearest_slo_s == pytest.approx(1e5 / 0.8, rel=1e-3)
+    assert decision.nearest_slo_s == pytest.approx(3e5 / 0.8, rel=1e-3)
+    # A single input waits for no others, however rarely inputs arrive.
+    assert planned(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5))).figures.splits[0].wait_s == 0
 
 
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
@@ -238,13 +240,13 @@ def two_blocks(**changes: object) -> PlanProblem:
 
 
 def test_staying_wins_where_batches_fill_slowly_and_stopping_where_devices_are_few() -> None:
-    # Two devices in a row, each at 1 ms per input. Waits of 4/600 s fill as fast for all inputs in the second stage;
-    # half of them wait there unanswered: 3.33 + 4 + 0.5 * (3.33 + 4). Stopping, its batch takes twice as long to fill.
+    # Two devices in a row, each at 1 ms per input. Waits of 3/600 s are as long for all inputs in the second stage;
+    # half of them wait there unanswered: 2.5 + 4 + 0.5 * (2.5 + 4). Stopping, its batch takes twice as long to fill.
     decision = planned(two_blocks())
     assert [split.after_answer for stage in decision.stages for split in stage.splits] == ["stay", "stay"]
-    assert decision.figures.mean_latency_s == pytest.approx(4 / 600 / 2 + 0.004 + 0.5 * (4 / 600 / 2 + 0.004))
+    assert decision.figures.mean_latency_s == pytest.approx(3 / 600 / 2 + 0.004 + 0.5 * (3 / 600 / 2 + 0.004))
     stopping = planned(two_blocks(), "e3")
-    assert stopping.figures.mean_latency_s == pytest.approx(4 / 600 / 2 + 0.004 + 4 / 600 / 2 + 0.5 * 0.004)
+    assert stopping.figures.mean_latency_s == pytest.approx(3 / 600 / 2 + 0.004 + 3 / 600 / 2 + 0.5 * 0.004)
     # One device does 500/s of whole models, and 1 / (1 ms + 0.5 ms) where answered inputs make room.
     alone = two_blocks(devices={"A": Supply(count=1)})
     decision = planned(alone)

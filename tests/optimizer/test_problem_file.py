@@ -337,11 +337,11 @@ def test_an_objective_is_read_back(budget: dict[str, float]) -> None:
 
 def test_the_json_output_has_mean_latency_overhead_and_after_answer() -> None:
     found = plan_json(asked(rate_per_s=500), "apparate")
-    # A batch of 1: a mean wait of half of 2 ms; block 0; block 1 for the half without an answer.
-    assert found["mean_latency_s"] == pytest.approx(0.001 + 0.001 + 0.5 * 0.001)
+    # A batch of 1, without a wait: block 0, and block 1 for the half without an answer.
+    assert found["mean_latency_s"] == pytest.approx(0.001 + 0.5 * 0.001)
     assert (found["ramp_overhead"], found["after_answer"]) == (0, "stay")
-    assert found["baselines"]["stock"]["mean_latency_s"] == pytest.approx(0.003)
-    assert found["baselines"]["stock"]["times_better"] == pytest.approx(0.003 / 0.0025)
+    assert found["baselines"]["stock"]["mean_latency_s"] == pytest.approx(0.002)
+    assert found["baselines"]["stock"]["times_better"] == pytest.approx(0.002 / 0.0015)
     assert "after_answer" not in found["baselines"]["stock"]
     found = plan_json(parse_problem(DOCUMENT))
     assert not {"mean_latency_s", "ramp_overhead", "after_answer"} & found.keys()
@@ -373,7 +373,7 @@ def test_a_plan_that_answers_sooner_is_worth_its_change() -> None:
     new, old = planned(problem), planned(problem, "stock")
     verdict = weigh(problem, old.stages, new, moved=0, start_s=1, period_s=120, least_gain=0.05)
     assert verdict.change
-    assert "answer 16.7% sooner" in verdict.words
+    assert "answer 25.0% sooner" in verdict.words
     assert (
-        "answer 20.0% later" in weigh(problem, new.stages, old, moved=0, start_s=1, period_s=120, least_gain=0.05).words
+        "answer 33.3% later" in weigh(problem, new.stages, old, moved=0, start_s=1, period_s=120, least_gain=0.05).words
     )

@@ -401,7 +401,7 @@ def ranked(plans: Sequence[FeasiblePlan], worst_case: bool) -> tuple[FeasiblePla
 
 def _first_layer(tables: RunTables) -> Layer:
     """Returns one label for every first split."""
-    wait_s_R = tables.batch_R / tables.rate_per_s
+    wait_s_R = tables.wait_RE[:, 0] / tables.rate_per_s
     sums_RF = np.zeros((len(wait_s_R), NUM_SUMS))
     sums_RF[:, MEAN], sums_RF[:, LATENCY] = tables.unanswered_Q[0] / 2 * wait_s_R, wait_s_R
     none_R, used_RC = np.zeros_like(tables.device_R), np.zeros((len(wait_s_R), len(tables.count_C)), dtype=np.int64)
