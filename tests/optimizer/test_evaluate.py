@@ -96,7 +96,7 @@ def test_a_hop_carries_survivors_and_first_splits_fill_over_all_replicas() -> No
     )
     stages = (stage(split(0, 1, 0), split(1, 2, 1, batch=2), replicas=3), stage(split(2, 3), replicas=2))
     waits = [each.wait_s for each in evaluate(at_rate(10), stages).splits]
-    # 3 other inputs at 10/s; 3 replicas wait for 1 each of the 5/s that go on; 3 of the 2.5/s that reach the next stage.
+    # 3 other inputs at 10/s; 3 replicas wait for 1 each of the 5/s that go on; 3 of the 2.5/s that reach stage 1.
     assert waits == pytest.approx([3 / 10, 3 * 1 / (10 * 0.5), 3 / (10 * 0.25)])
 
 
@@ -125,7 +125,7 @@ def test_if_inputs_stay_batches_neither_shrink_nor_wait_longer() -> None:
     hop_s = 0.001 + 4 * 2000 / 1e6
     assert figures.latency_s == pytest.approx(0.075 + 0.023 + 0.15 + 0.064 + hop_s + 0.075 + 0.3)
     assert figures.mean_latency_s == pytest.approx(
-        0.1 / 2 + 0.023 + 0.5 * (0.2 / 2 + 0.064) + 0.25 * (hop_s + 0.1 / 2 + 0.3)
+        0.075 / 2 + 0.023 + 0.5 * (0.15 / 2 + 0.064) + 0.25 * (hop_s + 0.075 / 2 + 0.3)
     )
     assert figures.stages[0].work_s == pytest.approx((0.023 + 0.064) / 4)
 
