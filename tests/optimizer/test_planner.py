@@ -239,23 +239,6 @@ def two_blocks(**changes: object) -> PlanProblem:
     return plain_problem(**plain | changes)
 
 
-def test_staying_wins_where_batches_fill_slowly_and_stopping_where_devices_are_few() -> None:
-    # Two devices in a row, each at 1 ms per input. Waits of 3/600 s are as long for all inputs in the second stage;
-    # half of them wait there unanswered: 2.5 + 4 + 0.5 * (2.5 + 4). Stopping, its batch takes twice as long to fill.
-    decision = planned(two_blocks())
-    assert [split.after_answer for stage in decision.stages for split in stage.splits] == ["stay", "stay"]
-    assert decision.figures.mean_latency_s == pytest.approx(3 / 600 / 2 + 0.004 + 0.5 * (3 / 600 / 2 + 0.004))
-    stopping = planned(two_blocks(), "e3")
-    assert stopping.figures.mean_latency_s == pytest.approx(3 / 600 / 2 + 0.004 + 3 / 600 / 2 + 0.5 * 0.004)
-    # One device does 500/s of whole models, and 1 / (1 ms + 0.5 ms) where answered inputs make room.
-    alone = two_blocks(devices={"A": Supply(count=1)})
-    decision = planned(alone)
-    assert {split.after_answer for split in decision.stages[0].splits} == {"stop"}
-    none = refused(alone, "apparate")
-    assert none.binding == "devices"
-    assert none.highest_rate_per_s == pytest.approx(500)
-
-
 def test_among_equally_early_plans_stopping_ones_and_then_cheaper_ones_are_preferred() -> None:
     table = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.zeros((1, 1)))
     single = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100))
