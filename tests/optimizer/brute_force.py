@@ -196,8 +196,7 @@ class BruteForce:
                     seconds_B = seconds_B + ramp_s_B
                 busy_s_LB[index] = some_B * _linear(occupied_B, table.batches, seconds_B)
             mean_s_B = np.array([reached[block] for block in blocks]) @ (block_s_LB + ramp_s_LB)
-            sums = block_s_LB.sum(axis=0), ramp_s_LB.sum(axis=0), mean_s_B, busy_s_LB.sum(axis=0)
-            self._seconds[key] = np.array(sums)
+            self._seconds[key] = np.array([block_s_LB.sum(0), ramp_s_LB.sum(0), mean_s_B, busy_s_LB.sum(0)])
         return self._seconds[key][:, np.searchsorted(table.batches, batch_P)]
 
     def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:

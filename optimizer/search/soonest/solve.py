@@ -10,7 +10,15 @@ from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import MaximizeRate, MinimizeLatency, PlanProblem
 from optimizer.search.beam import search_at_scale
-from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, why_infeasible, without_budget
+from optimizer.search.decision import (
+    Decision,
+    FeasiblePlan,
+    Found,
+    NoPlan,
+    if_feasible,
+    why_infeasible,
+    without_budget,
+)
 from optimizer.search.exact import search_exactly
 from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked, time_of
 from optimizer.search.space import Space, parts_of
@@ -21,6 +29,8 @@ RATE_RESOLUTION = 0.01
 LEAST_RATE = 1e-3
 MOST_STATES = 40_000_000
 """Size of a table with a number for every block and state of a split: a third of a gigabyte."""
+BUSIEST = 0.8
+"""Share of the time in which a replica may compute. Above that, inputs that arrive at random wait in long queues."""
 NARROW = WIDTHS[:2]
 """Widths of searches that only explain why there is no plan. They take seconds, not minutes."""
 
@@ -35,7 +45,24 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
         if math.isfinite(result.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {result.bound:.6g} s")
         return _why_none(problem, space)
-    return result.planned(problem, space.strategy)
+    with_room = tuple(_with_room(problem, plan) for plan in result.plans)
+    return replace(result, plans=with_room).planned(problem, space.strategy)
+
+
+def _with_room(problem: PlanProblem, plan: FeasiblePlan) -> FeasiblePlan:
+    """Returns the plan with so many replicas that none is busier than BUSIEST, as far as the problem's limits allow.
+
+    Answer times contain no queues, so a search finds plans with the fewest replicas that serve the rate.
+    """
+    for index, (stage, figures) in enumerate(zip(plan.stages, plan.figures.stages, strict=True)):
+        needed = math.ceil((problem.required_per_s or 0.0) * figures.work_s / BUSIEST * (1 - TOLERANCE))
+        for replicas in range(needed, stage.replicas, -1):
+            more = replace(stage, replicas=replicas)
+            roomy = if_feasible(problem, (*plan.stages[:index], more, *plan.stages[index + 1 :]))
+            if roomy is not None and time_of(roomy, False) <= time_of(plan, False) * (1 + TIE_TOLERANCE):
+                plan = roomy
+                break
+    return plan
 
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:

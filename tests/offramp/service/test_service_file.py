@@ -286,7 +286,8 @@ def test_words_are_pruned_where_plans_gain_more(chained: Files, kept: float, mea
 
 def test_texts_are_pruned_if_necessary_and_not_if_answered_inputs_run_on(chained: Files) -> None:
     write_pruned(chained.folder / "cascade", end=1, kept=0.5, measuring=1.0)
-    soonest = {"planner": {"objective": {"minimize": "latency", "rate_per_s": 5.0}}, "slo": {"latency_s": 9.0}}
+    soonest: dict[str, Any] = {"slo": {"latency_s": 9.0}}
+    soonest["planner"] = {"strategy": "apparate", "objective": {"minimize": "latency", "rate_per_s": 5.0}}
     plan = chained.read(model=model(), **soonest).settings.plan
     assert plan.after_answer == "stay"
     assert plan.prune == {}
