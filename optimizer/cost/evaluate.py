@@ -13,8 +13,8 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
 - In a cascade, only the networks that the plan uses count. Between two networks, survivors return to the ingress,
   which takes T_x and `crossing_s`, and which fills the next batch as for a first split. A crossing inside a stage does
   not limit the rate.
-- The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T and T_x. There T, and below,
-  is the time of the expected batch, because the batch of an input that goes on skips no block.
+- The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T_x, and the splits' times at
+  the expected batches: the batch of an input that goes on skips no block. The same times are meant below.
 - The mean answer time weights the same seconds by the share of inputs without an answer: half of a split's wait by
   u(i), each block and ramp by u(k), each hop by u(j).
 - The ramp overhead is the time of active ramps divided by the time of blocks, for the expected batches of each split.

@@ -21,8 +21,9 @@ from optimizer.search.step import FloatArray, IntArray, batch_inside, locate, ru
 
 # Relative tolerance of batch sizes, far below the distance between measured sizes.
 ROUNDING = 1e-9
-MOST_SETS = 8
-"""The most sets of ramps that are kept per rank. Two are rare, and more are known from no problem."""
+MOST_SETS = 64
+"""The most sets of ramps that are kept per rank. BERT-large with 24 blocks has up to 50 at small batches, most others
+one."""
 INSIDE, MEAN = 0, 1
 """The two times of a split (K): that of an input that runs through it, and the mean time of batches."""
 CHOOSE, ALL, NONE, SPLIT_ENDS = 0, 1, 2, 3
@@ -136,7 +137,7 @@ class SplitTimes(NamedTuple):
     """The times of the splits that start at one block and rank, by end and last active ramp."""
 
     times_EQAK: FloatArray
-    """Seconds of an input that runs through the split (INSIDE), and of the mean batch's run (MEAN)."""
+    """Seconds of an input that runs through the split (INSIDE), and the mean seconds of batches (MEAN)."""
     num_EQ: IntArray
     """The number of sets of ramps; 0 if no split is allowed."""
     before_QA2: IntArray
@@ -166,11 +167,10 @@ def _add_set(
         if times_AK[other, INSIDE] < inside_s or times_AK[other, MEAN] < mean_s:
             times_AK[kept], before_A2[kept] = times_AK[other], before_A2[other]
             kept += 1
-    if kept < MOST_SETS:
-        times_AK[kept, INSIDE], times_AK[kept, MEAN] = inside_s, mean_s
-        before_A2[kept, 0], before_A2[kept, 1] = before, index
-        kept += 1
-    return kept
+    kept = min(kept, MOST_SETS - 1)  # if there are too many, the last one gives way, which differs little
+    times_AK[kept, INSIDE], times_AK[kept, MEAN] = inside_s, mean_s
+    before_A2[kept, 0], before_A2[kept, 1] = before, index
+    return kept + 1
 
 
 @compiled
