@@ -8,8 +8,9 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
   the batch remains. Its time T is the mean of the sum over its blocks and active ramps.
 - A stage does w = sum of s(i)*T/b seconds of work per input, so m replicas serve m/w inputs per second.
 - A hop after a stage takes T_x. It limits the rate to m*b/(s(i)*T_x), because a replica sends while it computes.
-- An input waits for the other inputs of its batch: (b-1)/(R*s(i)) at the first split of a stage, and m times as long at
-  the further splits, where each replica fills batches of its own.
+- An input waits for its batch: b/(R*s(i)) at the first split of a stage, and m times as long at the further splits,
+  where each replica fills batches of its own. The b-1 other inputs take less on average; the rest is room for arrivals
+  at random. A batch of one waits for no others.
 - In a cascade, only the networks that the plan uses count. Between two networks, survivors return to the ingress,
   which takes T_x and `crossing_s`, and which fills the next batch as for a first split. A crossing inside a stage does
   not limit the rate.
@@ -442,8 +443,8 @@ def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, s
     """Returns the time to fill a split's batch. The ingress fills one batch; inside a stage each replica fills one."""
     split = stage.splits[index]
     num_filling = 1 if index == 0 or split.first in crossings(problem) else stage.replicas
-    others = max(split.batch - problem.tokens_per_input, 0.0)
-    return _ratio(num_filling * others, rate_per_s * share_N[split.first])
+    waits = split.batch > problem.tokens_per_input
+    return _ratio(num_filling * split.batch * waits, rate_per_s * share_N[split.first])
 
 
 def _ratio(numerator: float, denominator: float) -> float:

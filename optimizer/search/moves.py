@@ -68,7 +68,7 @@ class MoveArrays(NamedTuple):
     work_M: FloatArray
     """Device seconds per input of the service, s(i)*T/b, where T is the mean time of a batch."""
     wait_M: FloatArray
-    """Inputs for which the first input of a batch waits, (b-1)/s(i). Divided by the rate, it is in seconds."""
+    """Inputs for which a batch waits: b/s(i), or 0 for a batch of one. Divided by the rate, it is in seconds."""
     hop_M: FloatArray
     """Transfer time of a hop after the split (T_x)."""
     hop_work_M: FloatArray
@@ -306,7 +306,7 @@ def _write_figures(
     crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
     figures_F[0] = times_K[INSIDE]
     figures_F[1] = per_input * times_K[MEAN]
-    figures_F[2] = max(batch - unit, 0.0) / share_Q[entry]
+    figures_F[2] = 1.0 / per_input if batch > unit else 0.0
     figures_F[3] = 0.0 if crosses else after_s
     figures_F[4] = per_input * after_s
     figures_F[5] = after_s + link.crossing_s if crosses else 0.0

@@ -9,8 +9,8 @@ Why its value is a bound on all plans:
 - A plan of rate R needs at least R*W_c and at least R*H_c replicas on device c. The relaxation allows fractional
   replicas, and compares only these sums over all stages on c with the number of devices.
 - L contains the seconds of all splits, all hops, and the wait of each stage's first split at a rate that no plan
-  exceeds. A later split of a stage with m replicas waits m*(b-1)/(R*s). L contains one of two lower bounds of this:
-  (b-1)/b of the split's mean seconds T, because R <= m/w for the stage's work w, which contains s*T/b; or (b-1)/(R*s),
+  exceeds. A later split of a stage with m replicas waits m*b/(R*s) if b > 1. L contains one of two lower bounds of
+  this wait: the split's mean seconds T, because R <= m/w for the stage's work w, which contains s*T/b; or b/(R*s),
   because m >= 1. The first bound is tighter for many replicas, and doubles the number of states.
 - After a crossing, the ingress fills batches, even inside a stage. The wait is then that of a first split. The hop of
   the crossing costs latency, and it costs work of hops only at the end of a stage.
@@ -48,8 +48,8 @@ class RunTables(NamedTuple):
 
     device_R: IntArray
     batch_R: FloatArray
-    others_R: FloatArray
-    """The share of a batch for which its first input waits, (b-1)/b."""
+    waits_R: BoolArray
+    """Whether inputs wait for their batch. A batch of one waits for no others."""
     block_s_CNG: FloatArray
     ramp_s_CQG: FloatArray
     """By rank; rank 0 stands for no ramp."""
@@ -66,7 +66,7 @@ class RunTables(NamedTuple):
     enters_E: FloatArray
     """Share of all inputs that is computed at an entry. If inputs stay, there is a single entry."""
     wait_RE: FloatArray
-    """Inputs of the service that arrive until a batch is full, (b-1)/s. Divided by the rate, it is the wait."""
+    """Inputs of the service that arrive until a batch is full. Divided by the rate, it is the wait."""
     unanswered_Q: FloatArray
     """Share of all inputs without an answer. Half of it is the share of a split's wait in the mean answer time."""
     rank_N: IntArray
@@ -108,16 +108,16 @@ def tables_of(
     sizes = [np.array(latency[device].batches, dtype=float) for device, _ in runs]
     cell_REQ, part_REQ = _positions(sizes, leaving_REQ)
     mean_cell_REQ, mean_part_REQ = _positions(sizes, mean_REQ)
-    others_R = np.maximum(1 - problem.tokens_per_input / batch_R, 0.0)
+    waits_R = batch_R > problem.tokens_per_input
     wait_RE = np.full((len(batch_R), len(enters_E)), math.inf)  # no split begins where no input enters
-    np.divide((others_R * batch_R)[:, None], enters_E, out=wait_RE, where=enters_E > 0)
+    np.divide((waits_R * batch_R)[:, None], enters_E, out=wait_RE, where=enters_E > 0)
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
     rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
     crosses_N = np.isin(np.arange(1, problem.num_blocks + 1), problem.networks[:-1])
     return RunTables(
         device_R=np.array([device for device, _ in runs], dtype=np.int64),
         batch_R=batch_R,
-        others_R=others_R,
+        waits_R=waits_R,
         block_s_CNG=_padded([table.block_s_NB for table in latency]),
         ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
         cell_REQ=cell_REQ,
@@ -293,7 +293,7 @@ def _price_inside(
             mean_ramp_s = weight * seconds_at(ramp_s_G, mean_cell, mean_part) if may_be_on else 0.0
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
             for kind in range(here_FQ.shape[0]):
-                mean_second = work_price + kind * prices.latency * tables.others_R[run]
+                mean_second = work_price + (kind * prices.latency if tables.waits_R[run] else 0.0)
                 block_price = block_s * (second - prices.ramps * tables.ramp_budget) + mean_block_s * mean_second
                 if ends:
                     here_FQ[kind, rank] = block_price
@@ -368,7 +368,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         busy_s += seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
         busy_s *= tables.weight_REQ[run, entry, rank]
         work_C[device] += per_input * busy_s
-        latency_s += block_s + ramp_s + kind * busy_s * tables.others_R[run]
+        latency_s += block_s + ramp_s + (kind * busy_s if tables.waits_R[run] else 0.0)
         mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
         ramps_s += ramp_s - tables.ramp_budget * block_s
         rank, after_s, crosses = ramp if action >= RAMP else rank, 0.0, tables.crosses_N[block]

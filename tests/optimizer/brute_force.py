@@ -144,10 +144,10 @@ class BruteForce:
                 parts.mean_s_P += mean_s_P
                 parts.cycle_s_PG[:, stage] += share * busy_s_P / batch_P
                 parts.fixed_s_P += block_s_P + ramp_s_P
-                others_P = np.maximum(batch_P - problem.tokens_per_input, 0.0)
-                filled_P = others_P / share if share else np.full(len(batch_P), np.inf)
+                waiting_P = batch_P * (batch_P > problem.tokens_per_input)
+                filled_P = waiting_P / share if share else np.full(len(batch_P), np.inf)
                 # Half of the wait, weighted by the inputs without an answer. If inputs stop, these are all inputs.
-                mean_filled_P = others_P / 2 * (waiting if layout.after_answer == "stay" else 1.0)
+                mean_filled_P = waiting_P / 2 * (waiting if layout.after_answer == "stay" else 1.0)
                 if index == 0 or blocks[0] in problem.networks:  # the ingress fills these batches
                     parts.first_P += filled_P
                     parts.mean_first_P += mean_filled_P

@@ -96,8 +96,8 @@ def test_a_hop_carries_survivors_and_first_splits_fill_over_all_replicas() -> No
     )
     stages = (stage(split(0, 1, 0), split(1, 2, 1, batch=2), replicas=3), stage(split(2, 3), replicas=2))
     waits = [each.wait_s for each in evaluate(at_rate(10), stages).splits]
-    # 3 other inputs at 10/s; 3 replicas wait for 1 each of the 5/s that go on; 3 of the 2.5/s that reach stage 1.
-    assert waits == pytest.approx([3 / 10, 3 * 1 / (10 * 0.5), 3 / (10 * 0.25)])
+    # 4 inputs at 10/s; 3 replicas wait for 2 each of the 5/s that go on; 4 of the 2.5/s that reach the next stage.
+    assert waits == pytest.approx([4 / 10, 3 * 2 / (10 * 0.5), 4 / (10 * 0.25)])
 
 
 def test_the_batches_of_an_unreached_split_never_fill() -> None:
@@ -107,7 +107,7 @@ def test_the_batches_of_an_unreached_split_never_fill() -> None:
     assert apart.rate_per_s == pytest.approx(4 / 0.023)
     assert apart.latency_s == math.inf
     # In one split with its ramp, batches skip blocks 1 and 2. An input in them takes the time of the smallest batch.
-    assert together.latency_s == pytest.approx(3 / 4 * 0.023 + (0.023 + 0.030 + 0.010))
+    assert together.latency_s == pytest.approx(0.023 + (0.023 + 0.030 + 0.010))
 
 
 def staying(stage: Stage) -> Stage:
@@ -119,13 +119,13 @@ THREE_SPLITS = (stage(split(0, 1, 0), split(1, 2, 1), replicas=2), stage(split(2
 
 def test_if_inputs_stay_batches_neither_shrink_nor_wait_longer() -> None:
     figures = evaluate(at_rate(40), [staying(each) for each in THREE_SPLITS])
-    assert [each.wait_s for each in figures.splits] == pytest.approx([0.075, 0.15, 0.075])
+    assert [each.wait_s for each in figures.splits] == pytest.approx([0.1, 0.2, 0.1])
     assert [each.reached_by for each in figures.splits] == [1.0, 1.0, 1.0]
     assert [each.batch_at_block for each in figures.splits] == [(4.0,), (4.0,), (4.0,)]
     hop_s = 0.001 + 4 * 2000 / 1e6
-    assert figures.latency_s == pytest.approx(0.075 + 0.023 + 0.15 + 0.064 + hop_s + 0.075 + 0.3)
+    assert figures.latency_s == pytest.approx(0.1 + 0.023 + 0.2 + 0.064 + hop_s + 0.1 + 0.3)
     assert figures.mean_latency_s == pytest.approx(
-        0.075 / 2 + 0.023 + 0.5 * (0.15 / 2 + 0.064) + 0.25 * (hop_s + 0.075 / 2 + 0.3)
+        0.1 / 2 + 0.023 + 0.5 * (0.2 / 2 + 0.064) + 0.25 * (hop_s + 0.1 / 2 + 0.3)
     )
     assert figures.stages[0].work_s == pytest.approx((0.023 + 0.064) / 4)
 
@@ -150,17 +150,17 @@ def broken(problem: PlanProblem, *stages: Stage) -> list[str]:
 
 def test_every_violation_is_reported_with_both_numbers_and_an_endless_wait_as_such() -> None:
     problem = replace(at_rate(50), budget_usd_per_hour=2.5, slo=Slo(latency_s=0.1, slack=0.2))
-    # The lone replica does 4 / 0.110 = 36.3636/s; at 50/s an input waits 0.06 s for 3 others.
+    # The lone replica does 4 / 0.110 = 36.3636/s; at 50/s its batch would fill in 0.08 s.
     assert broken(problem, stage(split(0, 3))) == [
         "costs 3.00 USD/h, the budget is 2.50",
         "does 36.3636/s, 50/s are asked for",
-        "takes 170 ms, 80 ms are allowed",
+        "takes 190 ms, 80 ms are allowed",
     ]
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
     assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["takes an endless time, 800 ms are allowed"]
     # At 50/s the only replica, which does 36.3636/s, is always busy: its queue grows without end.
     problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
-    late = "takes 170 ms and an endless time in queues, 800 ms are allowed"
+    late = "takes 190 ms and an endless time in queues, 800 ms are allowed"
     assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]
 
 

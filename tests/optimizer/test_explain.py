@@ -17,8 +17,8 @@ from tests.optimizer.answers import refused
 from tests.optimizer.plain_problem import BEST, DOCUMENT
 
 PROBLEM = parse_problem(DOCUMENT).problem
-LATENCY_S = 0.00075 + 0.001 + 0.0005 + 0.001 + 2e-6
-"""Stage 0 waits for 3 others at 4000/s, stage 1 for another one at 2000/s; each runs 1 ms; 2 kB hop at 1 GB/s."""
+LATENCY_S = 0.001 + 0.001 + 0.001 + 0.001 + 2e-6
+"""Stage 0 fills 4 at 4000/s in 1 ms, stage 1 fills 2 at 2000/s in 1 ms; each runs 1 ms; 2 kB hop at 1 GB/s."""
 
 
 def planned(problem: PlanProblem, stages: tuple[Stage, ...] = BEST, strategy: Strategy = "best") -> Planned:
@@ -56,7 +56,7 @@ def test_if_the_cost_is_minimized_stages_that_can_spare_no_replica_are_bottlenec
 @pytest.mark.parametrize(("above", "is_bound"), [(1.019, True), (1.03, False)])
 def test_a_latency_near_its_limit_binds(above: float, is_bound: bool) -> None:
     near = replace(PROBLEM, slo=Slo(latency_s=LATENCY_S * above, slack=0.0))
-    assert any(text.startswith("the latency of 3.252 ms is at its limit of 3.3") for text in texts(near)) is is_bound
+    assert any(text.startswith("the latency of 4.002 ms is at its limit of 4.0") for text in texts(near)) is is_bound
 
 
 @pytest.mark.parametrize(("budget", "is_bound"), [(11.9, True), (12.0, False)])

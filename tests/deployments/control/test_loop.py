@@ -58,7 +58,7 @@ async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan
     assert scene.fleet.log == SWITCH, "replicas host other stages, and none is started"
     # 1/w: (3 / (20 ms / 4), 1 / (0.4 * 20 ms / 4)) = (600, 500) inputs per second, of 400 with the whole model.
     assert scene.said("plan") == [
-        "plan 1 in force (period): 3 x cpu blocks 0-1 | 1 x cpu blocks 2-3, 500/s in 61 ms predicted"
+        "plan 1 in force (period): 3 x cpu blocks 0-1 | 1 x cpu blocks 2-3, 500/s in 68 ms predicted"
     ]
     assert scene.asked[0].survival_N == pytest.approx((1.0, 1.0, 0.4, 0.4))
 

@@ -213,7 +213,7 @@ def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys
     assert "Simulated, 1 s, 200 inputs" in words
     assert "offered 200.0 inputs/s" in words
     assert "goodput, whole requests 200.0 inputs/s within 100.00 ms" in words
-    assert "latency p99 5.38 ms at 2666.7/s 2.00 ms" in words  # waits of 1.125 and 2.25 ms, twice 1 ms
+    assert "latency p99 6.50 ms at 2666.7/s 2.00 ms" in words  # waits of 1.5 and 3 ms, twice 1 ms
     assert "dropped none" in words
     assert "cost 3.00 USD/h 3.00 USD/h" in words
     assert "the plan file predicts 9.0/s; by the problem's figures it is 2666.7/s" in words  # 4 in 1 ms and half of it
