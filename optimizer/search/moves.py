@@ -314,7 +314,7 @@ def _write_figures(
 
 @compiled
 def _is_dominated(figures_X: FloatArray, which_X2: IntArray, row: int, every_batch: bool) -> bool:
-    """Returns whether another batch size dominates a split; of equal ones, the last is kept."""
+    """Returns whether another split (of the same size, if `every_batch`) is as good. The last of equal ones is kept."""
     for other in range(len(figures_X)):
         if other == row or (every_batch and which_X2[other, 0] != which_X2[row, 0]):
             continue
