@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -60,15 +61,22 @@ class StepTable:
 def step_table(problem: PlanProblem, device: str) -> StepTable:
     """Returns the latency of steps on a device, for a problem of generation."""
     generation, whole = generation_of(problem), problem.latency[device]
-    body, head_s_B = without_head(whole)
     prefill = whole if generation.prefill is None else generation.prefill[device]
     chunk = chunk_of(prefill, generation.chunk)
+    return _step_table(whole, prefill, generation.prompt, chunk, generation.mean_context, generation.late_head)
+
+
+@lru_cache(maxsize=32)  # a search asks for the same tables for each of its splits and plans
+def _step_table(
+    whole: LatencyTable, prefill: LatencyTable, prompt: Lengths, chunk: int, context: float, late_head: bool
+) -> StepTable:
+    body, head_s_B = without_head(whole)
     return StepTable(
-        body=at_context(body, generation.mean_context),
+        body=at_context(body, context),
         head_s_B=head_s_B,
-        ramp_s_EB=np.maximum(whole.ramp_s_EB - (head_s_B if generation.late_head else 0.0), 0.0),
-        prompt_s_N=_prompt_s_N(generation.prompt, *without_head(prefill), chunk),
-        num_chunks=max(1, int(np.ceil(generation.prompt.mean / chunk))),
+        ramp_s_EB=np.maximum(whole.ramp_s_EB - (head_s_B if late_head else 0.0), 0.0),
+        prompt_s_N=_prompt_s_N(prompt, *without_head(prefill), chunk),
+        num_chunks=max(1, int(np.ceil(prompt.mean / chunk))),
     )
 
 

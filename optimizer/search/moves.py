@@ -86,6 +86,8 @@ class Graph:
     problem: PlanProblem
     rule: RampRule
     device_names: tuple[str, ...]
+    seconds: tuple[DeviceSeconds, ...]
+    """Latencies of the devices, in the same order."""
     nodes: Nodes
     moves: MoveArrays
     _splits: dict[tuple[int, ...], Split] = field(default_factory=dict, repr=False, compare=False)
@@ -118,9 +120,9 @@ class Graph:
         if key in self._splits:
             return self._splits[key]
         first, entry, end, last, index, device, batch = key
-        ranks, seconds = ranks_of(problem), seconds_of(problem, self.device_names[device])
+        ranks = ranks_of(problem)
         splits = empty_split_times(problem.num_blocks, len(ranks.share_Q))
-        least_times(RULES[self.rule], first, entry, float(batch), seconds, ranks, splits)
+        least_times(RULES[self.rule], first, entry, float(batch), self.seconds[device], ranks, splits)
         ramps: list[int] = []
         while last != entry:
             ramps.append(problem.ramps[last - 1])
@@ -167,10 +169,11 @@ def build_graph(
     """
     nodes = nodes or all_nodes(problem)
     names, ranks, link = device_names(problem), ranks_of(problem), link_arrays(problem)
+    seconds = tuple(seconds_of(problem, name) for name in names)
     parts = [(np.empty((0, 6), dtype=np.int64), np.empty((0, FIGURES)))]
-    for device, name in enumerate(names):
+    for device, own in enumerate(seconds):
         limits = float(problem.slo.limit_s), every_batch, most_moves
-        parts.append(_moves_of_device(device, RULES[rule], seconds_of(problem, name), ranks, nodes, link, *limits))
+        parts.append(_moves_of_device(device, RULES[rule], own, ranks, nodes, link, *limits))
         if len(parts[-1][0]) > most_moves:
             raise PlanError(f"more than {most_moves} splits to choose from")
     int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -181,7 +184,7 @@ def build_graph(
     first_in_P = np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1))
     pooled_M = np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64)
     moves = MoveArrays._make((first_in_P, from_M, to_M, *others, pooled_M))
-    return Graph(problem=problem, rule=rule, device_names=names, nodes=nodes, moves=moves)
+    return Graph(problem=problem, rule=rule, device_names=names, seconds=seconds, nodes=nodes, moves=moves)
 
 
 def all_nodes(problem: PlanProblem) -> Nodes:
