@@ -311,21 +311,21 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
     for device in dict.fromkeys(stage.device for stage in stages):
         used = sum(stage.replicas for stage in stages if stage.device == device)
         if used > problem.devices[device].count:
-            texts.append(f"{used} {device} used, {problem.devices[device].count} there")
+            texts.append(f"it needs {used} {device}, and {problem.devices[device].count} are available")
     budget = problem.budget_usd_per_hour
     if budget is not None and figures.usd_per_hour > budget * (1 + TOLERANCE):
-        texts.append(f"costs {figures.usd_per_hour:.2f} USD/h, the budget is {budget:.2f}")
+        texts.append(f"it costs {figures.usd_per_hour:.2f} USD/h, and the budget is {budget:.2f}")
     if figures.rate_per_s < figures.served_per_s * (1 - TOLERANCE):
-        texts.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
+        texts.append(f"it serves {figures.rate_per_s:.6g}/s, and {figures.served_per_s:.6g}/s are required")
     queued_s = queue_s(problem, stages, figures)
     if not figures.latency_s + queued_s <= problem.slo.limit_s * (1 + TOLERANCE):
         queues = f" and {milliseconds(queued_s)} in queues" if queued_s else ""
         texts.append(
-            f"takes {milliseconds(figures.latency_s)}{queues}, {milliseconds(problem.slo.limit_s)} are allowed"
+            f"it takes {milliseconds(figures.latency_s)}{queues}, and {milliseconds(problem.slo.limit_s)} are allowed"
         )
     ramp_budget = problem.ramp_budget
     if ramp_budget is not None and figures.ramp_overhead > ramp_budget * (1 + TOLERANCE):
-        texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {ramp_budget:.3%} are allowed")
+        texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, and {ramp_budget:.3%} are allowed")
     return [*texts, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
 
 

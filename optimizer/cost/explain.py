@@ -70,19 +70,19 @@ def _slow_stages(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluat
     rates = [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
     for index, (stage, each, rate_per_s) in enumerate(zip(stages, figures.stages, rates, strict=True)):
         fewer_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
-        asked, text = f"{rate_per_s:.6g}/s are asked for", f"stage {index} does at most {each.rate_per_s:.6g}/s"
+        asked, text = f"{rate_per_s:.6g}/s are required", f"stage {index} serves at most {each.rate_per_s:.6g}/s"
         match problem.objective:
             case MaximizeRate():
                 is_slow = each.rate_per_s <= rate_per_s * (1 + SAME_RATE)
             case MinimizeCost():
                 is_slow = fewer_per_s < rate_per_s
-                text = f"stage {index} would do {fewer_per_s:.6g}/s with one replica less; {asked}"
+                text = f"stage {index} would serve {fewer_per_s:.6g}/s with one replica less, and {asked}"
             case MinimizeLatency():
                 is_slow, text = each.rate_per_s < rate_per_s * (1 + AT_ITS_LIMIT), f"{text}, {asked}"
         if is_slow:
             yield Bottleneck(kind="stage", text=text, stage_index=index)
         if isinstance(problem.objective, MaximizeRate) and each.hop_rate_per_s <= rate_per_s * (1 + SAME_RATE):
-            text = f"the hop after stage {index} does at most {each.hop_rate_per_s:.6g}/s"
+            text = f"the hop after stage {index} carries at most {each.hop_rate_per_s:.6g}/s"
             yield Bottleneck(kind="hop", text=text, stage_index=index)
 
 
@@ -92,7 +92,7 @@ def _ramp_limit(problem: PlanProblem, figures: Evaluation) -> Iterator[Bottlenec
     if problem.ramp_budget is None or num_active == len(problem.ramps):
         return
     if figures.ramp_overhead * (num_active + 1) > problem.ramp_budget * max(num_active, 1):
-        text = f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
+        text = f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, and {problem.ramp_budget:.3%} are allowed"
         yield Bottleneck(kind="ramps", text=text)
 
 
@@ -127,13 +127,14 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
     remedies = []
     if decision.nearest_slo_s is not None:
         nearest_ms = _rounded(decision.nearest_slo_s * 1e3 * (1 - TOLERANCE / 2), 4, ROUND_CEILING)
-        remedies.append(f"the nearest SLO that would do is {nearest_ms} ms")
+        remedies.append(f"the tightest SLO with a plan is {nearest_ms} ms")
     if decision.highest_rate_per_s is not None:
         highest = _rounded(decision.highest_rate_per_s * (1 + TOLERANCE / 2), 6, ROUND_FLOOR)
-        remedies.append(f"the highest rate that would do is {highest}/s")
+        remedies.append(f"the highest rate with a plan is {highest}/s")
     if decision.more is not None:
         remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
-    return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or ["no other SLO or rate would do"])])
+    remedies = remedies or ["no other SLO or rate has a plan"]
+    return "; ".join([f"no plan: {_binding_text(problem, decision)}", *remedies])
 
 
 def _rounded(number: float, digits: int, rounding: str) -> str:

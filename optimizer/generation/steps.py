@@ -246,7 +246,7 @@ def broken_promises(
     if generation.ttft_s is not None:
         allowed_s = generation.ttft_s * (1 - problem.slo.slack)
         if figures.ttft_s > allowed_s * (1 + ROUNDING):
-            yield "ttft", f"the first token takes {figures.ttft_s * 1e3:.4g} ms, {allowed_s * 1e3:.4g} ms are allowed"
+            yield "ttft", f"the first token takes {figures.ttft_s * 1e3:.4g} ms; {allowed_s * 1e3:.4g} are allowed"
     if generation.most_running is not None and figures.running > generation.most_running:
         yield "sequences", f"full batches need {figures.running} sequences; most_running is {generation.most_running}"
     for index, each in enumerate(figures.pages or ()):

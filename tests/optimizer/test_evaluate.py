@@ -133,7 +133,7 @@ def test_if_inputs_stay_batches_neither_shrink_nor_wait_longer() -> None:
 def test_a_feasible_plan_has_no_violations_and_expensive_ramps_are_one() -> None:
     problem = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10, ramp_budget=0.02))
     assert broken(problem, stage(split(0, 3))) == []
-    assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, 2.000% are allowed"
+    assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, and 2.000% are allowed"
     sooner = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10))
     figures = evaluate(sooner, (stage(split(0, 3)),))
     assert predictions(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
@@ -141,7 +141,7 @@ def test_a_feasible_plan_has_no_violations_and_expensive_ramps_are_one() -> None
     assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all devices are used
     assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
     stages = (stage(split(0, 1), replicas=3), stage(split(1, 2), replicas=1), stage(split(2, 3), replicas=1))
-    assert broken(PROBLEM, *stages) == ["5 fast used, 4 there"]
+    assert broken(PROBLEM, *stages) == ["it needs 5 fast, and 4 are available"]
 
 
 def broken(problem: PlanProblem, *stages: Stage) -> list[str]:
@@ -152,16 +152,16 @@ def test_every_violation_is_reported_with_both_numbers_and_an_endless_wait_as_su
     problem = replace(at_rate(50), budget_usd_per_hour=2.5, slo=Slo(latency_s=0.1, slack=0.2))
     # The lone replica does 4 / 0.110 = 36.3636/s; at 50/s its batch would fill in 0.08 s.
     assert broken(problem, stage(split(0, 3))) == [
-        "costs 3.00 USD/h, the budget is 2.50",
-        "does 36.3636/s, 50/s are asked for",
-        "takes 190 ms, 80 ms are allowed",
+        "it costs 3.00 USD/h, and the budget is 2.50",
+        "it serves 36.3636/s, and 50/s are required",
+        "it takes 190 ms, and 80 ms are allowed",
     ]
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
-    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["takes an endless time, 800 ms are allowed"]
+    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["it takes an endless time, and 800 ms are allowed"]
     # At 50/s the only replica, which does 36.3636/s, is always busy: its queue grows without end.
     problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
-    late = "takes 190 ms and an endless time in queues, 800 ms are allowed"
-    assert broken(problem, stage(split(0, 3))) == ["does 36.3636/s, 50/s are asked for", late]
+    late = "it takes 190 ms and an endless time in queues, and 800 ms are allowed"
+    assert broken(problem, stage(split(0, 3))) == ["it serves 36.3636/s, and 50/s are required", late]
 
 
 def test_the_longest_queue_of_stages_and_links_counts_in_full_and_the_others_by_their_means() -> None:

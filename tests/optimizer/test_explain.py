@@ -31,24 +31,24 @@ def texts(problem: PlanProblem, stages: tuple[Stage, ...] = BEST) -> list[str]:
 
 def test_the_slowest_stage_a_slow_link_and_fully_used_devices_are_bottlenecks() -> None:
     [bind] = bottlenecks(PROBLEM, BEST, evaluate(PROBLEM, BEST))
-    assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 does at most 4000/s")
+    assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 serves at most 4000/s")
     slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
     [bind] = bottlenecks(slow, BEST, evaluate(slow, BEST))
-    assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 does at most 2000/s")
+    assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 carries at most 2000/s")
     devices = {"V100": Supply(count=3), "T4": Supply(count=0)}
     three = replace(PROBLEM, devices=devices, latency=dict.fromkeys(devices, PROBLEM.latency["V100"]))
-    assert texts(three) == ["stage 0 does at most 4000/s", "all 3 V100 are used"]
+    assert texts(three) == ["stage 0 serves at most 4000/s", "all 3 V100 are used"]
 
 
 def test_if_the_cost_is_minimized_stages_that_can_spare_no_replica_are_bottlenecks() -> None:
-    """Stage 0 has one replica; stage 1 would do 4000/s with one of its two."""
+    """Stage 0 has one replica; stage 1 would serve 4000/s with one of its two."""
     assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=3000))) == [
-        "stage 0 would do 0/s with one replica less; 3000/s are asked for"
+        "stage 0 would serve 0/s with one replica less, and 3000/s are required"
     ]
     stages = (replace(BEST[0], replicas=2), BEST[1])  # 8000/s, so 4000/s with one less
     assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=5000)), stages) == [
-        "stage 0 would do 4000/s with one replica less; 5000/s are asked for",
-        "stage 1 would do 4000/s with one replica less; 5000/s are asked for",
+        "stage 0 would serve 4000/s with one replica less, and 5000/s are required",
+        "stage 1 would serve 4000/s with one replica less, and 5000/s are required",
         "all 4 V100 are used",
     ]
 
@@ -91,20 +91,20 @@ def test_an_infeasible_latency_is_reported_with_the_nearest_feasible_one() -> No
     tight = replace(PROBLEM, slo=Slo(latency_s=0.005, slack=0.2))
     decision = NoPlan(strategy="best", binding="latency", nearest_slo_s=0.0073)
     assert no_plan_text(tight, decision) == (
-        "no plan: the SLO of 5 ms (4 ms after 20 % slack) binds; the nearest SLO that would do is 7.3 ms"
+        "no plan: the SLO of 5 ms (4 ms after 20 % slack) binds; the tightest SLO with a plan is 7.3 ms"
     )
     none = replace(PROBLEM, devices={"V100": Supply(count=0)}, slo=Slo(latency_s=0.1, slack=0))
     said = no_plan_text(none, NoPlan(strategy="best", binding="devices"))
-    assert said == "no plan: the devices (0 V100) are too few; no other SLO or rate would do"
+    assert said == "no plan: the devices (0 V100) are too few; no other SLO or rate has a plan"
     slo = no_plan_text(none, NoPlan(strategy="best", binding="latency"))
-    assert slo == "no plan: the SLO of 100 ms binds; no other SLO or rate would do"
+    assert slo == "no plan: the SLO of 100 ms binds; no other SLO or rate has a plan"
 
 
 @pytest.mark.parametrize(
     ("binding", "said"),
     [
-        ("devices", "the devices (4 V100) are too few for 9000/s; the highest rate that would do is 8000/s"),
-        ("budget", "the budget of 10.00 USD/h is too small for 9000/s; the highest rate that would do is 8000/s"),
+        ("devices", "the devices (4 V100) are too few for 9000/s; the highest rate with a plan is 8000/s"),
+        ("budget", "the budget of 10.00 USD/h is too small for 9000/s; the highest rate with a plan is 8000/s"),
     ],
 )
 def test_too_few_devices_and_a_too_small_budget_are_reported_with_a_feasible_rate(binding: Binding, said: str) -> None:
@@ -118,8 +118,8 @@ def test_too_few_devices_and_a_too_small_budget_are_reported_with_a_feasible_rat
 def test_the_limits_that_would_do_are_rounded_to_limits_that_do() -> None:
     slower = replace(PROBLEM, latency={"V100": PROBLEM.latency["V100"].times(1.00031)})
     tight, fast = replace(slower, slo=Slo(latency_s=0.001)), replace(slower, objective=MinimizeCost(rate_per_s=1e5))
-    [slo] = re.findall("nearest SLO that would do is (.*) ms", no_plan_text(tight, refused(tight)))
-    [rate] = re.findall("highest rate that would do is (.*)/s", no_plan_text(fast, refused(fast)))
+    [slo] = re.findall("tightest SLO with a plan is (.*) ms", no_plan_text(tight, refused(tight)))
+    [rate] = re.findall("highest rate with a plan is (.*)/s", no_plan_text(fast, refused(fast)))
     assert isinstance(solve(replace(tight, slo=Slo(latency_s=float(slo) / 1e3))), Planned)
     assert isinstance(solve(fast.with_rate(float(rate))), Planned)
     # Single inputs run both blocks in 2 ms, and wait for no others.

@@ -352,13 +352,13 @@ def test_the_json_output_has_mean_latency_overhead_and_after_answer() -> None:
 def test_the_binding_constraint_of_an_infeasible_problem_is_reported() -> None:
     found = answer(asked(rate_per_s=100_000), "apparate", solve)
     assert answer_document(found)["no_plan"]["message"] == (
-        "no plan: the devices (4 V100) are too few for 100000/s; the highest rate that would do is 8000/s"
+        "no plan: the devices (4 V100) are too few for 100000/s; the highest rate with a plan is 8000/s"
     )
     dear = {"V100": {"batch": [1], "block_s": [[0.001]] * 2, "ramp_s": [[0.001]]}}
     sought = document(minimize="latency", rate_per_s=100, ramp_budget=0.02)
     found = answer(parse_problem({**sought, "latency": dear}), "early-exit", solve, compared=())
     assert answer_document(found)["no_plan"]["message"] == (
-        "no plan: the ramp budget of 2.000% of the blocks' time is too small; no other SLO or rate would do"
+        "no plan: the ramp budget of 2.000% of the blocks' time is too small; no other SLO or rate has a plan"
     )
 
 

@@ -144,11 +144,11 @@ def test_the_planners_choice_is_kept_unless_a_cheaper_plan_serves_the_rate() -> 
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s * 0.999, slack=0.0))
     rescoring = rescore(tight, planned(tight), REACH)
     assert rescoring.chosen is None
-    assert rescoring.candidates[0].broken[0].startswith("takes ")
+    assert rescoring.candidates[0].broken[0].startswith("it takes ")
     assert apply_rescoring(tight, planned(tight), rescoring) == planned(tight)
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
     two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s with both
     one = (replace(EARLY[0], replicas=1),)
     rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
     assert rescoring.chosen_index == 1
-    assert rescoring.candidates[2].broken[0] == "does 2000/s, 3800/s are asked for"
+    assert rescoring.candidates[2].broken[0] == "it serves 2000/s, and 3800/s are required"

@@ -100,7 +100,7 @@ def test_the_document_of_a_plan_begins_with_the_plan() -> None:
     assert document["usd_per_hour"] == 9
     assert (document["strategy"], document["bound"], document["gap"], document["joint"]) == ("best", 5000, 0.2, None)
     assert [each["fill"] for each in document["splits"]] == [1.0, 1.0]
-    assert document["binds"] == [{"kind": "stage", "stage": 0, "text": "stage 0 does at most 4000/s"}]
+    assert document["binds"] == [{"kind": "stage", "stage": 0, "text": "stage 0 serves at most 4000/s"}]
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     baselines = document["baselines"]
     assert list(baselines) == ["stock", "early-exit", "e3", "serial"]
@@ -118,7 +118,7 @@ def test_the_tables_show_stages_figures_and_the_other_strategies() -> None:
     assert ["0:", "1", "x", "V100", "0-0", "4", "0", "1.00", "1.00", "100%", "4000", "0.00"] in words
     assert ["1:", "2", "x", "V100", "1-1", "2", "-", "1.00", "1.00", "100%", "8000", "-"] in words
     assert ["worst-case latency", "4.00 ms of 80.00 ms allowed"] in rows
-    assert ["binds", "stage 0 does at most 4000/s"] in rows
+    assert ["binds", "stage 0 serves at most 4000/s"] in rows
     assert ["proof", "within 20.00% of the best"] in rows
     assert ["stock", "2000", "4.00", "3.00", "2.00 x"] in rows
     assert ["serial", "no plan", "latency binds", "-", "-"] in rows

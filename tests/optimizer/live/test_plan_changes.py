@@ -75,7 +75,7 @@ def test_the_plan_changes_if_only_the_current_one_breaks_a_promise() -> None:
     fewer = replace(PROBLEM, devices={"T4": Supply(count=9, usd_per_hour=0.5)})
     verdict = weighed(stages(10), stages(9), moved=9, problem=fewer)
     assert verdict.change
-    assert verdict.words == "changes the plan: the current one breaks a promise: 10 T4 used, 9 there"
+    assert verdict.words == "changes the plan: the current one breaks a promise: it needs 10 T4, and 9 are available"
     tight = replace(PROBLEM, slo=Slo(latency_s=0.1))
     verdict = weighed(stages(10), stages(9), moved=0, problem=tight)
     assert not verdict.change
