@@ -178,7 +178,7 @@ class SimulatedReplica:
             return
         split, started_s, stays = batch.split, batch.started_s, batch.stays
         work = self.works.of(split)
-        exits, last, going_on = work.part(batch)
+        exits, last, survivors = work.part(batch)
         inside = work.size_of(batch.members)
         until_s = work.until_s(inside, self._problem.ramps if batch.probe else None)
         num_done, before_s = 0, 0.0  # the blocks that ran before the batch last shrank, and their seconds
@@ -199,8 +199,8 @@ class SimulatedReplica:
                 until_s = work.until_s(inside)
         end = (split.end if last is None else last[0] + 1) - split.first
         num_waiting = sum(len(leaving) for _, leaving in at_end) if work.is_late else 0
-        took_s = before_s + (until_s[end] - until_s[num_done]) + work.end_s(inside if going_on else None, num_waiting)
-        self._events.at(started_s + took_s, ENDS, self._end, Ended(batch, work, first_s, took_s, at_end, going_on))
+        took_s = before_s + (until_s[end] - until_s[num_done]) + work.end_s(inside if survivors else None, num_waiting)
+        self._events.at(started_s + took_s, ENDS, self._end, Ended(batch, work, first_s, took_s, at_end, survivors))
 
     def _exit(self, batch: Batch[PendingInput], leaving: Exit) -> None:
         if batch.stays:
@@ -227,28 +227,28 @@ class SimulatedReplica:
                 call.ingress.answer_early(mine, block)
 
     def _end(self, ended: Ended) -> None:
-        batch, work, first_s, total_s, at_end, going_on = ended
+        batch, work, first_s, total_s, at_end, survivors = ended
         if not self.is_up:
             return
         self._holds = True
         now_s = self._events.time_s
-        answered = self._answered(batch, going_on) or None
+        answered = self._answered(batch, survivors) or None
         busy_s = self.engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s, answered=answered)
         self.engine.leave(batch, now_s)
         self.busy_s += busy_s
         work.count(batch, busy_s)
         for leaving in at_end:
             self._release(leaving)
-        if going_on:
-            self._go_on(batch.split.end, going_on)
+        if survivors:
+            self._go_on(batch.split.end, survivors)
         self._start()
 
-    def _answered(self, batch: Batch[PendingInput], going_on: Sequence[Input]) -> list[int]:
+    def _answered(self, batch: Batch[PendingInput], survivors: Sequence[Input]) -> list[int]:
         """Returns the sequences whose steps a batch answered."""
         members = batch.members
         if members[0].sequence == NO_SEQUENCE:
             return []
-        unanswered = set() if batch.split.end == self._problem.num_blocks else {id(member) for member in going_on}
+        unanswered = set() if batch.split.end == self._problem.num_blocks else {id(member) for member in survivors}
         return [member.sequence for member in members if id(member) not in unanswered]
 
     def _go_on(self, block: int, members: list[Input]) -> None:

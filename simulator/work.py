@@ -81,25 +81,25 @@ class Work:
 
         If answered inputs stay, all inputs go on.
         """
-        exits, going_on = self._part(batch.members)
+        exits, survivors = self._part(batch.members)
         if batch.stays:
             return exits, None, list(batch.members)
-        last = exits.pop() if exits and (not going_on or exits[-1][0] + 1 == self.split.end) else None
-        return exits, last, going_on
+        last = exits.pop() if exits and (not survivors or exits[-1][0] + 1 == self.split.end) else None
+        return exits, last, survivors
 
     def _part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
         if not self.split.ramps:
             return [], list(members)
         leaves, cycle = self.leaves, len(self.leaves)
         by_ramp: dict[int, list[Input]] = {}
-        going_on: list[Input] = []
+        survivors: list[Input] = []
         for member in members:
             ramp = leaves[member.payload.serial % cycle]
             if ramp == NOWHERE:
-                going_on.append(member)
+                survivors.append(member)
             else:
                 by_ramp.setdefault(ramp, []).append(member)
-        return sorted(by_ramp.items()), going_on
+        return sorted(by_ramp.items()), survivors
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """Counts a batch that has run."""
@@ -162,7 +162,7 @@ class Ended(NamedTuple):
     """The seconds until its first answers; None: they come at its end."""
     total_s: float
     at_end: Sequence[Exit]
-    going_on: list[Input]
+    survivors: list[Input]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class Remaining:
     """The block at which the batch ends."""
     leaving: Exit | None
     """The exit at the end."""
-    going_on: list[Input]
+    survivors: list[Input]
     at: int
     """The next block."""
     inside: int
@@ -204,7 +204,7 @@ class SideBySide:
     def begin(self, batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> None:
         """Starts a batch. `all_ramps`: the ramps that evaluate probes."""
         split, work = batch.split, works.of(batch.split)
-        exits, last, going_on = work.part(batch)
+        exits, last, survivors = work.part(batch)
         self._running[batch.lane] = remaining = Remaining(
             batch=batch,
             work=work,
@@ -213,7 +213,7 @@ class SideBySide:
             exits=deque(exits),
             end=split.end if last is None else last[0] + 1,
             leaving=last,
-            going_on=going_on,
+            survivors=survivors,
             at=split.first,
             inside=work.size_of(batch.members),
         )
@@ -252,8 +252,8 @@ class SideBySide:
             self._sharing.leave(lane, now_s)
             self._schedule()
             at_end = [] if remaining.leaving is None else [remaining.leaving]
-            batch, work, going_on = remaining.batch, remaining.work, remaining.going_on
-            self.on_end(Ended(batch, work, remaining.first_s, elapsed_s, at_end, going_on))
+            batch, work, survivors = remaining.batch, remaining.work, remaining.survivors
+            self.on_end(Ended(batch, work, remaining.first_s, elapsed_s, at_end, survivors))
             return None
         if remaining.first_s is None:
             remaining.first_s = elapsed_s

@@ -628,7 +628,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     placed = view.place(_plan_of(view, found, figures))
     verdict = weigh(
         problem,
-        state.placed.plan.planned_stages if _stands(view) else None,
+        state.placed.plan.planned_stages if _can_serve(view) else None,
         found,
         moved=num_started(state.placed, placed),
         start_s=settings.start_s,
@@ -639,7 +639,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     words = verdict.words
     new = NewPlan(placed=placed, reason=reason, words=words)
     if verdict.change:
-        trial = _trial(view, figures, placed) if _stands(view) else None
+        trial = _trial(view, figures, placed) if _can_serve(view) else None
         return Outcome(plan=replace(new, trial=trial))
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
@@ -665,7 +665,7 @@ def _without_plan(view: View, words: str, reason: str) -> Outcome:
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 
 
-def _stands(view: View) -> bool:
+def _can_serve(view: View) -> bool:
     """Whether the current plan serves inputs and its accelerators are available."""
     return view.state.suspended is None and view.has_room(view.state.placed)
 

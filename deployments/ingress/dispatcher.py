@@ -56,11 +56,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 class CallOwner(Protocol):
     """Receives the replies to calls."""
 
-    def take(self, call: Call, chunk: Chunk) -> None:
-        """Takes a part of the reply. If it raises an error, the call fails."""
+    def replied(self, call: Call, chunk: Chunk) -> None:
+        """Handles a part of the reply. If it raises an error, the call fails."""
 
     def ended(self, call: Call, error: BaseException | None) -> None:
-        """Takes the end of a call, once: its last input has left it (None), or it failed or was cancelled."""
+        """Handles the end of a call, once: its last input has left it (None), or it failed or was cancelled."""
 
 
 class CallTracer(Protocol):
@@ -189,7 +189,7 @@ class ReplicaLink:
             self._end(message.serial, RuntimeError(message.reason))
             return
         try:
-            self._owner.take(call, message.chunk)
+            self._owner.replied(call, message.chunk)
         except Exception as error:
             logger.exception("a part of a reply from %s could not be processed", self.name)
             self._send(CancelCall(message.serial))
@@ -503,7 +503,7 @@ class Dispatcher(Driver):
         self._links.send(call, message)
 
     def ended(self, call: Call, error: BaseException | None) -> None:
-        """Takes the end of a call. Inputs that are unsettled, because of an error, are retried."""
+        """Handles the end of a call. Inputs that are unsettled, because of an error, are retried."""
         if self._links.tracer is not None:
             self._links.tracer.on_end(call, error)
         self._sent.pop(call, None)
@@ -517,7 +517,7 @@ class Dispatcher(Driver):
 
     # Settle
 
-    def take(self, call: Call, chunk: Chunk) -> None:
+    def replied(self, call: Call, chunk: Chunk) -> None:
         """Passes a part of a call's reply to the core."""
         if self._links.tracer is not None:
             self._links.tracer.on_reply(call, chunk)
@@ -529,8 +529,8 @@ class Dispatcher(Driver):
                 self.do(settle(call, answered, block, now_s, answers))
         for sample_id, error in chunk.lost:
             self.do(core.lose(call, [inputs.get(sample_id, UNKNOWN)], error, now_s))
-        if chunk.going_on is not None:
-            piece = chunk.going_on
+        if chunk.survivors is not None:
+            piece = chunk.survivors
             survivors = [inputs.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
             self.do(core.go_on(call, survivors, piece.next_block, piece, now_s))
         # Scheduled even if nothing is due yet: sequences submit their next steps before `_pump` runs.

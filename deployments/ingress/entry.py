@@ -33,10 +33,10 @@ class NetworkEntry:
 
     def __init__(self, ingress: str, codec: ChainCodec, send: SendCall, network: int, plan: Plan) -> None:
         """`network`: the network that the inputs of the call enter. `plan`: the current plan."""
-        call, going_on = send.call, send.payload
+        call, survivors = send.call, send.payload
         self.inputs = call.inputs
         """After `enter`, the inputs of the piece, in its order."""
-        self.crosses = going_on is not None
+        self.crosses = survivors is not None
         """Whether the inputs come from another network."""
         self.refused: list[tuple[PendingInput, Exception]] = []
         """Inputs that the network's codec cannot encode."""
@@ -44,22 +44,22 @@ class NetworkEntry:
         self._codec = codec
         self._block = send.block
         self._network = network
-        self._going_on: WirePiece | None = going_on
+        self._survivors: WirePiece | None = survivors
         self._alike = codec.alike(network)
         self._is_unpruned = call.watch == "unpruned"
         """Whether the inputs are unpruned copies of probes."""
-        self._before = 0 if going_on is None else bisect_right(plan.networks, going_on.next_block - 1)
+        self._before = 0 if survivors is None else bisect_right(plan.networks, survivors.next_block - 1)
         """The network that the inputs come from."""
         self._alpha: float | None = None
         """The pruning rate; None: no words are pruned here, but words that were pruned earlier stay pruned."""
         self._importance: Mapping[str, npt.NDArray[np.floating[Any]]] = {}
         """By sample id, the importance of each token in the previous network. Empty if it was not measured."""
         # Pruning needs the attention of the whole network, which inputs lack if the plan now skips their network.
-        if going_on is not None and going_on.next_block in plan.networks and going_on.tensors:
-            self._alpha = plan.prune.get(going_on.next_block - 1)
-        if going_on is not None and self._alpha is not None:
-            by_input = np.split(going_on.tensors[-1].astype(np.float64), np.cumsum(going_on.lengths_B)[:-1])
-            self._importance = dict(zip(going_on.sample_ids, by_input, strict=True))
+        if survivors is not None and survivors.next_block in plan.networks and survivors.tensors:
+            self._alpha = plan.prune.get(survivors.next_block - 1)
+        if survivors is not None and self._alpha is not None:
+            by_input = np.split(survivors.tensors[-1].astype(np.float64), np.cumsum(survivors.lengths_B)[:-1])
+            self._importance = dict(zip(survivors.sample_ids, by_input, strict=True))
 
     def is_slow(self) -> bool:
         """Whether `prepare` takes milliseconds, so that it must run in a thread."""
@@ -87,7 +87,7 @@ class NetworkEntry:
 
         If the plan prunes words after the network, the network is told to measure the attention that tokens receive.
         """
-        if self._going_on is None and not self._is_unpruned:  # every attempt begins without pruned words
+        if self._survivors is None and not self._is_unpruned:  # every attempt begins without pruned words
             for each in self.inputs:
                 _encoded(each).cut.clear()
         self.prepare()
@@ -105,7 +105,7 @@ class NetworkEntry:
             encodings.append(encoding)
         self.inputs = entered
         ids = [sample_id_of(self._ingress, each) for each in entered]
-        states_BS = None if self._going_on is None else _states_of(ids, self._going_on)
+        states_BS = None if self._survivors is None else _states_of(ids, self._survivors)
         measured = plan.networks[self._network] - 1 in plan.prune
         return entry_piece(ids, encodings, block=self._block, state_BS=states_BS, measured=measured)
 
@@ -154,9 +154,9 @@ def _encoded(each: PendingInput) -> ChainEncoded:
     return cast("ChainEncoded", each.encoded)
 
 
-def _states_of(ids: Sequence[str], going_on: WirePiece) -> Any:
+def _states_of(ids: Sequence[str], survivors: WirePiece) -> Any:
     """Returns the exit policy's states of some of a piece's inputs."""
-    if going_on.state_BS is None or tuple(ids) == going_on.sample_ids:
-        return going_on.state_BS
-    row_of = {sample_id: row for row, sample_id in enumerate(going_on.sample_ids)}
-    return going_on.state_BS[np.array([row_of[each] for each in ids], dtype=np.int64)]
+    if survivors.state_BS is None or tuple(ids) == survivors.sample_ids:
+        return survivors.state_BS
+    row_of = {sample_id: row for row, sample_id in enumerate(survivors.sample_ids)}
+    return survivors.state_BS[np.array([row_of[each] for each in ids], dtype=np.int64)]

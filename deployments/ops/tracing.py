@@ -307,8 +307,8 @@ class Tracer:
         timed: list[tuple[str, Timing, int | None]] = [
             (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
         ]
-        if chunk.going_on is not None:
-            survivors = zip(chunk.going_on.sample_ids, chunk.survivor_timings, strict=True)
+        if chunk.survivors is not None:
+            survivors = zip(chunk.survivors.sample_ids, chunk.survivor_timings, strict=True)
             timed += [(sample_id, timing, None) for sample_id, timing in survivors]
         for sample_id, timing, exit_block in timed:
             if sample_id in inputs:

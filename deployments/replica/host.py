@@ -87,8 +87,8 @@ class OpenCall:
 
     unsettled: int
     """Inputs that no part of the reply has settled."""
-    take: Callable[[Chunk], None]
-    """Called with every part of the reply."""
+    reply: Callable[[Chunk], None]
+    """Sends a part of the reply."""
     begun: dict[str, list[SplitRun]] = field(default_factory=dict)
     """For each traced input, its batches so far, with the input's times at the batch's start."""
 
@@ -128,7 +128,7 @@ def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype) -> Iterator[t
     for opened, call_positions in positions.items():
         piece = release.piece if len(positions) == 1 else release.piece.select(call_positions)
         members = [release.members[position] for position in call_positions]
-        yield opened, Chunk(going_on=piece.to_wire(hop_dtype), survivor_timings=tuple(map(_timing, members)))
+        yield opened, Chunk(survivors=piece.to_wire(hop_dtype), survivor_timings=tuple(map(_timing, members)))
 
 
 def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, ...]:
@@ -407,7 +407,7 @@ class CallServer:
     def deliver(self, releases: list[Release[Any]]) -> None:
         """Sends the releases of the device to the callers. Called on the device thread."""
         for opened, chunk in chunks_by_call(releases, self._hop_dtype):
-            opened.take(chunk)
+            opened.reply(chunk)
         self._record(releases)
 
     async def close(self) -> None:

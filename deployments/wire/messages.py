@@ -159,7 +159,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Answers of inputs that continue to run after their answer."""
     seen: tuple[Answer, ...] = ()
     """Ramp scores and full-model answers of inputs that continue after their answer."""
-    going_on: WirePiece | None = None
+    survivors: WirePiece | None = None
     """The survivors of a batch, for the next stage."""
     survivor_timings: tuple[Timing, ...] = ()
     lost: tuple[tuple[str, OfframpError], ...] = ()
@@ -167,7 +167,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def settled(self) -> tuple[str, ...]:
         """Sample ids of the inputs that this part settles."""
-        survivors = () if self.going_on is None else self.going_on.sample_ids
+        survivors = () if self.survivors is None else self.survivors.sample_ids
         answered = tuple(answer.sample_id for answer, _ in self.answers)
         return (*answered, *survivors, *(sample_id for sample_id, _ in self.lost))
 
@@ -176,8 +176,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The same content divided into one part per input, and one part for all survivors."""
         names = "seen", "early", "answers", "lost"
         parts: list[dict[str, Any]] = [{name: (each,)} for name in names for each in getattr(self, name)]
-        if self.going_on is not None:
-            parts.append({"going_on": self.going_on, "survivor_timings": self.survivor_timings})
+        if self.survivors is not None:
+            parts.append({"survivors": self.survivors, "survivor_timings": self.survivor_timings})
         return [Chunk(**part) for part in parts]
 
     @property

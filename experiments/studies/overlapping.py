@@ -89,14 +89,14 @@ class Device:
         self._begin()
 
     def _end(self, ended: Ended) -> None:
-        batch, _, first_s, total_s, leaving, going_on = ended
+        batch, _, first_s, total_s, leaving, survivors = ended
         now_s = self._events.time_s
         self._engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
         self._engine.leave(batch, now_s)
         for each in leaving:
             self._answer(each)
-        if going_on and not self._engine.go_on(batch.split.end, going_on, now_s):
-            self._answer((batch.split.end - 1, going_on))
+        if survivors and not self._engine.go_on(batch.split.end, survivors, now_s):
+            self._answer((batch.split.end - 1, survivors))
         self._begin()
 
     def _answer(self, leaving: Exit) -> None:

@@ -101,13 +101,13 @@ def _bound(problem: PlanProblem, space: Space) -> float | None:
     if isinstance(problem.objective, MinimizeLatency):
         return bound_soonest(problem, space)
     space = _without_useless_ramps(problem, space)
-    if not _may_have_several(problem, space):
+    if not _may_have_several_chains(problem, space):
         return bound_at_scale(problem, space)
     relaxation = solve_relaxation(problem, space, payable_names(problem)) if payable_names(problem) else None
     return None if relaxation is None else relaxation.bound.value
 
 
-def _may_have_several(problem: PlanProblem, space: Space) -> bool:
+def _may_have_several_chains(problem: PlanProblem, space: Space) -> bool:
     """Returns whether a plan may have several chains."""
     return min(problem.most_chains, space.most_chains) > 1 and not problem.networks
 
@@ -124,7 +124,7 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
     if isinstance(problem.objective, MinimizeLatency):
         return solve_soonest(problem, space)
     space = _without_useless_ramps(problem, space)
-    if _may_have_several(problem, space):
+    if _may_have_several_chains(problem, space):
         found = _several_chains(problem, space)
         if problem.required_per_s is not None:
             searches = (search_chains,)  # it explains why there is no plan
@@ -189,7 +189,7 @@ def _most_possible(problem: PlanProblem, space: Space, bound: float) -> str:
     """Returns what is known about plans of which none was found."""
     if problem.required_per_s is None:
         return f"plans do at most {bound:.6g}"
-    if _may_have_several(problem, space):
+    if _may_have_several_chains(problem, space):
         fastest = search_chains(replace(problem, objective=MaximizeRate()), space)
         if fastest.plans:
             rate_per_s = fastest.plans[0].figures.rate_per_s

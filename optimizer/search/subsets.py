@@ -48,7 +48,7 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
         best = solved[-1] if best is None or _beats(problem, solved[-1], best) else best
     if best is None:
         decisions = [infeasible.get(part.used) or solve(part.problem) for part in parts]
-        return _none([each for each in decisions if isinstance(each, NoPlan)])
+        return _no_plan([each for each in decisions if isinstance(each, NoPlan)])
     return _in_chain(problem, best, solved, [each for each in bounds.values() if each is not None])
 
 
@@ -106,7 +106,7 @@ def _in_chain(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent]
     )
 
 
-def _none(answers: Sequence[NoPlan]) -> NoPlan:
+def _no_plan(answers: Sequence[NoPlan]) -> NoPlan:
     """Returns the result for the chain if no set of networks has a plan: the least changes that help any set."""
     slos = [each.nearest_slo_s for each in answers if each.nearest_slo_s is not None]
     rates = [each.highest_rate_per_s for each in answers if each.highest_rate_per_s is not None]

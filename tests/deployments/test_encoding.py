@@ -87,7 +87,7 @@ CHUNK = Chunk(
         Answer(sample_id="b", exit=1, score=0.75, value=2),
         Answer(sample_id="b", exit=5, score=math.nan, value=1),
     ),
-    going_on=FLOAT32,
+    survivors=FLOAT32,
     survivor_timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf)),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
 )
@@ -143,8 +143,8 @@ ASSIGNMENTS = {
 PARTS = {
     "everything": CHUNK,
     "nothing": Chunk(),
-    "float16": Chunk(going_on=FLOAT16, survivor_timings=(TIMING, TIMING)),
-    "bfloat16": Chunk(going_on=BFLOAT16, survivor_timings=(TIMING, TIMING)),
+    "float16": Chunk(survivors=FLOAT16, survivor_timings=(TIMING, TIMING)),
+    "bfloat16": Chunk(survivors=BFLOAT16, survivor_timings=(TIMING, TIMING)),
 }
 
 
@@ -323,7 +323,7 @@ def test_survivors_that_are_too_large_for_a_frame_are_lost_but_answers_are_not(m
     monkeypatch.setattr("deployments.wire.messages.MAX_FRAME_BYTES", 700)
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
-    chunk = Chunk(answers=((answer, TIMING),), going_on=wide, survivor_timings=(TIMING, TIMING))
+    chunk = Chunk(answers=((answer, TIMING),), survivors=wide, survivor_timings=(TIMING, TIMING))
     whole, rest = map(decode_from_replica, encode_parts(7, chunk))
     assert whole == ReplyPart(7, Chunk(answers=((answer, TIMING),)))
     assert isinstance(rest, ReplyPart)

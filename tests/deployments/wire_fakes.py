@@ -92,9 +92,9 @@ def answered(sample_ids: Sequence[str]) -> Chunk:
     )
 
 
-def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
+def survivors(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
     """Returns a part with these survivors."""
-    return Chunk(going_on=piece_of(sample_ids, next_block), survivor_timings=(TIMING,) * len(sample_ids))
+    return Chunk(survivors=piece_of(sample_ids, next_block), survivor_timings=(TIMING,) * len(sample_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ class AwaitedCall(Call):
 class Owner:
     """Takes the replies to calls."""
 
-    def take(self, call: Any, chunk: Chunk) -> None:
+    def replied(self, call: Any, chunk: Chunk) -> None:
         if call.refused is not None:
             raise call.refused
         call.num_remaining -= chunk.num_inputs

@@ -150,7 +150,7 @@ class IngressCore(Unanswered):
         late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
             self.refuse_late(len(inputs), left_s, late_s)
-        self.chains.take(drawn, inputs)
+        self.chains.assign(drawn, inputs)
         self.counts.arrived += len(inputs)
         self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
         if layout is not None:

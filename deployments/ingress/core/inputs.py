@@ -95,7 +95,7 @@ class PendingInput:
     placement: KVPlacement | None = field(default=None, kw_only=True)
     """The KV placement of its sequence; None if it belongs to no sequence."""
     chain: Chain = field(init=False)
-    """The chain that was drawn for it. `Chains.take` sets this field and the next three."""
+    """The chain that was drawn for it. `Chains.assign` sets this field and the next three."""
     cost: int = field(default=0, init=False)
     """Its length at arrival. The tokens of unanswered inputs are counted by it."""
     ahead: int = field(default=0, init=False)
@@ -351,7 +351,7 @@ class Chains:
             drawn[-1].turn -= sum(weights)
         return drawn
 
-    def take(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
+    def assign(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
         """Assigns new inputs to the chains that were drawn for them."""
         for chain, each in zip(drawn, inputs, strict=True):
             each.chain, each.cost = chain, each.tokens

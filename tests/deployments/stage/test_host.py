@@ -59,7 +59,7 @@ class Replica:
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         for opened, chunk in chunks_by_call(releases):
-            opened.take(chunk)
+            opened.reply(chunk)
 
     def assignment(
         self,
@@ -87,11 +87,11 @@ class Replica:
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Chunk] = asyncio.Queue()
 
-        def take(chunk: Chunk) -> None:
+        def reply(chunk: Chunk) -> None:
             loop.call_soon_threadsafe(parts.put_nowait, chunk)
 
         begun: dict[str, list[SplitRun]] = {ids[position]: [] for position in traced}
-        self.host.submit(call, assignment, OpenCall(len(ids), take, begun))
+        self.host.submit(call, assignment, OpenCall(len(ids), reply, begun))
         chunks: list[Chunk] = []
         while sum(chunk.num_inputs for chunk in chunks) < len(ids):
             chunks.append(await asyncio.wait_for(parts.get(), 10))
@@ -101,7 +101,7 @@ class Replica:
         """The inputs that were answered, and those that go on."""
         chunks = await self.call(ids, assignment, next_block=next_block)
         answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
-        return answered, "".join("".join(c.going_on.sample_ids) for c in chunks if c.going_on is not None)
+        return answered, "".join("".join(c.survivors.sample_ids) for c in chunks if c.survivors is not None)
 
 
 RAMPS = (0, 1, 2)

@@ -224,8 +224,8 @@ def test_hidden_states_go_on_in_the_type_of_hops(
             for name, single, opened in zip("ax", piece.singles(), origins, strict=True)
         ]
         release: Survivors[Any] = Survivors(members=tuple(members), piece=piece)
-        found = [each.going_on for _, each in chunks_by_call([release], hop_dtype)]
-        values = np.concatenate([going_on.tensors[0] for going_on in found if going_on is not None])
+        found = [each.survivors for _, each in chunks_by_call([release], hop_dtype)]
+        values = np.concatenate([survivors.tensors[0] for survivors in found if survivors is not None])
         assert values.dtype == expected.dtype
         assert np.array_equal(values, expected)
 
@@ -243,8 +243,8 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call() -> No
     ]
     [(_, chunk), (_, last)] = chunks_by_call(releases)
     assert (chunk.seen, chunk.num_inputs) == ((seen,), 1)
-    assert last.going_on is not None
-    assert last.going_on.sample_ids == ("x",)
+    assert last.survivors is not None
+    assert last.survivors.sample_ids == ("x",)
 
 
 def run(first: int, end: int, queue_s: float, compute_s: float) -> SplitRun:

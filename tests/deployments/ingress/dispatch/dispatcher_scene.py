@@ -63,7 +63,7 @@ class StageCallLog:
 
     def say(self, chunk: Chunk) -> None:
         try:
-            self._owner.take(self.sent, chunk)
+            self._owner.replied(self.sent, chunk)
         except Exception as error:
             self._owner.ended(self.sent, error)
         else:
@@ -72,7 +72,7 @@ class StageCallLog:
 
     def send_on(self, names: str, *, next_block: int) -> None:
         piece = survivors([self.id_of(name) for name in names], next_block)
-        self.say(Chunk(going_on=piece, survivor_timings=(TIMING,) * len(names)))
+        self.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(names)))
 
     def lose(self, name: str, error: OfframpError) -> None:
         self.say(Chunk(lost=((self.id_of(name), error),)))

@@ -56,7 +56,7 @@ def cross(call: StageCallLog, texts: Sequence[str], states: Sequence[int] | None
         tensors=(),
         state_BS=None if states is None else np.array(states)[:, None],
     )
-    call.say(Chunk(going_on=piece, survivor_timings=(TIMING,) * len(texts)))
+    call.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(texts)))
 
 
 def ids(piece: WirePiece) -> list[int]:
@@ -167,7 +167,7 @@ def cross_with(call: StageCallLog, texts: Sequence[str], importance: Sequence[fl
         tensors=(np.array(importance, dtype=np.float16),),
         state_BS=None,
     )
-    call.say(Chunk(going_on=piece, survivor_timings=(TIMING,) * len(texts)))
+    call.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(texts)))
 
 
 async def test_words_that_got_little_attention_do_not_cross(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing(
     scene = Scene()
     call = await scene.sent("abc")
     piece = survivors([call.id_of("b")], 99)
-    call.say(Chunk(answers=call._answers("a", 1), going_on=piece, survivor_timings=(TIMING,)))
+    call.say(Chunk(answers=call._answers("a", 1), survivors=piece, survivor_timings=(TIMING,)))
     await turns()
     assert scene.answered == "a"
     assert scene.stages[0].names == ["abc", "bc"]  # they start again

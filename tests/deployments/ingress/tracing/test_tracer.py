@@ -26,7 +26,7 @@ from deployments.wire.messages import Chunk, Timing
 from earlyexit.network.boundary import Answer, Encoded
 from tests.clock import ManualClock
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
-from tests.deployments.wire_fakes import ROUTE, answered, call_of, going_on, piece_of
+from tests.deployments.wire_fakes import ROUTE, answered, call_of, piece_of, survivors
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
 
@@ -100,7 +100,7 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
 
 
 def test_an_input_has_a_span_for_a_crossing_and_for_the_wait_of_a_retry() -> None:
-    on, again = going_on([FIRST]), "a#i.1.1"
+    on, again = survivors([FIRST]), "a#i.1.1"
     names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])))
     assert names == ["queue", "stage split-cpu-0", "queue", "stage split-cpu-0", "crossing", "stage split-cpu-0"]
     names = way_of((FIRST, 0, on), (FIRST, 4, None), (again, 4, answered([again])))
