@@ -124,18 +124,19 @@ class IngressSettings(Settings):
     token_timeout_s: float = Field(default=30.0, gt=0)
     """For models that generate: timeout in seconds between two tokens. The whole answer has no default timeout."""
     max_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest timeout in seconds that a request may ask for; requests with a longer one get 400."""
     max_inputs_per_request: int = Field(default=256, ge=1)
+    """Most inputs of one request; requests with more get 400."""
     max_body_bytes: int = Field(default=2_000_000, ge=1)
     """Bytes of one request's body (of a gzip body, decompressed) before it is refused with 413."""
     max_held_bytes: int = Field(default=256_000_000, ge=1)
     """Bytes of all bodies that one ingress holds before it refuses more with 503. One body is always accepted."""
     prompt_chunk: int = Field(default=256, ge=1)
-    """Models that generate: prompt tokens per step, which runs together with steps of other sequences. A larger value
-    means earlier first tokens, and later next tokens of other sequences."""
+    """For models that generate: prompt tokens per step, which runs together with steps of other sequences. More of
+    them mean earlier first tokens, and later next tokens of other sequences."""
     ttft_slo_s: float | None = Field(default=None, gt=0)
-    """Models that generate: seconds until the first token. Requests that cannot keep it get 503. None: no limit."""
+    """For models that generate: seconds until the first token. Requests that cannot keep it get 503. None: no limit."""
     tpot_slo_s: float | None = Field(default=None, gt=0)
-    """Models that generate: mean seconds per token after the first. Requests that cannot keep it get 503. None: no
-    limit."""
+    """For models that generate: mean seconds per later token. Requests that cannot keep it get 503. None: no limit."""
     access_log: bool = False
     """Log every request as JSON with its id (measured: 5 % of an ingress's time)."""

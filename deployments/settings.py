@@ -37,8 +37,7 @@ class EmulatedSettings(Settings):
     ramp_s: list[list[float]]
     """Seconds by ramp of the model and batch size."""
     length: int | None = Field(default=None, ge=1)
-    """Tokens of each measured input. A batch then takes the time of as many measured inputs as have its number of
-    tokens. None: all inputs take the same time."""
+    """Tokens of each measured input: a batch's time then follows its tokens. None: all inputs take the same time."""
     time_scale: float = Field(default=1.0, gt=0)
     """Real seconds per emulated second."""
     decisions: Literal["recorded", "computed"] = "recorded"
@@ -52,7 +51,9 @@ class PlanningSettings(Settings):
     """How and when a controller plans. All times are in wall-clock seconds."""
 
     strategy: Strategy = "best"
+    """Plans among which the planner chooses: best (all), stock, early-exit, e3, serial, apparate or pame."""
     period_s: float = Field(default=120.0, gt=0)
+    """Seconds between plans while nothing changes, and the length of the windows of the forecast."""
     watch_s: float = Field(default=5.0, gt=0)
     """Interval at which observations are collected and compared with the forecast."""
     coverage: float = Field(default=0.95, gt=0, lt=1)

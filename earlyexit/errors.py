@@ -18,7 +18,7 @@ OfframpError                        500 INTERNAL
 ├── RateLimitError                  429 RESOURCE_EXHAUSTED  the caller sent more than its limit
 ├── OverloadedError                 503 UNAVAILABLE         the queue is full
 ├── AdmissionError                  503 UNAVAILABLE         the answer would be too late, so no work is started
-├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time
+├── StageUnavailableError           503 UNAVAILABLE         there is no plan, or calls of a stage failed too often
 ├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer
 ├── SequenceLostError               503 UNAVAILABLE         the replica has lost the keys and values of the sequence
 ├── VersionUnavailableError         503 UNAVAILABLE         another version of the model cannot be reached
@@ -159,7 +159,7 @@ class RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
 
 
 class RateLimitError(RetryableError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
-    """The caller exceeded its limit of requests or inputs per second."""
+    """The caller exceeded its limit of requests per second."""
 
 
 class OverloadedError(RetryableError):
@@ -171,7 +171,7 @@ class AdmissionError(RetryableError):
 
 
 class StageUnavailableError(RetryableError):
-    """No replica of a stage took the input in time."""
+    """The service has no plan, or calls of a stage failed too often."""
 
 
 class ControllerUnavailableError(RetryableError):

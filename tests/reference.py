@@ -99,12 +99,10 @@ def commands() -> Iterator[str]:
 def _options(command: Command) -> Iterator[str]:
     for parameter in command.params:
         text = _flat(getattr(parameter, "help", None) or "")
-        default = (
-            ""
-            if callable(parameter.default) or parameter.default is None or parameter.default is False
-            else parameter.default
-        )
-        word = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or "").upper()
+        is_empty = callable(parameter.default) or parameter.default is None or parameter.default is False
+        default = "" if is_empty else parameter.default
+        names = "`, `".join([parameter.opts[0], *parameter.secondary_opts])  # --compare and --no-compare
+        word = names if parameter.param_type_name == "option" else (parameter.metavar or "").upper()
         if word != "--help":
             yield f"| `{word}` | {_cell(default)} | {_cell(text)} |"
 

@@ -275,7 +275,6 @@ _PARTS: _Fields = {"response_types": (EVENTS,), **_OF_MODEL, **_GENERATES}
 _READY: _Fields = {"answer": ModelReady, "other_responses": {"503": ("The model is not ready.", ModelReady)}}
 _STREAMS: _Fields = {"response_types": (JSON, EVENTS), **_GENERATES}
 _HISTORY: _Fields = {"answer": {"type": "array", "items": OBJECT}, "parameters": (LIMIT,)}
-_METRICS: _Fields = {"response_types": ("text/plain",)}
 _PAGE: _Fields = {"response_types": (PAGE,)}
 _LIVE: _Fields = {"response_types": (EVENTS,)}
 _ASSET: _Fields = {
@@ -304,7 +303,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("end_canary", "DELETE", CANARY, "Let the default version answer all", errors=("403", "404", "503")),
     Operation("set_default", "PUT", MODEL + "/default", "Set the default version", request=DefaultVersion, answer={}),
     _get("stats", "/stats", "Counts of the stages and the ingress since they started"),
-    _get("metrics", "/metrics", "Metrics of all processes, for Prometheus", "503", **_METRICS),
+    _get("metrics", "/metrics", "Metrics of all processes, for Prometheus", "503", response_types=("text/plain",)),
     _get("plan", "/plan", "The plan in force, and the reason for it", "503"),
     _get("plan_history", "/plan/history", "The last plans, newest first", "400", "503", **_HISTORY),
     _get("page", "/dashboard", "The live page", **_PAGE),

@@ -63,7 +63,7 @@ def describe_plan(placed: PlacedPlan) -> str:
     # The latency is infinite if no input reaches a later split, whose batch never fills.
     if rate is not None and latency_s not in (None, math.inf):
         text += f", {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted"
-    return f"{text}, {len(placed.avoided)} replicas rest" if placed.avoided else text
+    return f"{text}, {len(placed.avoided)} stragglers get no work" if placed.avoided else text
 
 
 def _differ_in_thresholds(before: PlacedPlan, after: PlacedPlan) -> bool:
@@ -386,7 +386,7 @@ class ControlLoop:
         elif state.followed is not None and _differ_in_thresholds(state.followed, placed):
             await self._switch()
         else:
-            await self._update_followed()  # an ingress may not have received them
+            await self._update_followed()  # again: an ingress may have missed new thresholds
             await self._request_replicas(may_shrink=False)
             if not view.missing:
                 await self._fleet.prepare(self.state.placed)
@@ -437,7 +437,7 @@ class ControlLoop:
         new = NewPlan(placed=placed, reason=reason, words=words)
         if is_changing:
             self.changes[reason] += 1
-            goes_on = replace(new, reason=self.state.reason, words=f"goes on by other thresholds: {words}")
+            goes_on = replace(new, reason=self.state.reason, words=f"continues with other thresholds: {words}")
             self._remember("in force", goes_on)
             self.update_state(placed=new.placed, trial=None, spare_epoch=epoch)
             await self._update_followed(reason, words)

@@ -183,15 +183,15 @@ def export_metrics(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:
     for ramp, threshold in tuning["thresholds"].items():
         gauge("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
     predicted = described["predicted"]
-    gauge("offramp_predicted_rate", "Inputs per second that the plan should do", predicted.get("rate_per_s"))
+    gauge("offramp_predicted_rate", "Inputs per second that the plan should sustain", predicted.get("rate_per_s"))
     gauge("offramp_observed_rate", "Inputs per second that arrive", observed["rate_per_s"])
     gauge("offramp_goodput", "Answers per second inside the SLO", observed["goodput_per_s"])
     gauge("offramp_agreement", "Share of probes answered as by the full model", observed["agreement"])
-    pruned = "Share of probes that lost words whose last answer is that to the whole text"
+    pruned = "Share of probes with pruned words whose last answer equals that for the whole text"
     gauge("offramp_pruned_agreement", pruned, observed["pruned_agreement"])
     gauge("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1", tuning["evidence"])
     survivals = {"observed": observed["survival"], "forecast": (described["forecast"] or {}).get("survival")}
-    survives = "Share of inputs that no ramp before the block would let out"
+    survives = "Share of inputs that leave at no ramp before the block"
     for kind, survival in survivals.items():
         for block, share in enumerate(survival or ()):
             gauge("offramp_survival", survives, share, block=str(block), kind=kind)

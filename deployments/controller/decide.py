@@ -214,9 +214,9 @@ def due_requests(
 ) -> dict[str, int]:
     """Returns the numbers of replicas to request now, by accelerator type, so that a plan gets those that it needs.
 
-    `requested`: the last requested numbers; a type without one is requested. `at_once`: how many replicas of a type may
-    start together, because they take processor time from replicas that serve; None: all. It lowers no requested number,
-    because starting replicas would stop. `may_shrink`: whether surplus replicas may stop.
+    `requested`: the numbers that were requested last; a type without an entry is requested in any case. `at_once`: how
+    many replicas of a type may start together, because they take processor time from replicas that serve; None: all. It
+    lowers no requested number, because starting replicas would stop. `may_shrink`: whether surplus replicas may stop.
     """
     numbers = {}
     for device in sorted({*needed, *running}):
@@ -620,7 +620,7 @@ def ended_rests(view: View) -> dict[str, Any]:
 def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     """Returns what follows from the best plan that was found for the view's forecast."""
     if isinstance(found, NoPlan):
-        words = f"no plan meets the problem on {view.counts}: what is missing is {found.binding}"
+        words = f"no plan meets the problem on {view.counts}: the binding limit is {found.binding}"
         return _without_plan(view, words, reason)
     state, settings, problem = view.state, view.settings, view.problem
     reach = None if view.forecast is None else view.forecast.reach
@@ -643,7 +643,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         return Outcome(plan=replace(new, trial=trial))
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
-        return Outcome(plan=NewPlan(placed=same, reason="straggler", words="other replicas rest now"))
+        return Outcome(plan=NewPlan(placed=same, reason="straggler", words="other stragglers get no work now"))
     if not view.uses_current_thresholds(state.placed.plan):
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))

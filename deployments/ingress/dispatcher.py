@@ -451,8 +451,7 @@ class Dispatcher(Driver):
         call, _, payload, network, rows = send
         if network is None:
             self._send(call, payload if rows is None else payload.select(rows))
-        elif self._codec is None:
-            # Inputs of a single network were encoded when they arrived.
+        elif self._codec is None:  # inputs of a single network were encoded when they arrived
             try:
                 ids = [sample_id_of(self.core.name, each) for each in call.inputs]
                 piece = entry_piece(ids, [each.encoded for each in call.inputs])

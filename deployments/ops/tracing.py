@@ -186,7 +186,7 @@ class Tracer:
     ) -> None:
         """`ratio`: sampled share of the requests without a trace; None if the provider's sampler decides.
 
-        `starts`: the first block of each network of a chain.
+        `starts`: the first block of each network of a cascade.
         """
         self._provider = provider
         self._sdk = provider.get_tracer("offramp")

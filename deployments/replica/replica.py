@@ -173,7 +173,7 @@ class StageMetrics:
         gauge, labels = self.metrics.set_gauge, self._labels
         gauge("offramp_stage_waiting", "Inputs queued in a stage's replica", num_waiting, **labels)
         if memory is not None:
-            gauge("offramp_sequences", "Sequences that a replica keeps keys and values of", memory.sequences, **labels)
-            pages = "Pages of keys and values: reserved, reserved at most, there are"
+            gauge("offramp_sequences", "Sequences whose keys and values a replica keeps", memory.sequences, **labels)
+            pages = "Pages of keys and values: reserved now, most reserved so far, or all"
             for which, number in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
                 gauge("offramp_kv_pages", pages, number, **labels, which=which)

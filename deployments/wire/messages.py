@@ -204,7 +204,7 @@ class Counts:
     latencies: dict[int, int] = field(default_factory=Counter)
     """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
     crossings: dict[int, int] = field(default_factory=Counter)
-    """Inputs that were passed to another network of the chain, by its first block (as the next three fields are)."""
+    """Inputs that were passed to another network of the cascade, by its first block (as the next three fields are)."""
     crossing_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Total seconds that these inputs waited at the ingress, including encoding."""
     words: dict[int, int] = field(default_factory=Counter)

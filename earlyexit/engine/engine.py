@@ -280,7 +280,7 @@ class BatchEngine(Generic[P]):
     """
 
     def __init__(self, splits: Sequence[Split], times: ObservedTimes, *, starts: Collection[int] = ()) -> None:
-        """`starts`: the first block of each network of a chain. Inputs are encoded anew before these blocks."""
+        """`starts`: the first block of each network of a cascade. Inputs are encoded anew before these blocks."""
         self.times = times
         self._starts = tuple(sorted(starts))
         self._serial = 0
@@ -313,7 +313,7 @@ class BatchEngine(Generic[P]):
     def hosts(self, block: int) -> bool:
         """Whether survivors can wait here for `block`. A hosted split must contain it.
 
-        Survivors never wait for the first block of a chain's next network, because only an ingress can encode them.
+        Survivors never wait for the first block of a cascade's next network, because only an ingress can encode them.
         """
         for first, end in self._hosting:  # noqa: SIM110 - `any` of a generator takes five times as long, for every batch
             if first <= block < end:

@@ -40,9 +40,9 @@ class Tolerance:
     """
 
     answer: float
-    """For answers."""
+    """Limit for answers."""
     inside: float
-    """For values between blocks."""
+    """Limit for values between blocks."""
     least_range: float
     """Lower bound of the magnitude of a column."""
 

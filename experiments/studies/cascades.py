@@ -247,7 +247,7 @@ def planned_on(problem: PlanProblem, used: tuple[int, ...]) -> Planned:
     part = Subproblem(whole=problem, used=used)
     found = solve(replace(part.problem, networks=()))  # as one network, so that the planner cannot leave out a part
     assert isinstance(found, Planned), "an SLO of a second has plans"
-    return replace(found, stages=part.in_chain(found.stages))
+    return replace(found, stages=part.in_cascade(found.stages))
 
 
 def others(of: Networks) -> dict[str, Any]:

@@ -160,8 +160,7 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
     requests: int | None = Field(default=None, ge=1)
     """Number of requests. None: 1000, unless --seconds is given."""
     rate: float | None = Field(default=None, gt=0, le=1e12, allow_inf_nan=False)
-    """Open loop: requests per second, sent at random without waiting for answers. None: 50 for the first probe of
-    --sustained."""
+    """Open loop: requests per second, at random times, without waiting. None: 50 for the first probe of --sustained."""
     arrivals: str | None = Field(default=None, examples=["uniform:100"])
     """Open loop with another arrival process, during --seconds, such as uniform:100 or trace:FILE,rate=100. None:
     poisson at --rate."""
@@ -309,7 +308,7 @@ class ProblemOption(Job):
 class PlanJob(JsonOption, ProblemOption):
     """Find the best plan for a problem file: splits, batch sizes, active ramps, accelerators and replicas.
 
-    The exit status is 3 if no plan meets the problem. The output then names the binding limit, and possible ones.
+    The exit status is 3 if no plan meets the problem. The output then names the binding limit, and limits with a plan.
     """
 
     order: OrderName = None

@@ -68,8 +68,7 @@ class ModelDocument(ServedModelDocument):
     """The served model, its latencies, and how exits are decided."""
 
     models: list[str] | None = Field(default=None, min_length=2)
-    """Models that the folder's chain must consist of, smallest first, relative to the service file's folder. None: any
-    models."""
+    """Models that the folder's chain must have, smallest first, relative to the service file's folder. None: any."""
     latency: Latencies
     """Latency per accelerator type of the cluster: a table, a published profile or a profile file."""
     slower: float = Field(default=1.0, gt=0)
@@ -95,15 +94,16 @@ class AccuracyDocument(StrictDocument):
     records: str | None = None
     """Exit records, which give the survival for the first plan. None: those of the model's calibration."""
     prune: bool | None = None
-    """For a chain that was calibrated with `--prune`: whether words are pruned between its networks. None: if plans
-    improve."""
+    """For a chain calibrated with `--prune`: whether words are pruned between its networks. None: if plans improve."""
 
 
 class PlannerDocument(PartDocument, PlanningSettings):
     """How plans are made."""
 
     objective: FileObjective = Field(default_factory=MaximizeRate)
+    """What plans optimize: the highest rate, or for a rate the least cost or latency. None: the highest rate."""
     budget: BudgetDocument | None = None
+    """The largest cost of a plan. None: no limit."""
     control: bool = True
     """Whether a controller makes new plans. False: the first plan remains."""
     plan: str | None = None
@@ -117,6 +117,7 @@ class PlannerDocument(PartDocument, PlanningSettings):
     state: str | None = None
     """SQLite file with the controller's observations and plans. None: named after the service, in the file's folder."""
     probe_share: float = Field(default=0.02, ge=0, le=1)
+    """Share of the inputs that run all blocks and ramps, so that the controller can observe them."""
 
 
 class ServiceDocument(ApplicationDocument):

@@ -1,4 +1,4 @@
-"""The networks of a chain in a problem file, as `models`, each with its own blocks and latencies."""
+"""The networks of a cascade in a problem file, as `models`, each with its own blocks and latencies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kept = Annotated[float, Field(gt=0, le=1)]
 
 
 class ModelDocument(StrictDocument):
-    """One network of a chain. The context of its validation is the file's folder."""
+    """One network of a cascade. The context of its validation is the file's folder."""
 
     name: str | None = None
     """By default the name of the folder's model."""
@@ -88,7 +88,7 @@ class ModelDocument(StrictDocument):
 
 
 class ModelsDocument(StrictDocument):
-    """All networks of a chain, smallest first."""
+    """All networks of a cascade, smallest first."""
 
     models: list[ModelDocument] = Field(min_length=1, max_length=MOST_NETWORKS)
 

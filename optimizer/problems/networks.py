@@ -1,4 +1,4 @@
-"""Subproblems of a chain: the problem restricted to the networks that a plan uses, and conversions back.
+"""Subproblems of a cascade: the problem restricted to the networks that a plan uses, and conversions back.
 
 A subproblem lacks the blocks and ramps of the unused networks, and numbers its blocks from 0. It is solved like any
 problem; its splits end where a network ends. `optimizer.search.subsets` finds the best subproblem.
@@ -40,21 +40,21 @@ def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
 
 
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
-    """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the chain."""
+    """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the cascade."""
     known = (problem.survival_of or {}).get(used)
     return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subproblem:
-    """A chain's problem, restricted to the networks that a plan uses."""
+    """A cascade's problem, restricted to the networks that a plan uses."""
 
     whole: PlanProblem
     used: Used
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """The blocks of the used networks, by their numbers in the chain."""
+        """The blocks of the used networks, by their numbers in the cascade."""
         ends = self.whole.networks or (self.whole.num_blocks,)
         starts = (0, *ends)
         return tuple(block for network in self.used for block in range(starts[network], ends[network]))
@@ -88,17 +88,17 @@ class Subproblem:
         )
 
     def stages_of(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-        """Converts stages of the chain to the subproblem's block numbers."""
+        """Converts stages of the cascade to the subproblem's block numbers."""
         new = {block: number for number, block in enumerate(self.blocks)}
         return with_splits(stages, lambda _, split: _renumbered(split, new))
 
-    def in_chain(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-        """Converts stages of the subproblem to the chain's block numbers."""
-        chain = dict(enumerate(self.blocks))
-        return with_splits(stages, lambda _, split: _renumbered(split, chain))
+    def in_cascade(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Converts stages of the subproblem to the cascade's block numbers."""
+        cascade = dict(enumerate(self.blocks))
+        return with_splits(stages, lambda _, split: _renumbered(split, cascade))
 
     def shares_of(self, reach: Callable[[Sequence[int]], Sequence[float]]) -> Callable[[Sequence[int]], list[float]]:
-        """Converts a survival function of the chain to one of the subproblem."""
+        """Converts a survival function of the cascade to one of the subproblem."""
 
         def inner(active: Sequence[int]) -> list[float]:
             share_N = reach([self.blocks[ramp] for ramp in active])
@@ -121,7 +121,7 @@ class Subproblem:
 
 
 def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> LatencyTable:
-    """Returns a chain's table for plans of these networks, in which pruned inputs hold fewer tokens.
+    """Returns a cascade's table for plans of these networks, in which pruned inputs hold fewer tokens.
 
     A batch of pruned inputs takes the time of the smaller batch with as many tokens.
     """
@@ -133,12 +133,12 @@ def pruned_table(problem: PlanProblem, table: LatencyTable, used: Used) -> Laten
 
 
 def by_block(networks: Sequence[int], values: Sequence[float]) -> FloatArray:
-    """Returns, for each block of a chain, the value of its network."""
+    """Returns, for each block of a cascade, the value of its network."""
     return np.repeat(np.array(values, dtype=np.float64), np.diff(networks, prepend=0))
 
 
 def with_slower_networks(table: LatencyTable, networks: Sequence[int], factors: Sequence[float]) -> LatencyTable:
-    """Returns a chain's table with the first networks slowed down by factors: they compute attention for pruning."""
+    """Returns a cascade's table with the first networks slowed down by factors: they compute attention for pruning."""
     factors_N = np.ones(len(table.block_s_NB))
     for start, end, factor in zip((0, *networks), networks, factors, strict=False):
         factors_N[start:end] = factor

@@ -36,7 +36,7 @@ Latency = Annotated[float, Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)]
 Slack = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
 MOST_NETWORKS = 6
-"""Networks of a chain. Each subset that contains the last network is planned as a problem of its own: at most 32."""
+"""Networks of a cascade. Each subset that contains the last network is planned as a problem of its own: at most 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +171,10 @@ class PlanProblem:
     stayers_length_N: tuple[float, ...] | None = None
     """Mean length of the inputs that reach each block, relative to all inputs, with all ramps active. None: equal."""
     networks: tuple[int, ...] = ()
-    """For a chain: one past the last block of each network. The last network is the reference. (): a single network."""
+    """One past the last block of each network of a cascade. The last one is the reference. (): a single network."""
     survival_of: Mapping[tuple[int, ...], tuple[float, ...]] | None = None
     """Survival of plans that use a subset of the networks, by subset. Only the ramps of the subset are active. Blocks
-    keep their numbers in the chain; the values of unused blocks are ignored. Other subsets have nested survival."""
+    keep their numbers in the cascade; the values of unused blocks are ignored. Other subsets have nested survival."""
     crossing_s: float = 0.0
     """Seconds in which the ingress encodes the survivors of a network for the next network. The hop, which carries
     `bytes_per_sample_N` of the network's last block, is added."""

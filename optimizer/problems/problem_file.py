@@ -209,7 +209,7 @@ class GenerationDocument(StrictDocument):
 
 
 class SurvivalOfDocument(StrictDocument):
-    """Survival of plans that use a subset of a chain's networks."""
+    """Survival of plans that use a subset of a cascade's networks."""
 
     networks: tuple[int, ...] = Field(strict=False)
     """Indices of the used networks. The last network is always used."""
@@ -242,11 +242,11 @@ class ProblemDocument(StrictDocument):
     stayers_length: tuple[float, ...] | None = Field(None, strict=False)
     """Mean length of the inputs that reach each block, relative to all inputs. None: from the records, or equal."""
     models: None = None
-    """Instead of blocks, ramps, latency and bytes_per_sample: a chain's networks (`optimizer.problems.models_file`)."""
+    """Instead of blocks, ramps, latency, bytes_per_sample: a cascade's networks (`optimizer.problems.models_file`)."""
     generation: GenerationDocument | None = None
     """For decoders: the sequences, whose steps are the inputs."""
     networks: tuple[int, ...] = Field((), strict=False)
-    """For a chain: one past the last block of each network."""
+    """For a cascade: one past the last block of each network."""
     survival_of: list[SurvivalOfDocument] = Field(default_factory=list)
     crossing_s: Seconds = 0.0
     network_tokens: tuple[Tokens, ...] = Field((), strict=False)

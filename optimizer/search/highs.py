@@ -27,9 +27,9 @@ class Solution:
     """The best solution that was found."""
 
     values: FloatArray
-    """Of the variables."""
+    """Values of the variables."""
     duals: FloatArray
-    """Of the rows: how the objective grows with a row's limit. For linear programs only."""
+    """By row: how the objective grows with the row's limit. For linear programs only."""
     objective: float
     bound: float
     """Lower bound on the objective of an integer program."""

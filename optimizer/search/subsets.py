@@ -1,4 +1,4 @@
-"""Selects the networks of a chain that a plan uses, by branch and bound over all sets that contain the last network.
+"""Selects the networks of a cascade that a plan uses, by branch and bound over all sets that contain the last network.
 
 Sets are planned in the order of their bounds, and only while a bound is better than the best plan so far.
 """
@@ -49,7 +49,7 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
     if best is None:
         decisions = [infeasible.get(part.used) or solve(part.problem) for part in parts]
         return _no_plan([each for each in decisions if isinstance(each, NoPlan)])
-    return _in_chain(problem, best, solved, [each for each in bounds.values() if each is not None])
+    return _in_cascade(problem, best, solved, [each for each in bounds.values() if each is not None])
 
 
 def _may_beat(problem: PlanProblem, bound: float, part: Subproblem, best: Incumbent) -> bool:
@@ -84,18 +84,18 @@ def _excess_s(incumbent: Incumbent) -> float:
     return needed_s - limit_s if needed_s > limit_s * (1 + TOLERANCE) else 0.0
 
 
-def _in_chain(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent], bounds: Sequence[float]) -> Planned:
-    """Converts the best plan to the chain's numbers, with the bound of all sets and all other plans as candidates."""
+def _in_cascade(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent], bounds: Sequence[float]) -> Planned:
+    """Converts the best plan to the cascade's numbers, with the bound of all sets and all other plans as candidates."""
     part, planned = best
     value = objective_value(problem, planned.figures)
     bound = max([value, *bounds]) if isinstance(problem.objective, MaximizeRate) else min([value, *bounds])
     if math.isclose(bound, planned.bound, rel_tol=TOLERANCE):
         bound = planned.bound
-    candidates = [part.in_chain(each) for each in planned.candidates]
+    candidates = [part.in_cascade(each) for each in planned.candidates]
     for other, decision in solved:
         if other is not part:
-            candidates += [other.in_chain(each) for each in (decision.stages, *decision.candidates)]
-    stages = part.in_chain(planned.stages)
+            candidates += [other.in_cascade(each) for each in (decision.stages, *decision.candidates)]
+    stages = part.in_cascade(planned.stages)
     return replace(
         planned,
         stages=stages,
@@ -107,7 +107,7 @@ def _in_chain(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent]
 
 
 def _no_plan(answers: Sequence[NoPlan]) -> NoPlan:
-    """Returns the result for the chain if no set of networks has a plan: the least changes that help any set."""
+    """Returns the result for the cascade if no set of networks has a plan: the least changes that help any set."""
     slos = [each.nearest_slo_s for each in answers if each.nearest_slo_s is not None]
     rates = [each.highest_rate_per_s for each in answers if each.highest_rate_per_s is not None]
     nearest = min(answers, key=lambda each: LEAST_FIRST.index(each.binding))

@@ -170,9 +170,9 @@ class Walk(NamedTuple):
     """Device seconds per input (W)."""
     hop_work_C: FloatArray
     latency_s: float
-    """Without the waits for batches that depend on the rate."""
+    """Latency without the waits for batches that depend on the rate."""
     fill: float
-    """The waits that depend on the rate, at one input per second."""
+    """Seconds of the waits that depend on the rate, at one input per second."""
     mean_s: float = 0.0
     """Mean answer time without waits."""
     mean_fill: float = 0.0
@@ -213,14 +213,14 @@ class CostToGo(NamedTuple):
     """Tables of the dynamic program: least prices from each state to the end, and the actions. inf: not allowed."""
 
     inside_NFREQ: FloatArray
-    """From before a block inside a split. F is 1 if the split's seconds count twice. N may hold only a few blocks."""
+    """Inside a split, from before a block. F is 1 if the split's seconds count twice. N may hold only a few blocks."""
     action_NFREQ: npt.NDArray[np.int8]
     """The best action after the block."""
     later_KCQ: FloatArray
-    """From a boundary and rank, if a later split of a stage on a device begins there."""
+    """At a boundary and rank where a later split of a stage on a device begins."""
     later_run_KCQ: IntArray
     first_KQ: FloatArray
-    """From a boundary and rank, if a new stage begins there."""
+    """At a boundary and rank where a new stage begins."""
     first_run_KQ: IntArray
 
 

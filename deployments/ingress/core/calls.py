@@ -126,7 +126,7 @@ class SendCall(NamedTuple):
     payload: Any
     """The output of the previous stage; if `enters` is set, it may contain other inputs too. None for new inputs."""
     enters: int | None = None
-    """The network of the chain for which the inputs must be encoded; None: they need no encoding."""
+    """The network of the cascade for which the inputs must be encoded; None: they need no encoding."""
     rows: tuple[int, ...] | None = None
     """The rows of the payload that belong to the call; None: all."""
 

@@ -328,7 +328,7 @@ class IngressCore(Unanswered):
         return self.chains.stays if self.options.shape is None else self.observations.is_open(pending)
 
     def _send_unpruned(self, call: Call, now_s: float) -> Actions:
-        """Sends unpruned copies of probes, whose words are about to be pruned, to the last network of the chain.
+        """Sends unpruned copies of probes, whose words are about to be pruned, to the last network of the cascade.
 
         The answers of that network are the reference for the probes; no request waits for them. If a copy is lost, the
         observations of its probe are lost too.

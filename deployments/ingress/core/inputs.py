@@ -362,10 +362,10 @@ class Chains:
         self._num_taken += len(inputs)
 
     def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:
-        """Returns by how many seconds a request would be late in the best chains tried; 0: the next draws are in time.
+        """Returns by how many seconds a request would be late; 0 if the next draws are in time.
 
-        If tokens count, each input counts as one token, so no input is refused that would be admitted once its length
-        is known. A chain in which the request would be late loses its turns, so that the next try draws others.
+        Chains in which it would be late lose their turns, so that another try draws others; the least delay counts. If
+        tokens count, each input counts as one, so no input is refused that would be admitted once its length is known.
         """
         least_s = math.inf
         for _ in self.active:

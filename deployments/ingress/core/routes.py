@@ -91,9 +91,9 @@ def min_to_send(
 
     Both are infinite if no call may be sent. `pending_calls`: calls to the stage without any reply so far. `batches`:
     batches that all its replicas run at once. A call that can start immediately takes all waiting inputs; a call that
-    will queue behind another one must be full. `fills`: batches share processors, so any second call must be full. It
-    is also sent with its share of the `limit` of unanswered inputs (or tokens): room for a running and a waiting call
-    per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low.
+    will queue behind another one must be full. `fills`: batches share processors, so every call after the first must be
+    full, or have its share of the `limit` of unanswered inputs (or tokens), which has room for a running and a waiting
+    call per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low.
     """
     if pending_calls < (1 if fills else batches):
         return 1, math.inf

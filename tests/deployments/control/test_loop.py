@@ -188,7 +188,7 @@ async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_acce
     )
     scene.fleet.alive = {"cpu": 0}
     await scene.ticks(2)
-    assert scene.said("suspended") == ["no plan meets the problem on {'cpu': 0}: what is missing is devices"]
+    assert scene.said("suspended") == ["no plan meets the problem on {'cpu': 0}: the binding limit is devices"]
     scene.start()
     await scene.ticks(2)
     assert scene.fleet.log == ["suspend"] * 4
@@ -212,7 +212,7 @@ async def test_a_plan_stays_where_none_meets_the_problem_but_its_accelerators_ar
     scene = await begun(tmp_path, looks=1, best=None)
     assert scene.fleet.log == []
     assert scene.said("no plan") == [
-        "no plan meets the problem on {'cpu': 4}: what is missing is devices; keeps plan 0"
+        "no plan meets the problem on {'cpu': 4}: the binding limit is devices; keeps plan 0"
     ]
 
 
