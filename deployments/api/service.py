@@ -52,14 +52,8 @@ class InferService:
         """
         now_s = self.clock.now_s()
         arrived_s = now_s if request.arrived_s is None else request.arrived_s
-        requested_s, max_s = request.timeout_s, self.settings.max_timeout_s
-        if requested_s is not None and requested_s > max_s:
-            raise InputError(f"the timeout must be at most {max_s:g} s (got {requested_s:g} s)")
-        timeout_s = min(requested_s or self.settings.default_timeout_s, self.settings.slo_s or math.inf)
+        timeout_s = self._timeout_s(request)
         deadline_s = arrived_s + timeout_s
-        limit = self.settings.max_inputs_per_request
-        if len(request.rows) > limit:
-            raise InputError(f"a request must have at most {limit} inputs (got {len(request.rows)})")
         self.dispatcher.core.check(len(request.rows), deadline_s, now_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
@@ -81,13 +75,8 @@ class InferService:
             if len(answers) == len(encoded):
                 done.set_result(None)
 
-        pending = self.dispatcher.submit(
-            list(zip(request.ids, encoded, strict=True)),
-            deadline_s,
-            settle,
-            arrived_s=arrived_s,
-            request_id=request.request_id,
-        )
+        inputs, request_id = list(zip(request.ids, encoded, strict=True)), request.request_id
+        pending = self.dispatcher.submit(inputs, deadline_s, settle, arrived_s=arrived_s, request_id=request_id)
         reason = ABANDONED
         try:
             await done
@@ -98,19 +87,29 @@ class InferService:
             self.dispatcher.give_up(pending, reason)
         return [answers[each] for each in pending]
 
+    def _timeout_s(self, request: InferRequest) -> float:
+        """Returns the timeout of a request. Raises InputError for a timeout or a number of inputs above its limit."""
+        requested_s, max_s, limit = request.timeout_s, self.settings.max_timeout_s, self.settings.max_inputs_per_request
+        if requested_s is not None and requested_s > max_s:
+            raise InputError(f"the timeout must be at most {max_s:g} s (got {requested_s:g} s)")
+        if len(request.rows) > limit:
+            raise InputError(f"a request must have at most {limit} inputs (got {len(request.rows)})")
+        return min(requested_s or self.settings.default_timeout_s, self.settings.slo_s or math.inf)
+
     async def _encode(
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
     ) -> Sequence[Encoded]:
-        encode_rows: Callable[..., Sequence[Encoded]] = self.codec.encode
+        """Returns the encoded inputs. Rows that take long run in a thread, until the deadline (DeadlineError)."""
+        encode: Callable[[], Sequence[Encoded]] = partial(self.codec.encode, rows, truncate=truncate)
         if isinstance(self.codec, ChainCodec):  # for the first network of the current plan
-            encode_rows = partial(self.codec.encode_for, used=self.dispatcher.core.placed.plan.used)
+            used = self.dispatcher.core.placed.plan.used
+            encode = partial(self.codec.encode_for, rows, truncate=truncate, used=used)
         if not self.codec.is_slow(rows):
-            return encode_rows(rows, truncate=truncate)
+            return encode()
         if self._num_encoding + len(rows) > self.settings.max_queued:
             message = f"{self._num_encoding} inputs wait to be encoded; the limit is {self.settings.max_queued}"
             self.dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_AFTER_S), len(rows))
         self._num_encoding += len(rows)
-        encode = partial(encode_rows, rows, truncate=truncate)
         try:
             async with asyncio.timeout(deadline_s - self.clock.now_s()):
                 return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
