@@ -33,7 +33,7 @@ class TracingSettings(StrictDocument, Settings):
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     """The collector, such as http://collector:4318. Spans go to its path /v1/traces, unless the URL has a path."""
     ratio: float | None = Field(default=None, ge=0, le=1)
-    """Traced share of the requests outside traces of their callers. None: OTEL_TRACES_SAMPLER, else 0.01."""
+    """Share of the requests to trace, where the caller sends no traceparent. None: OTEL_TRACES_SAMPLER, else 0.01."""
     service_name: str | None = None
     """None: OTEL_SERVICE_NAME, else the application's name."""
 

@@ -34,7 +34,7 @@ class AccessSettings(StrictDocument, Settings):
     burst: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Requests that may come at once after a pause. None: those of one second, at least 1."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
-    """Origin, such as https://example.org, whose pages browsers let use the service, or * for all; may be repeated."""
+    """Origin, such as https://example.org, whose pages may call the service, or * for all; may be repeated."""
 
     @property
     def has_keys(self) -> bool:

@@ -460,10 +460,10 @@ class CalibrateOptions(JsonOption, LabelledRowOptions, CalibrateJob):
     """
 
     model: Path | None = Field(default=None, json_schema_extra={"argument": "MODEL"})
-    """Model folder, as `offramp train` writes it. None: none, with --records."""
+    """Model folder, as `offramp train` writes it (not with --records)."""
     data: Path | None = None
-    """Rows with labels (an injected model needs none): texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip
-    with a folder of images per label, or arrays with `labels` (.npz). None: none, with --records."""
+    """Rows with labels, which an injected model does not need (not with --records): texts (.csv, .tsv, .jsonl, .json of
+    CLINC150), a folder or .zip with a folder of images per label, or arrays with `labels` (.npz)."""
     records: Path | None = None
     """Exit records of another system (.csv, .tsv, .npz), instead of a model and --data. None: the model makes them."""
     scale: float | None = None

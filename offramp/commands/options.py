@@ -217,7 +217,7 @@ class PredictJob(JsonOption, ServerOptions, RowOptions):
     concurrency: int = Field(default=8, ge=1)
     """With --data or -: number of concurrent requests."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Timeout of a request in seconds and, with --data or -, how long a busy service may answer nothing."""
+    """Timeout of a request in seconds and, with --data or -, of waiting for a busy service that answers nothing."""
     truncate: bool = False
     """Truncate texts that are longer than the model allows."""
 
