@@ -41,7 +41,7 @@ def run(job: RampJob) -> None:
         card, _ = calibrate(out, held, promise, progress=progress)
     saved, tested = saved_share(card, profile), card.tested
     lines = [
-        f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} of the model's processor time; at "
+        f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} processor time than the model; at "
         f"least {percent(1 - card.budget)} of the answers stay the same, with {percent(card.confidence)} confidence",
         f"tested on {tested['inputs']:,} of {len(rows):,} rows: {percent(tested['agreement'])} of the answers were "
         f"the same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks",

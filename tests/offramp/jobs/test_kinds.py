@@ -338,7 +338,7 @@ def test_one_command_makes_calibrates_and_reports_ramps(checkpoint: Path, tmp_pa
         assert json.loads((out / "profile.json").read_text())["provenance"]["asked"]["ramps"] == [0, 1]
         assert run("ramp", tmp_path / "tuned", "--data", log, "--out", out) == 0
         said = capsys.readouterr().out
-        assert "of the model's processor time; at least 99 % of the answers stay the same, with 90 % confidence" in said
+        assert "processor time than the model; at least 99 % of the answers stay the same, with 90 % confidence" in said
         assert "of 700 rows: " in said
         assert ("equal the label" in said) == labelled
     with (out / WEIGHTS_FILE).open("ab") as weights:
