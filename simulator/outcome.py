@@ -30,9 +30,9 @@ class Ledger:
     def __init__(self, arrivals_s: FloatArray, inputs_per_request: int) -> None:
         self.inputs_per_request = inputs_per_request
         self.arrived_s = array("d")
-        """By request."""
+        """The time of arrival of each request."""
         self.latency_s = array("d")
-        """NaN without an answer."""
+        """The latency of each input; NaN without an answer."""
         self.exit = array("h")
         """The block after which the input left."""
         self.drop = array("b")
@@ -157,9 +157,9 @@ class Outcome:
     slo_s: float
     inputs_per_request: int
     arrived_s_R: FloatArray
-    """By request."""
+    """The time of arrival of each request."""
     latency_s_N: FloatArray
-    """By input; NaN without an answer."""
+    """The latency of each input; NaN without an answer."""
     exit_N: npt.NDArray[np.int16]
     """The block after which each input left; -1 without an answer."""
     drop_N: npt.NDArray[np.int8]

@@ -297,7 +297,7 @@ class Slot:
         self.name = name
         self.device = device
         self.replicas: list[SimulatedReplica] = []
-        """In the order of their start."""
+        """The replicas, in the order of their start."""
         self.periods: list[HostingPeriod] = []
         self.pending: list[tuple[SimulatedCall, int, float]] = []
         """The calls that wait for a replica, with their block and delay."""

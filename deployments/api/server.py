@@ -192,14 +192,14 @@ class Connection(HttpToolsProtocol):
             and b"x-request-timeout-seconds" not in names  # Serve interprets it
         )
         is_ours = error is not None or server.serve_app is None or is_fast
-        named = [self._name_request()] if is_ours else []
+        id_headers = [self._add_id_header()] if is_ours else []
         self.app = server.app if is_ours or server.serve_app is None else server.serve_app
         if error is not None:
             self.app = refusal(self.url.decode("latin-1"), self.headers, error)
         super().on_headers_complete()  # fails for some URLs
         self._phase = BODY
         self.cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
-        self.cycle.default_headers = [*self.cycle.default_headers, *named]
+        self.cycle.default_headers = [*self.cycle.default_headers, *id_headers]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -232,7 +232,7 @@ class Connection(HttpToolsProtocol):
     def _too_large(self) -> HeadTooLargeError:
         return HeadTooLargeError(f"request line and headers are larger than {self._limits.head_bytes} bytes")
 
-    def _name_request(self) -> tuple[bytes, bytes]:
+    def _add_id_header(self) -> tuple[bytes, bytes]:
         """Returns the header with the request's id, which is the caller's or a new one, and puts it in front."""
         sent = (value for name, value in self.headers if name == REQUEST_ID and value)
         header = REQUEST_ID, next(sent, b"") or b"%032x" % _ids.getrandbits(128)
@@ -308,9 +308,9 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.abort()
                 return
-        named = self._name_request()
+        id_header = self._add_id_header()
         response = refusal(self.url.decode("latin-1"), self.headers, error)
-        headers = *response.raw_headers, *self.server_state.default_headers, named
+        headers = *response.raw_headers, *self.server_state.default_headers, id_header
         head = b"".join(b"%b: %b\r\n" % each for each in headers)
         self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + bytes(response.body))
         self.close()

@@ -92,9 +92,9 @@ class Forecast:
     reach: Reach | None
     """The share of inputs that reach each block according to recent probes; None with too few probes."""
     rate: RateForecast | None
-    """None before the first input was counted."""
+    """The expected rate; None before the first input was counted."""
     lengths: Lengths | None
-    """None if inputs have no lengths."""
+    """The expected lengths; None if inputs have none."""
 
     def of(self, used: Used) -> SurvivalForecast:
         """Returns the survival forecast for plans that use exactly these networks."""

@@ -110,7 +110,7 @@ class Traffic(Body):
     model_config = ConfigDict(frozen=True)
 
     default: Version | None = None
-    """None: the version of the ingress that receives the request."""
+    """The default version. None: the version of the ingress that receives the request."""
     canary: Canary | None = None
     changes: int = 0
     """The number of changes so far. Every change has an entry of its own in the store."""
@@ -153,7 +153,7 @@ class TrafficSplitter:
     clock: Clock
     _: KW_ONLY
     default: ModelVersion | None = None
-    """None: this ingress's version answers all requests, which are not counted."""
+    """The default version. None: this ingress's version answers all requests, which are not counted."""
     canary: ModelVersion | None = None
     share: float = 0.0
     compare_share: float = 0.0

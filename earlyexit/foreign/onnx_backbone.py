@@ -107,7 +107,7 @@ class Entry(_Config):
     max_length: int = Field(default=1, gt=0)
     """The longest input in tokens; 1 if inputs have no tokens."""
     pixels: Pixels | None = None
-    """None: the graph takes the codec's tensors as they are."""
+    """How images are converted. None: the graph takes the codec's tensors as they are."""
 
     @property
     def codec_inputs(self) -> tuple[GraphInput, ...]:

@@ -39,7 +39,7 @@ class Budget:
 
     inputs: int
     tokens: int | None = None
-    """None: any number."""
+    """The most tokens. None: any number."""
 
     def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
         """Returns the expected tokens of a full batch: `num_inputs` known inputs, and others of `mean_tokens` each.
@@ -69,7 +69,7 @@ class Split(FromFile):
     ramps: Annotated[tuple[int, ...], Field(strict=False)] = ()
     """The active ramps, ascending. Ramp r is after block r."""
     after_answer: Annotated[AfterAnswer, Field(exclude=True)] = "stop"
-    """In files it is a field of the plan, and so is `overlap_below`."""
+    """Whether answered inputs stop or stay. In files, this and `overlap_below` are fields of the plan."""
     overlap_below: Annotated[int | None, Field(exclude=True)] = None
     """While fewer than this many inputs remain in a running batch, the device may run its next batch beside it
     (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
@@ -248,7 +248,7 @@ class Encoded:
     """An input in the form that the network takes before block 0."""
 
     length: int
-    """In tokens; 1 for inputs without tokens."""
+    """The length in tokens; 1 for inputs without tokens."""
     tensors: tuple[npt.NDArray[np.generic], ...]
     """One array per input tensor of the network, (length, ...), or (1, ...) for a tensor with one row per input."""
 

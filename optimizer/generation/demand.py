@@ -69,7 +69,7 @@ class Generation:
     most_running: int | None = None
     """Largest number of concurrent sequences. None: as many as fit into memory."""
     kv: KvMemory | None = None
-    """None: memory is not limited."""
+    """The memory for keys and values. None: it is not limited."""
     batch_limit: float = math.inf
     """Largest batch of a plan. Larger measured batches are still used, because skipped tokens enlarge a batch."""
     recorded: Pairs | None = None

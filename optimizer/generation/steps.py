@@ -51,7 +51,7 @@ class StepTable:
     """Steps, without the vocabulary head."""
     head_s_B: FloatArray
     ramp_s_EB: FloatArray
-    """With a late head, ramps do not include the head's time."""
+    """Seconds of ramps, by batch size. With a late head, they do not include the head's time."""
     prompt_s_N: FloatArray
     """Mean seconds of a prompt, per block."""
     num_chunks: int

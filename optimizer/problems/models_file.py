@@ -33,7 +33,7 @@ class ModelDocument(StrictDocument):
     """One network of a cascade. The context of its validation is the file's folder."""
 
     name: str | None = None
-    """By default the name of the folder's model."""
+    """The network's name; by default the name of the folder's model."""
     folder: str | None = None
     """A model folder, relative to the file's folder. It defines blocks and ramps."""
     blocks: int | None = Field(default=None, ge=1, le=MAX_BLOCKS)

@@ -229,7 +229,7 @@ class ProblemDocument(StrictDocument):
     link: Link
     bytes_per_sample: FileBytes
     slo: Slo | None = None
-    """None if `generation` holds the SLO."""
+    """The SLO of an input; None if `generation` holds the SLOs."""
     objective: FileObjective
     budget: BudgetDocument | None = None
     most_chains: int = Field(1, ge=1, le=MOST_CHAINS)
@@ -238,7 +238,7 @@ class ProblemDocument(StrictDocument):
     order: Order = DEFAULT
     """The order of waiting inputs, which is copied into plans."""
     lengths: FileLengths | None = None
-    """None: every input has the length at which latencies were measured, and batches are counted in inputs."""
+    """Lengths of inputs. None: all have the length at which latencies were measured, and batches count inputs."""
     stayers_length: tuple[float, ...] | None = Field(None, strict=False)
     """Mean length of the inputs that reach each block, relative to all inputs. None: from the records, or equal."""
     models: None = None

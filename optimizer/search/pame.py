@@ -55,7 +55,7 @@ class SearchStep:
     """The batches behind the exits found so far."""
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None
-    """None if no candidate helps, which ends the search."""
+    """The best candidate; None if none helps, which ends the search."""
 
 
 def exits_of(steps: Sequence[SearchStep]) -> tuple[int, ...]:

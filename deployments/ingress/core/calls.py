@@ -147,7 +147,7 @@ class Dropped(NamedTuple):
     inputs: Inputs
     reason: str
     error: OfframpError | None
-    """None if the callers no longer wait."""
+    """The error that callers get; None if they no longer wait."""
 
 
 class AbortCall(NamedTuple):
