@@ -20,7 +20,7 @@ from earlyexit.codecs.base import Codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import IMAGE, PAIR, TEXT, LabelledRows, write_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.families.base import Pretrained
+from earlyexit.families.base import Backbone, Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec, is_own
@@ -185,23 +185,11 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
         early = task_for(job, data, ()) if by_data else None  # checks the labels before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         backbone, ramps = pretrained.backbone, ramp_options(job)
-        facts: dict[str, Any]
-        codec: NamedSpec
         if job.task == TOKEN:
-            if not isinstance(backbone, DecoderBackbone):
-                raise ModelFolderError(f"{job.backbone} is not a decoder: --task token is for models that generate")
-            if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
-                raise InputError(
-                    "the ramps of an encoder-decoder train on its own answers: set their length with --answers"
-                )
-            task: Task = TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
-            style = "adapted" if ramps.style == RampOptions().style else ramps.style
-            if style not in DECODER_STYLES:
-                raise InputError(f"--ramp-style {style}: the ramps of a decoder must be {' or '.join(DECODER_STYLES)}")
-            ramps = replace(ramps, style=style, pooling="last", at=ramps.at or default_ramps(backbone.num_blocks))
+            task, ramps, codec = _parts_of_decoder(job, backbone, ramps)
             options = training_options(job, TOKEN_OPTIONS, progress=progress)
-            codec = {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
-            facts = {"answers": job.answers, "chat": job.chat} | ({} if job.epochs is None else {"epochs": job.epochs})
+            facts: dict[str, Any] = {"answers": job.answers, "chat": job.chat}
+            facts |= {} if job.epochs is None else {"epochs": job.epochs}
         else:
             if data.are_labelled:
                 task = early or task_for(job, data, backbone.inputs)
@@ -210,10 +198,8 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             else:
                 raise DataError(f"{job.source}: rows without labels; only ramps of a trained classifier need none")
             options = training_options(job, _default_options(job, task, pretrained), progress=progress)
-            if job.codec is None and pretrained.codec is not None:
-                codec = pretrained.codec
-            else:
-                codec = codec_for(job, backbone.inputs, data, longest=backbone.max_length)
+            its_own = pretrained.codec if job.codec is None else None
+            codec = its_own or codec_for(job, backbone.inputs, data, longest=backbone.max_length)
             dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
             trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
             facts = {"joint": job.joint, "imitate": job.imitate or not job.joint} | trained | dtype
@@ -226,6 +212,20 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             f"--head-style {job.head_style}: {job.backbone} has its own head for these labels; leave it out"
         )
     return model, options
+
+
+def _parts_of_decoder(job: TrainJob, backbone: Backbone, ramps: RampOptions) -> tuple[Task, RampOptions, NamedSpec]:
+    """Returns the task, the ramps and the codec of a decoder; raises ModelFolderError or InputError if it has none."""
+    if not isinstance(backbone, DecoderBackbone):
+        raise ModelFolderError(f"{job.backbone} is not a decoder: --task token is for models that generate")
+    if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
+        raise InputError("the ramps of an encoder-decoder train on its own answers: set their length with --answers")
+    style = "adapted" if ramps.style == RampOptions().style else ramps.style
+    if style not in DECODER_STYLES:
+        raise InputError(f"--ramp-style {style}: the ramps of a decoder must be {' or '.join(DECODER_STYLES)}")
+    ramps = replace(ramps, style=style, pooling="last", at=ramps.at or default_ramps(backbone.num_blocks))
+    task = TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
+    return task, ramps, {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
 
 
 def default_ramps(num_blocks: int) -> tuple[int, ...]:
