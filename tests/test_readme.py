@@ -143,7 +143,7 @@ def test_the_life_of_a_request_has_at_most_forty_lines_and_names_files() -> None
 
 
 def test_the_plan_on_the_page_of_planning_is_accepted() -> None:
-    text, side_by_side, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
+    _, _, _, _, text, side_by_side, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
     shape = ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4))
     plan = parse_plan(yaml.safe_load(text), shape)
     assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))
@@ -151,7 +151,7 @@ def test_the_plan_on_the_page_of_planning_is_accepted() -> None:
 
 
 def test_the_problems_on_the_page_of_planning_are_accepted(tmp_path: Path) -> None:
-    _, _, text, with_lengths, of_steps, of_a_chain, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
+    text, with_lengths, of_steps, of_a_chain, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
     path = tmp_path / "problem.yaml"
     path.write_text(text, encoding="utf-8")
     problem = read_problem(path).problem
