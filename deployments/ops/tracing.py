@@ -275,9 +275,9 @@ class Tracer:
         positions = []
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
-            record = self._inputs.get(serial)
+            span = self._inputs.get(serial)
             # Calls after the answer (of probes) and of the unpruned copies of pruned texts are not recorded.
-            if record is None or record.is_answered or attempt == UNPRUNED:
+            if span is None or span.is_answered or attempt == UNPRUNED:
                 continue
             attributes: Attributes = {
                 "offramp.slot": assignment.slot,
@@ -288,11 +288,11 @@ class Tracer:
                 "offramp.call_inputs": len(piece.sample_ids),
             }
             stage = Span(name=f"stage {assignment.slot}", begin_s=now_s, attributes=attributes)
-            before = (record.children or [record])[-1]
+            before = (span.children or [span])[-1]
             was_passed_on = before.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in before.attributes
             crosses = piece.next_block in self._starts and was_passed_on and before.error is None
-            record.enter(stage, int(piece.lengths_B[position]) if crosses else None)
-            inputs[sample_id] = record
+            span.enter(stage, int(piece.lengths_B[position]) if crosses else None)
+            inputs[sample_id] = span
             positions.append(position)
         if not inputs:
             return message
@@ -319,8 +319,8 @@ class Tracer:
 
     def on_end(self, call: Call, error: BaseException | None) -> None:
         """Records the end of a call."""
-        for record in self._calls.pop(call, {}).values():
-            record.leave(self.clock.now_s(), error=repr(error))
+        for span in self._calls.pop(call, {}).values():
+            span.leave(self.clock.now_s(), error=repr(error))
 
 
 def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:

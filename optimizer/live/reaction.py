@@ -101,7 +101,7 @@ def rate_deviation(
     outside = most / seconds < low_rps or fewest / seconds > allowed_rps
     if not outside or abs(rate_rps - median_rps) < LEAST_RATE_DIFFERENCE * median_rps:
         return None
-    return f"{rate_rps:.4g} requests/s arrived for {seconds:.0f} s, {low_rps:.4g} to {allowed_rps:.4g} were expected"
+    return f"{rate_rps:.4g} inputs/s arrived for {seconds:.0f} s, {low_rps:.4g} to {allowed_rps:.4g} were expected"
 
 
 def _wilson_bound(share: float, num: float, width: float) -> float:

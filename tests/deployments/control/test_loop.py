@@ -107,7 +107,7 @@ async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(
     await scene.ticks(1, (180, 120))
     assert scene.said("reaction") == []
     await scene.ticks(1, (180, 120))
-    assert scene.said("reaction") == ["60 requests/s arrived for 10 s, 0 to 20 were expected"]
+    assert scene.said("reaction") == ["60 inputs/s arrived for 10 s, 0 to 20 were expected"]
     assert scene.asked[-1].required_per_s == pytest.approx(60.0)
 
 

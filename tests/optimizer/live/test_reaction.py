@@ -100,9 +100,9 @@ def rate(num_arrived: int, *, asked_rps: float | None = 150.0, seconds: float = 
 
 
 def test_a_rate_outside_its_interval_or_above_the_plans_is_a_deviation() -> None:
-    assert rate(2000) == "200 requests/s arrived for 10 s, 70 to 150 were expected"
+    assert rate(2000) == "200 inputs/s arrived for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
-    assert rate(1400, asked_rps=120.0) == "140 requests/s arrived for 10 s, 70 to 120 were expected"
+    assert rate(1400, asked_rps=120.0) == "140 inputs/s arrived for 10 s, 70 to 120 were expected"
     assert rate(100_000, asked_rps=None) is None
 
 
