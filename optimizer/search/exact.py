@@ -70,9 +70,9 @@ class ExactSearch:
 
     def highest_rate(self, *, any_plan: bool = False) -> Found:
         """Returns the plan of the highest rate. With `any_plan`, returns the first plan that is found."""
-        low, width, best = (self.incumbent or 0.0) * (1 - RESOLUTION), WIDE, None
+        low, width, best = (self.incumbent or 0.0) * (1 - RESOLUTION), WIDE, None  # rates up to `low` are not sought
         bound = self._planes.highest_rate()
-        self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)
+        self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)  # no plan has a rate above `high`
         while high > low * (1 + RESOLUTION) and not self._planes.is_too_slow(high):
             required = max(high * (1 - width), low)
             chains = self._relaxed_chains(required, required / high, self._max_usd)
