@@ -62,7 +62,6 @@ MEDIA_TYPES = {
     "/dashboard/{asset}": "text/javascript",
     "/metrics": "text/plain; version=0.0.4",
 }
-"""Returns the body of a response that is not JSON."""
 
 
 @pytest.fixture
