@@ -39,10 +39,10 @@ from earlyexit.errors import (
 MAX_DIGITS = 12
 """Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
 RETRY_AFTER_S = 1.0
-GZIP_ENCODINGS = (b"gzip", b"x-gzip")
-GZIP_WINDOW = 31
-"""zlib's `wbits` for the gzip format."""
-LARGE_GZIP_BYTES = 1000
+COMPRESSIONS = (b"gzip", b"x-gzip", b"deflate")
+ANY_WINDOW = 47
+"""zlib's `wbits` for the formats of gzip and of deflate (RFC 9110, section 8.4.1), which it tells apart."""
+LARGE_COMPRESSED_BYTES = 1000
 """Larger bodies are decompressed in a thread, because that may take more than a millisecond."""
 
 
@@ -110,21 +110,21 @@ class HttpRequest(Request):
     async def body(self) -> bytes:
         """Returns the decompressed body, which counts as held until `release`.
 
-        Raises PayloadTooLargeError, InputError for encodings other than gzip, and OverloadedError if too much is held.
+        Raises PayloadTooLargeError, InputError for other encodings, and OverloadedError if too much is held.
         """
-        is_gzip = False
+        is_compressed = False
         for name, value in self.scope["headers"]:  # checked before the body is read
             if name == b"content-length":
                 self._bodies.check(int(value[:MAX_DIGITS]))
             if name == b"content-encoding" and value.lower() != b"identity":
-                if value.lower() not in GZIP_ENCODINGS or is_gzip:
+                if value.lower() not in COMPRESSIONS or is_compressed:
                     encoding = value[:80].decode("latin-1")
-                    raise InputError(f"content-encoding must be gzip or identity (got {encoding!r})")
-                is_gzip = True
+                    raise InputError(f"content-encoding must be gzip, deflate or identity (got {encoding!r})")
+                is_compressed = True
         body = await self._read()
-        if not is_gzip:
+        if not is_compressed:
             return body
-        is_large = len(body) >= LARGE_GZIP_BYTES
+        is_large = len(body) >= LARGE_COMPRESSED_BYTES
         content = await asyncio.to_thread(self._decompress, body) if is_large else self._decompress(body)
         self._held_bytes += self._bodies.hold(len(content) - len(body))
         return content
@@ -151,16 +151,16 @@ class HttpRequest(Request):
                 return bytes(parts)
 
     def _decompress(self, body: bytes) -> bytes:
-        decompressor = zlib.decompressobj(GZIP_WINDOW)
+        decompressor = zlib.decompressobj(ANY_WINDOW)
         try:
             content = decompressor.decompress(body, self._bodies.max_bytes + 1)
         except zlib.error as error:
-            raise InputError(f"the body is not gzip: {error}") from error
+            raise InputError(f"the body is not gzip or deflate: {error}") from error
         self._bodies.check(len(content))
         if not decompressor.eof:
-            raise InputError("the gzip body is cut off")
+            raise InputError("the compressed body is cut off")
         if decompressor.unused_data:
-            raise InputError("bytes follow the end of the gzip body")
+            raise InputError("bytes follow the end of the compressed body")
         return content
 
 
