@@ -34,6 +34,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
     "repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,),
     "bad_words": ("", []), "stop_words": ("", []), "exclude_input_in_output": (True,), "min_p": (0,),
+    "length_penalty": (1,), "use_beam_search": (False,), "early_stopping": (False,), "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "add_generation_prompt": (True,),
+    "spaces_between_special_tokens": (True, False), "continue_final_message": (False,), "priority": (0,),
 }  # fmt: skip
 """Parameters that are not supported, with the values that are accepted because they have no effect."""
 
@@ -83,7 +86,7 @@ class SamplingBody(_Described):
     top_p: float | None = None
     """Sample from the most probable tokens whose probabilities add up to this value."""
     top_k: int | None = None
-    """Sample from this many of the most probable tokens. Default: all tokens that the model reports."""
+    """Sample from this many of the most probable tokens. Default, 0 and -1: all tokens that the model reports."""
     seed: int | None = None
     """The same seed samples the same tokens. Default: a random seed."""
     stop: Stop | None = None
@@ -147,7 +150,7 @@ class _PromptBody(SamplingBody):
             sampling=Sampling(
                 temperature=sampling.value("temperature"),
                 top_p=sampling.value("top_p"),
-                top_k=sampling.top_k,
+                top_k=None if sampling.top_k in (0, -1) else sampling.top_k,  # as in vLLM
                 seed=random.getrandbits(63) if sampling.seed is None else sampling.seed & LARGEST_SEED,
             ),
             ignores_ends=bool(sampling.ignore_eos),
@@ -159,6 +162,7 @@ class _PromptBody(SamplingBody):
 class OpenAiBody(_PromptBody):
     """The body of a request in OpenAI's format."""
 
+    defaults = {**SamplingBody.defaults, "temperature": 1.0, "stream": False}
     model: str
     """The model's name, optionally with a version: `name:2`."""
     stream: bool | None = None
@@ -177,7 +181,7 @@ class CompletionBody(OpenAiBody):
     """`POST /v1/completions`."""
 
     source = "prompt"
-    defaults = {**SamplingBody.defaults, "temperature": 1.0, "max_tokens": 16, "stream": False, "echo": False}
+    defaults = {**OpenAiBody.defaults, "max_tokens": 16, "echo": False}
     """OpenAI's defaults."""
     example = {"model": "smollm2", "prompt": "The sky is blue because", "max_tokens": 20}
 
@@ -260,16 +264,9 @@ class ChatBody(OpenAiBody):
     """`POST /v1/chat/completions`."""
 
     source = "messages"
-    defaults = {
-        **SamplingBody.defaults,
-        **{"temperature": 1.0, "max_tokens": 256, "stream": False, "logprobs": False, "top_logprobs": 0},
-    }
+    defaults = {**OpenAiBody.defaults, "max_tokens": 256, "logprobs": False, "top_logprobs": 0}
     """OpenAI's `max_tokens` is the rest of the model's length; ours is lower, as memory is reserved in advance."""
-    example = {
-        "model": "smollm2",
-        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
-        "stream": True,
-    }
+    example = {"model": "smollm2", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True}
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     """The conversation so far."""

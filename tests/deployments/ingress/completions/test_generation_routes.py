@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import DeadlineError, OverloadedError
+from earlyexit.sequences.sequence import Sampling
 from offramp.commands.serve import example_of
 from tests.deployments.ingress.completions.generating import (
     ASKED,
@@ -109,12 +110,10 @@ async def test_a_stream_has_the_logprobs_of_its_tokens(teller: Teller) -> None:
 
 
 async def test_sampling_parameters_are_passed_on(teller: Teller) -> None:
-    drawn = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -1, "stop": "x", "ignore_eos": True, "timeout_s": 3}
-    await asked(teller, "/v1/completions", TEXT | drawn | {"max_tokens": 3})
-    [request] = teller.asked
-    sampling = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 5, 2**63 - 1)
-    assert (request.stops, request.ignores_ends, request.timeout_s, request.max_tokens) == (("x",), True, 3, 3)
+    drawn = {"temperature": 0.5, "top_p": 0.9, "seed": -1}
+    for top_k, expected in ((5, 5), (0, None), (-1, None)):
+        await asked(teller, "/v1/completions", TEXT | drawn | {"top_k": top_k})
+        assert teller.asked[-1].sampling == Sampling(temperature=0.5, top_p=0.9, top_k=expected, seed=2**63 - 1)
 
 
 async def test_defaults_are_those_of_openai(teller: Teller) -> None:
