@@ -216,6 +216,8 @@ READY_POLL_S = 0.2
 """Interval between readiness checks: short compared with loading a model."""
 ABSENT = "not there"
 """The state of a version that the index does not have."""
+ANSWER_S = 1.0
+"""Time after the timeout of a generation in which the server's text so far may arrive, in seconds."""
 POLL_S = 0.5
 """Interval between checks of a version's state: short compared with its start."""
 
@@ -347,7 +349,6 @@ class AsyncClient:
         """Starts a version and waits until it is ready. Without `settings` (JSON), the server's folder has them."""
         parameters = {"version": version} if settings is None else {"version": version, "config": settings}
         await self._call("load", {"parameters": parameters}, model=model)
-
         until_s = self._clock.now_s() + timeout_s
         row = await self._await_state(model, version, ("READY", "UNAVAILABLE"), timeout_s)
         if row["state"] == "UNAVAILABLE":
@@ -413,8 +414,7 @@ class AsyncClient:
             # The default timeout of a stream limits each wait for a piece, which the server need not know.
             sends_timeout=not streams or "timeout_s" in options,
         )
-        payload = await self._send_with_retries(request, options.get("timeout_s"))
-        return payload, request.request_id
+        return await self._send_with_retries(request, options.get("timeout_s")), request.request_id
 
     async def _served_model(self) -> str:
         """Returns the model's name from `GET /v2`: the first of its `models`, else the server's own name."""
@@ -432,9 +432,8 @@ class AsyncClient:
 
     async def _send_with_retries(self, request: Request, timeout_s: float | None = None) -> Any:
         """Sends a request, with retries under the same id; returns the payload, or raises the failure's error."""
-        outcome, _ = await self._retry(
-            partial(self._attempt, request), self._timeout_s if timeout_s is None else timeout_s
-        )
+        attempt = partial(self._attempt, request)
+        outcome, _ = await self._retry(attempt, self._timeout_s if timeout_s is None else timeout_s)
         if isinstance(outcome, Failure):
             outcome.error.add_note(f"request id {request.request_id}")
             raise outcome.error
@@ -453,9 +452,10 @@ class AsyncClient:
         return True
 
     async def _attempt(self, request: Request, timeout_s: float) -> Outcome:
-        http, method = self._http, OPERATION_BY_NAME[request.operation].method
+        http, operation = self._http, OPERATION_BY_NAME[request.operation]
         content, headers = request.content(timeout_s)
-        built = http.build_request(method, request.path, content=content, headers=headers, timeout=timeout_s)
+        limit_s = timeout_s + (ANSWER_S if operation.models == "generates" else 0.0)
+        built = http.build_request(operation.method, request.path, content=content, headers=headers, timeout=limit_s)
         try:
             response: httpx.Response = await resolve(http.send(built, stream=request.streams))
             if request.streams and response.status_code == HTTPStatus.OK:

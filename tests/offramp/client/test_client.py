@@ -267,13 +267,9 @@ async def test_the_asynchronous_client_gives_the_same_answers() -> None:
     server = Script(failure(503, "overloaded"), answer())
     clock = ManualClock()
     sleeper = Sleeper(clock)
-
-    async def sleep(seconds: float) -> None:
-        sleeper(seconds)
-
     transport = httpx.MockTransport(server)
     async with AsyncClient(
-        "http://server", transport=transport, clock=clock, rng=HalfwayRandom(), sleep=sleep
+        "http://server", transport=transport, clock=clock, rng=HalfwayRandom(), sleep=sleeper
     ) as client:
         assert (await client.predict("x", request_id="mine")).exit == 2
         assert await client.live()

@@ -63,11 +63,14 @@ async def test_texts_and_messages_are_answered_at_once_or_as_a_stream_with_their
 
 
 async def test_an_answer_that_a_time_limit_ends_reports_it_and_a_stream_has_no_total_limit(teller: Teller) -> None:
-    teller.cut_after = 4
+    permits, loop = asyncio.Semaphore(4), asyncio.get_running_loop()
+    teller.cut_after, teller.may_say = 4, permits
 
     def ask(client: Client) -> None:
-        found = client.generate("Once", max_tokens=50)
+        loop.call_soon_threadsafe(loop.call_later, 0.3, permits.release)  # a server answers later than the timeout
+        found = client.generate("Once", max_tokens=50, timeout_s=0.25)
         assert (found.ended, found.cut_short) == ("length", CUT_SHORT)
+        teller.may_say = None
         with client.stream("Once", max_tokens=50) as pieces:
             list(pieces)
         assert pieces.result().cut_short == CUT_SHORT
