@@ -209,8 +209,6 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
         return error
 
 
-__all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
-
 DEFAULT_URL = "http://127.0.0.1:8000"
 READY_POLL_S = 0.2
 """Interval between readiness checks: short compared with loading a model."""

@@ -300,7 +300,8 @@ def predict_request(
         if not (in_words and are_files and any(map(_is_large, metadata.get("outputs", ())))):
             return _tensor_request(rows, metadata, options, request_id or new_id())
         contents = [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
-    body = {"inputs": list(contents) if many else contents[0], **options}
+    # A pair is sent in a list, because alone it would be two texts for a model of texts.
+    body = {"inputs": contents[0] if not many and isinstance(contents[0], str) else list(contents), **options}
     return Request("predict", body, request_id=request_id or new_id(), sends_timeout=True)
 
 
@@ -379,11 +380,12 @@ def _column(output: Mapping[str, Any]) -> Sequence[Any]:
 def _columns(rows: Sequence[Input], inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, Array]]:
     datatypes = {each["name"]: each["datatype"] for each in inputs}
     if all(isinstance(row, bytes | Path) for row in rows):
-        files = np.empty(len(rows), dtype=object)
-        files[:] = [_file(row) for row in rows]
-        return {_only(datatypes): ("BYTES", files)}
-    if all(isinstance(row, Mapping) for row in rows):
-        return {name: _stacked([row[name] for row in rows], kind) for name, kind in datatypes.items()}  # type: ignore[index] # mappings, all of them
+        return {_only(datatypes): ("BYTES", np.array([_file(row) for row in rows], dtype=object))}
+    mappings = [row for row in rows if isinstance(row, Mapping)]
+    if len(mappings) == len(rows):
+        if any(row.keys() != datatypes.keys() for row in mappings):
+            raise InputError(f"every input needs the model's columns, and no others: {', '.join(datatypes)}")
+        return {name: _stacked([row[name] for row in mappings], kind) for name, kind in datatypes.items()}
     if all(isinstance(row, np.ndarray | np.generic) for row in rows):
         name = _only(datatypes)
         return {name: _stacked(rows, datatypes[name])}

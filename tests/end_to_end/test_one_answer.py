@@ -24,7 +24,7 @@ from deployments.api.v2 import pack_elements
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.boundary import Answer
 from offramp import Client
-from offramp.client.client import Prediction
+from offramp.client.protocol import Prediction
 from offramp.load.generator import LoadConfig, run_load
 from tests.deployments.ingress.api.faces import FakeBackend, FakeContext
 from tests.deployments.ingress.api.signatures import IMAGE, tensors

@@ -26,8 +26,8 @@ from earlyexit.errors import (
     UnknownModelError,
     UnprocessableInputError,
 )
-from offramp.client.client import AsyncClient, Client, Prediction
-from offramp.client.protocol import ERRORS_BY_KIND, NoServerError, find_api_key, predict_request
+from offramp.client.client import AsyncClient, Client
+from offramp.client.protocol import ERRORS_BY_KIND, NoServerError, Prediction, find_api_key, predict_request
 from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -123,6 +123,9 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
     assert predict_request([np.array([0, 255]), np.array([7, 8])], metadata, many=True).tail == bytes([0, 255, 7, 8])
     with pytest.raises(InputError, match="the model takes UINT8, not uint16: UINT8 holds 0 to 255, not 256"):
         predict_request([np.array([0, 256], dtype=np.uint16)], metadata, many=True)
+    with pytest.raises(InputError, match="every input needs the model's columns, and no others: counts"):
+        predict_request([{"count": np.array([0, 255])}], metadata, many=False)
+    assert predict_request([("a", "b")], {}, many=False).body == {"inputs": [("a", "b")]}  # one pair, not two texts
 
 
 @pytest.mark.parametrize(
@@ -200,12 +203,10 @@ def test_other_errors_are_not_retried(reply: httpx.Response | Exception, error: 
         (418, "teapot", InputError),
         (422, "plan", PlanError),
         (422, "", UnprocessableInputError),
-        (500, "execution", ExecutionError),
         (500, "", OfframpError),
         (500, "internal", OfframpError),
         (502, "", NoServerError),
         (503, "stage_unavailable", StageUnavailableError),
-        (503, "overloaded", OverloadedError),
         (503, "admission", AdmissionError),
         (503, "", OverloadedError),
         (504, "deadline", DeadlineError),
