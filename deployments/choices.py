@@ -128,7 +128,7 @@ class IngressSettings(Settings):
     max_inputs_per_request: int = Field(default=256, ge=1)
     """Most inputs of one request; requests with more get 400."""
     max_body_bytes: int = Field(default=2_000_000, ge=1)
-    """Bytes of one request's body (of a gzip body, decompressed) before it is refused with 413."""
+    """Bytes of one request's body (decompressed) before it is refused with 413."""
     max_held_bytes: int = Field(default=256_000_000, ge=1)
     """Bytes of all bodies that one ingress holds before it refuses more with 503. One body is always accepted."""
     prompt_chunk: int = Field(default=256, ge=1)
