@@ -249,6 +249,8 @@ class AsyncClient:
         http: type[httpx.AsyncClient] | type[httpx.Client] = httpx.AsyncClient,
     ) -> None:
         headers = {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
+        if not url.lower().startswith(("http://", "https://")):
+            raise InputError(f"the server's address must begin with http:// or https://, not {url!r}")
         self._http = http(base_url=url, transport=cast(Any, transport), headers=headers)
         self._sleep, self._timeout_s = sleep, timeout_s
         self._clock = clock or MonotonicClock()

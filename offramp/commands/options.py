@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,14 +29,11 @@ MAX_INGRESSES = 1000
 
 
 def _check_url(url: str) -> str:
-    try:
+    with suppress(ValueError):  # such as an incomplete IPv6 address, or a port that is not a number
         parts = urlsplit(url)
-        complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # such as an incomplete IPv6 address, or a port that is not a number
-        complete = False
-    if not complete:
-        raise PydanticCustomError("address", "an address like http://127.0.0.1:8000 is needed")
-    return url
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url
+    raise PydanticCustomError("address", "an address like http://127.0.0.1:8000 is needed")
 
 
 def _check_output_file(path: Path, info: ValidationInfo) -> Path:

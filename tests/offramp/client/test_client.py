@@ -16,12 +16,10 @@ from earlyexit.errors import (
     DeadlineError,
     ExecutionError,
     InputError,
-    MethodNotAllowedError,
     OfframpError,
     OverloadedError,
     PlanError,
     RateLimitError,
-    StageUnavailableError,
     UnauthorizedError,
     UnknownModelError,
     UnprocessableInputError,
@@ -199,14 +197,12 @@ def test_other_errors_are_not_retried(reply: httpx.Response | Exception, error: 
     [
         (400, "input", InputError),
         (404, "unknown_model", UnknownModelError),
-        (405, "method_not_allowed", MethodNotAllowedError),
         (418, "teapot", InputError),
         (422, "plan", PlanError),
         (422, "", UnprocessableInputError),
         (500, "", OfframpError),
         (500, "internal", OfframpError),
         (502, "", NoServerError),
-        (503, "stage_unavailable", StageUnavailableError),
         (503, "admission", AdmissionError),
         (503, "", OverloadedError),
         (504, "deadline", DeadlineError),
@@ -308,6 +304,11 @@ def test_a_text_that_is_not_unicode_is_refused() -> None:
 def test_a_key_that_no_header_can_hold_is_refused_without_quoting_it(key: str) -> None:
     with pytest.raises(InputError, match="the API key is empty or has characters that an HTTP header cannot hold"):
         Client("http://server", api_key=key)
+
+
+def test_an_address_without_a_scheme_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match="must begin with http:// or https://, not 'server:8000'"):
+        Client("server:8000")
 
 
 SIDES = {"model": "intents", "default": "1"}
