@@ -142,6 +142,8 @@ def build_v2_request(
     unknown = [name for name in names if name not in signature.output_names]
     if unknown:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
+    if len(set(names)) < len(names):  # a thousand times the same output would be a thousand times the answer
+        raise InputError("outputs: the same output must not be requested twice")
     unsupported = [f"{name}.parameters.{key}" for name, each in outputs for key in UNSUPPORTED if key in each]
     if unsupported:
         raise InputError(f"outputs: {unsupported[0]} is not supported; without it, all values are returned")
@@ -248,10 +250,7 @@ def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
     microseconds = _parameter(parameters, "timeout", int, default=0)
     if microseconds < 0:
         raise InputError(f"parameters.timeout: {microseconds} microseconds must not be negative")
-    try:
-        return microseconds / 1e6 if microseconds else None
-    except OverflowError:  # JSON's integers are unbounded; a service refuses an infinite timeout
-        return math.inf
+    return min(microseconds, 2**63) / 1e6 if microseconds else None  # JSON's integers are unbounded
 
 
 def _parameter(parameters: Mapping[str, Any], name: str, kind: type[T], *, default: T) -> T:
