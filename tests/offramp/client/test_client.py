@@ -236,6 +236,8 @@ def test_an_answer_that_is_not_a_prediction_is_an_error(payload: object) -> None
 
 
 def test_an_unreachable_server_is_named_and_a_starting_one_is_waited_for() -> None:
+    with pytest.raises(InputError, match="must begin with http:// or https://, not 'server:8000'"):
+        Client("server:8000")
     server = Script(httpx.ConnectError("connection refused"))
     with pytest.raises(OfframpError, match=r"http://server: connection refused"):
         client_of(server)[0].predict("x")
@@ -304,11 +306,6 @@ def test_a_text_that_is_not_unicode_is_refused() -> None:
 def test_a_key_that_no_header_can_hold_is_refused_without_quoting_it(key: str) -> None:
     with pytest.raises(InputError, match="the API key is empty or has characters that an HTTP header cannot hold"):
         Client("http://server", api_key=key)
-
-
-def test_an_address_without_a_scheme_is_refused_at_once() -> None:
-    with pytest.raises(InputError, match="must begin with http:// or https://, not 'server:8000'"):
-        Client("server:8000")
 
 
 SIDES = {"model": "intents", "default": "1"}
