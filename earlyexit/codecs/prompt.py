@@ -20,7 +20,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
-from earlyexit.codecs.text import LONG_CHARS, TEXT, read_tokenizer
+from earlyexit.codecs.text import LONG_CHARS, TEXT, read_tokenizer, tokenize
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
 from earlyexit.network.boundary import Column, Encoded
@@ -134,7 +134,7 @@ class PromptCodec(Codec[Prompt]):
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """Returns a text's token ids, with added special tokens. Special tokens in the text become plain text."""
-        return tuple(self._literal.encode(text).ids)
+        return tuple(tokenize(self._literal, text)[0].ids)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Returns the tokens of messages and of the generation prompt, as `apply_chat_template` of `transformers`.
@@ -152,7 +152,7 @@ class PromptCodec(Codec[Prompt]):
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
             raise InputError(f"messages: the model's chat template refuses them: {error}", param="messages") from error
         if LEFT not in text:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return tuple(tokenize(self.tokenizer, text, add_special_tokens=False)[0].ids)
         return tuple(token for piece in self._pieces(text) for token in piece)
 
     def _marked(self, text: str) -> str:
@@ -171,7 +171,7 @@ class PromptCodec(Codec[Prompt]):
         return [*pieces, self._plain(text[start:])]
 
     def _plain(self, text: str) -> list[int]:
-        return list(self._literal.encode(text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False).ids)
+        return list(tokenize(self._literal, text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False)[0].ids)
 
     def from_columns(self, columns: Columns) -> list[Prompt]:
         return list(texts_of(columns, "text_input"))

@@ -94,9 +94,9 @@ class TokenizedCodec(Codec[Row]):
 
     def words(self, row: Row) -> tuple[Words, ...]:
         shortened = self._shortened(row)
-        [encoding] = _encode(self._tokenizer, shortened, with_offsets=True)
+        [encoding] = tokenize(self._tokenizer, shortened, with_offsets=True)
         if len(encoding.ids) > self.max_length:
-            [encoding] = _encode(self._truncating, shortened, with_offsets=True)
+            [encoding] = tokenize(self._truncating, shortened, with_offsets=True)
         text_index_N = np.array([-1 if k is None else k for k in encoding.sequence_ids], dtype=np.int64)
         offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return tuple(  # offsets of special tokens and of the other text are set to 0
@@ -112,11 +112,11 @@ class TokenizedCodec(Codec[Row]):
         which the tokenizer cannot encode, such as an unknown word if the vocabulary has no token for unknown words.
         """
         shortened = list(map(self._shortened, rows))
-        encodings = _encode(self._tokenizer, *shortened) if rows else []
+        encodings = tokenize(self._tokenizer, *shortened) if rows else []
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
         for k in too_long:
             if truncate:
-                [encodings[k]] = _encode(self._truncating, shortened[k])
+                [encodings[k]] = tokenize(self._truncating, shortened[k])
             if len(encodings[k].ids) > self.max_length:  # even if truncated: special tokens alone can be too many
                 count = f"{'' if shortened[k] is rows[k] else 'at least '}{len(encodings[k].ids)} tokens"
                 raise UnprocessableInputError(
@@ -142,7 +142,7 @@ class TokenizedCodec(Codec[Row]):
         while size < len(text):
             space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
             prefix = text[: space if 2 * space > size else size]
-            if len(_encode(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
+            if len(tokenize(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
                 return prefix
             size *= 4  # the prefix has few tokens, because of long words or much white space
         return text
@@ -267,14 +267,14 @@ def _encoded(*columns: list[int]) -> Encoded:
     return Encoded(len(columns[0]), tuple([np.array(column, dtype=np.int32) for column in columns]))
 
 
-def _encode(tokenizer: Tokenizer, *rows: Any, with_offsets: bool = False) -> list[Encoding]:
-    # A batch call starts the tokenizer's thread pool, which does not pay off for a single short text.
+def tokenize(tokenizer: Tokenizer, *rows: Any, with_offsets: bool = False, **options: Any) -> list[Encoding]:
+    """Returns the encoding of each row. A batch call releases the GIL, but is too slow for a single short text."""
     texts = (rows[0],) if isinstance(rows[0], str) else rows[0]
     try:
         if len(rows) == 1 and sum(map(len, texts)) < LONG:
-            return [tokenizer.encode(*texts)]
+            return [tokenizer.encode(*texts, **options)]
         encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-        encodings: list[Encoding] = encode(list(rows))
+        encodings: list[Encoding] = encode(list(rows), **options)
     except Exception as error:  # tokenizers raises no other class
         raise UnprocessableInputError(f"the tokenizer cannot encode a text: {first_line(error)}") from error
     return encodings
