@@ -141,11 +141,12 @@ class IngressCore(Unanswered):
             self.refuse(self._no_plan(), len(inputs))
         placement = inputs[0].placement
         layout = None if placement is None else placement.layout
-        if layout is not None and self.chains.with_layout(layout) is None:
+        own = None if layout is None else self.chains.with_layout(layout)
+        if layout is not None and own is None:
             raise lost(OTHER_SLOTS)
         if layout is None and not (placement is not None and placement.is_retry):
             self.check_room(len(inputs), now_s)
-        drawn = self.chains.draw(len(inputs))
+        drawn = self.chains.draw(len(inputs)) if own is None else [own]  # later steps take no turns of the chains
         left_s = inputs[0].deadline_s - now_s
         late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
@@ -313,8 +314,7 @@ class IngressCore(Unanswered):
             return [self.begin(chain, block, inputs, now_s, call.watch, payload, held=held)]
         awaited = [each for each in held if self.is_awaited(call, each)]
         call.release(held)
-        start = chain.starts[network]
-        entering = self.begin(chain, start, awaited, now_s, call.watch, payload, enters=network)
+        entering = self.begin(chain, chain.starts[network], awaited, now_s, call.watch, payload, enters=network)
         if call.watch == "probe" and block - 1 in chain.plan.prune:
             return [entering, *self._send_unpruned(entering.call, now_s)]
         return [entering]

@@ -216,5 +216,4 @@ def driver_of(
     seconds = dict.fromkeys(range(8), 1.0)
     engine = Engine(splits, times or TableTimes(seconds), starts=starts)
     engine.follow(splits, dispatch, order)
-    engine.follow(splits, dispatch, order)
     return Driver(engine, seconds, leave or {})

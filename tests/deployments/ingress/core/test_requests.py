@@ -439,6 +439,7 @@ def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere()
     world.step("z", "f")
     world.do(())
     assert world.log == ["0 send 3: e to first for block 0 at r1", "0 send 4: f to second for block 0 at r1"]
+    assert [each.chain.layout for each in world.named("ef")] == [world.placements[name].layout for name in "yz"]
 
 
 def test_numbers_of_two_ingresses_differ_and_have_62_bits() -> None:
