@@ -59,7 +59,7 @@ class SimulatedService:
         """The seconds of every batch, by accelerator type and split; empty if inputs have no lengths."""
         self._decide = decide
         self._decisions = scenario.decisions
-        self._leaves: dict[tuple[int, ...], array[int]] = {}
+        self._leaves: dict[tuple[tuple[int, ...], tuple[int, ...]], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
         self._num_ever = dict.fromkeys(self.running, 0)
         self.ingresses: list[SimulatedIngress] = []
@@ -78,8 +78,7 @@ class SimulatedService:
 
     def arrive(self, number: int) -> None:
         """Submits a request to the next ingress."""
-        ingresses = self.ingresses
-        ingresses[number % len(ingresses)].arrive(number * self.scenario.inputs_per_request)
+        self.ingresses[number % len(self.ingresses)].arrive(number * self.scenario.inputs_per_request)
 
     def boot(self) -> None:
         """Starts the plan's replicas, which are ready immediately."""
@@ -164,8 +163,7 @@ class SimulatedService:
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))
         if works is None:
-            by_tokens = self.scenario.counts_tokens
-            hop_length = bytes_length(self.scenario.problem) if by_tokens else None
+            hop_length = bytes_length(self.scenario.problem) if self.scenario.counts_tokens else None
             make = partial(self._work, device, slowness)
             works = self._works[device, slowness] = Works(self._pace_of(device, slowness), make, hop_length)
         return works
@@ -179,10 +177,12 @@ class SimulatedService:
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
     def _work(self, device: str, slowness: float, split: Split, pace: Pace) -> Work:
-        leaves = self._leaves.get(split.ramps)
+        plan = self.placed.plan  # an input passes the ramps of one chain only
+        active = next((chain.ramps for chain in plan.chains if any(each is split for each in chain.splits)), plan.ramps)
+        leaves = self._leaves.get((split.ramps, active))
         if leaves is None:
-            leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self.scenario.rows_N]
-            leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
+            leaves_N = self._decisions.leaves_N(split.ramps, active)[self.scenario.rows_N]
+            leaves = self._leaves[split.ramps, active] = array("h", leaves_N.astype(np.int16).tobytes())
         counts = self.counts.setdefault((device, split), SplitCounts(split.budget))
         took_s = None if pace.length is None else self.took_s.setdefault((device, split), array("d"))
         if self.scenario.sequences is None:

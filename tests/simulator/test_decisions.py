@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
+from optimizer.plans.plan import Plan, PolicySpec
 from profiles.records import ExitRecords
 from simulator.inputs import NOWHERE, ByPatience, ByRamp, nested, patient, recorded, survival_of
+from simulator.simulate import simulate
+from tests.simulator.tiny_cases import scenario, split, stage
 
 SURE = ByRamp(ramps=(0, 2, 4), sure_NR=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_))
 
 
 def records() -> ExitRecords:
     return ExitRecords.of_answers(
-        np.column_stack(
-            [np.array([[1, 1, 1], [0, 1, 1], [0, 1, 0]], dtype=np.int64), np.array([1, 1, 0], dtype=np.int64)]
-        ),
+        np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 0]], dtype=np.int64),
         score="confidence",
         num_blocks=4,
         ramps=(0, 1, 2),
@@ -34,9 +35,7 @@ def records() -> ExitRecords:
         pytest.param((4,), [4, NOWHERE, NOWHERE], id="one ramp"),
     ],
 )
-def test_an_input_leaves_at_the_first_of_the_splits_ramps_that_is_sure(
-    ramps: tuple[int, ...], leaves: list[int]
-) -> None:
+def test_an_input_leaves_at_the_splits_first_ramp_that_is_sure(ramps: tuple[int, ...], leaves: list[int]) -> None:
     assert SURE.leaves_N(ramps, (0, 2, 4)).tolist() == leaves
 
 
@@ -52,7 +51,6 @@ def test_unknown_ramps_no_patience_and_no_inputs_are_refused() -> None:
 def test_recorded_inputs_leave_where_their_score_passes_the_threshold_that_a_ramp_has() -> None:
     decisions = recorded(records(), {0: 0.8, 1: 0.55, 2: 0.25})
     assert decisions.leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, 1, 2]
-    assert decisions.num_rows == 3
     assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, NOWHERE, NOWHERE]
 
 
@@ -65,15 +63,16 @@ def test_recorded_inputs_leave_where_their_score_passes_the_threshold_that_a_ram
         pytest.param(1, (1,), [NOWHERE, NOWHERE, NOWHERE], id="one ramp repeats nothing"),
     ],
 )
-def test_patience_counts_active_ramps_that_repeat_the_one_before(
-    patience: int, active: tuple[int, ...], leaves: list[int]
-) -> None:
+def test_patience_counts_repeats_at_active_ramps(patience: int, active: tuple[int, ...], leaves: list[int]) -> None:
     assert patient(records(), patience).leaves_N(active, active).tolist() == leaves
 
 
-def test_patience_includes_ramps_of_earlier_splits() -> None:
-    decisions = patient(records(), 1)
-    assert decisions.leaves_N((2,), (0, 1, 2)).tolist() == [NOWHERE, 2, NOWHERE]  # the first has left at ramp 1
+def test_patience_includes_ramps_of_earlier_splits_and_none_of_other_chains() -> None:
+    whole, parts = stage(1, split(0, 4, ramps=(0, 2))), stage(1, split(0, 2, ramps=(0, 1)), split(2, 4, ramps=(2,)))
+    chains = Plan(stages=(whole, parts), shares=(0.5, 0.5), policy=PolicySpec(name="patience", patience=1))
+    decisions = ByPatience(ramps=(0, 1, 2), labels_NR=np.array([[0, 1, 0], [0, 0, 0], [0, 1, 1]]), patience=1)
+    outcome = simulate(scenario(chains, range(6), (0, 0, 1, 1, 2, 2), decisions=decisions))
+    assert outcome.exit_N.tolist() == [2, 3, 2, 1, 3, 2], "the chains in turn"
 
 
 def test_survival_is_that_of_the_served_rows_recorded_or_random() -> None:
