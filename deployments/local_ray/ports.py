@@ -136,7 +136,7 @@ def hold_listener(host: str, port: int) -> Iterator[str]:
 
 
 def take_listener(path: str) -> socket.socket:
-    """Returns the socket of the process that holds it; raises OfframpError if there is none."""
+    """Returns the listening socket of the process that holds it; raises OfframpError if there is none."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(HANDOVER_TIMEOUT_S)
         try:
@@ -146,7 +146,13 @@ def take_listener(path: str) -> socket.socket:
             raise OfframpError(f"the listening socket cannot be received at {path}: {error}") from error
     if greeting != GREETING or len(descriptors) != 1:
         raise OfframpError(f"the listening socket was not handed over at {path}")
-    return socket.socket(fileno=descriptors[0])
+    listener = socket.socket(fileno=descriptors[0])
+    try:
+        listener.listen()
+    except OSError as error:  # another service, which was started at the same time, listens there
+        with listener:
+            raise OfframpError(f"cannot listen on port {listener.getsockname()[1]}: {error}") from error
+    return listener
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -115,11 +115,12 @@ def answer_one(listener: socket.socket) -> None:
 
 def test_connections_wait_while_the_ingress_is_replaced() -> None:
     port = free_port()
-    with hold_listener(HOST, port) as path:
+    with hold_listener(HOST, port) as path, hold_listener(HOST, port) as of_another_service:
         with pytest.raises(ConnectionRefusedError):
             asked(port)
-        with take_listener(path) as first:
-            first.listen()
+        with take_listener(path):
+            with pytest.raises(OfframpError, match=f"cannot listen on port {port}: .* in use"):
+                take_listener(of_another_service)
             waiting = asked(port)  # no process accepts it before the first one is gone
         later = asked(port)
         with take_listener(path) as second, waiting, later:
