@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,8 +61,10 @@ class VersionRoutes:
             new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
             for each in running:
                 _check_apart(each, new)
-            cluster = self._versions.cluster
-            check_devices(max_accelerators(settings), await cluster.inventory(), claimed(serve, new.app))
+            cluster, own, others = self._versions.cluster, self._versions.settings, Counter(claimed(serve, new.app))
+            if serve["applications"].get(own.app, {}).get("deployed_app_config") is None:  # `offramp serve` started it
+                others += Counter(max_accelerators(own))
+            check_devices(max_accelerators(settings), await cluster.inventory(), others)
             config = application_config(json.loads(settings.model_dump_json()), name=new.app, environment=THROUGHPUT)
             config = with_application(serve, {"applications": [config]})
             await cluster.announce(new)

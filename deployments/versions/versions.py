@@ -264,11 +264,11 @@ class Versions(TrafficSplitter):
         """Stores a change of fields of the last division, follows it, and returns the report.
 
         Raises ControlRefusedError, UnknownModelError and VersionUnavailableError unless the version can be reached, and
-        InputError for a canary that is the default version, takes other inputs or generates.
+        InputError for a version that takes other inputs or generates, and for a canary that is the default version.
         """
         is_canary = fields.get("canary") is not None
-        if is_canary and self.own.card.generates:
-            raise InputError("models that generate have no canary: name the version in `model`, as 'name:version'")
+        if self.own.card.generates and (is_canary or version != self.own.version):
+            raise InputError("models that generate have no canary and no other default: use the address of a version")
         self.check_control()
         model, is_stored = self.own.card.name, False
         async with self._lock:
@@ -379,21 +379,15 @@ class Versions(TrafficSplitter):
 
     async def _find(self, version: str) -> str:
         """Returns the application of a version, preferably a running one; raises UnknownModelError."""
-        model, running = self.own.card.name, await self.cluster.running()
-        states = {
-            app.app: details["status"]
-            for app, details in running.items()
-            if app.model == model and app.version == version
-        }
+        model, running = self.own.card.name, (await self.cluster.running()).items()
+        states = {app.app: each["status"] for app, each in running if (app.model, app.version) == (model, version)}
         if not states:
             known = ", ".join(repr(each) for each in await self.names())
             raise UnknownModelError(f"unknown version {version!r} of {model!r}; there are {known}")
         return min(states, key=lambda app: (states[app] != "RUNNING", app))
 
     def _link(self, app: str) -> IngressLink:
-        if app not in self._links:
-            self._links[app] = self.link_to(app)
-        return self._links[app]
+        return self._links.get(app) or self._links.setdefault(app, self.link_to(app))
 
     async def _agreement(self, version: str) -> float | None:
         """Returns the agreement with the full model, by the probes of all ingresses; None before the first probe."""

@@ -85,8 +85,9 @@ async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
     status, message = refused(await world.set_default("2"))
     assert (status, "does not answer: RuntimeError" in message) == (503, True)
     world.own.card = tales()
-    with pytest.raises(InputError, match=r"models that generate have no canary: .* 'name:version'"):
-        await world.versions.change("2", canary=Canary(version="2", share=1.0))
+    for fields in ({"canary": Canary(version="2", share=1.0)}, {"default": "2"}):
+        with pytest.raises(InputError, match="models that generate have no canary and no other default"):
+            await world.versions.change("2", **fields)
     assert world.cluster.of_models == {}
 
 
