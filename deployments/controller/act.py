@@ -323,16 +323,16 @@ class ControlLoop:
         """Plans, and changes to the new plan if it is worth it."""
         with self._timed("forecast"):
             forecast = await self._forecast()
-        self.update_state(**decide.ended_rests(self.view))
+        self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)  # also if planning fails
         counts = self.view.counts
         with self._timed("solve"):
             problem, found = await self._propose(forecast)
         self._update_view(forecast=forecast, problem=problem, planned_counts=counts)
-        self.update_state(planned_s=self._view.looked_s)
         await self._carry_out(decide.evaluate_proposal(self.view, found, reason))
 
     async def _propose(self, forecast: Forecast) -> tuple[PlanProblem, Decision]:
         """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
+        is_lost = not self._view.has_room(self.state.placed)  # then a plan that was rolled back is better than none
         while True:
             state, strategy = self.state, self.settings.strategy
             resting = Counter(rest.device for rest in state.resting)
@@ -341,9 +341,9 @@ class ControlLoop:
             problem, found = await decide.propose(
                 problems, self._solve, strategy, blamed=state.blamed, reach=forecast.reach
             )
-            if isinstance(found, Planned) or not resting:
+            if isinstance(found, Planned) or not (resting or (is_lost and state.blamed)):
                 return problem, found
-            self.update_state(resting=())
+            self.update_state(resting=(), blamed={} if is_lost else state.blamed)
 
     async def _apply_plan(self, new: NewPlan) -> None:
         """Makes a plan the current one, and changes to it. If the change fails, the next tick continues it."""

@@ -254,7 +254,10 @@ def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     if not view.tuning.is_safe(thresholds) or recent is None:
         return False
     reach = view.stream.reach(replace(view.state, thresholds=thresholds), view.now_s)
-    capacity_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
+    try:
+        capacity_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
+    except PlanError:  # a plan with batch sizes that were not measured is allowed
+        return False
     return recent.arrived / recent.seconds > capacity_rps
 
 
@@ -421,17 +424,14 @@ Deviation = tuple[float, str]
 
 def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
     """Returns the deviations of the stream from the forecast, by the field of the state that records their start."""
-    state, found = view.state, dict[str, Deviation]()
     # Inputs that were sent before the switch may be answered during the look after it.
-    intervals = view.stream.counts(max(state.followed_s + view.settings.watch_s, forecast.at_s))
+    intervals = view.stream.counts(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
-    survival = _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS))
-    if survival is not None:
-        found["changed_s"] = survival
-    rate = _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_LOOKS:], 2 * ticks)
-    if rate is not None:
-        found["rate_changed_s"] = rate
-    return found
+    found = {
+        "changed_s": _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS)),
+        "rate_changed_s": _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_LOOKS:], 2 * ticks),
+    }
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _rate_deviation(
@@ -654,13 +654,14 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
 
 
 def _without_plan(view: View, words: str, reason: str) -> Outcome:
-    """Keeps or restores the current plan if its accelerators exist, because late answers are better than none."""
-    placed = view.state.placed
-    if not view.has_room(placed):
+    """Keeps or restores a plan whose accelerators exist, because late answers are better than none."""
+    state = view.state
+    placed = next((each for each in (state.placed, state.followed) if each is not None and view.has_room(each)), None)
+    if placed is None:
         changes = {"suspended": words, "trial": None, "followed": None}
-        events = () if view.state.suspended == words else (("suspended", words),)
+        events = () if state.suspended == words else (("suspended", words),)
         return Outcome(events=events, state=changes, settles=True)
-    if view.state.suspended is not None:
+    if state.suspended is not None or placed != state.placed:
         return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 

@@ -46,8 +46,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> di
 
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:
-    survival = forecast.survival
-    high_per_s = float("inf") if forecast.rate is None else forecast.rate.high_rps
+    survival, rate = forecast.survival, forecast.rate
     return {
         "at_s": forecast.at_s,
         "how": forecast.how,
@@ -56,13 +55,12 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
         "survival": survival.survival_K.tolist(),
         "survival_low": survival.survival_low_K.tolist(),
         "survival_high": survival.survival_high_K.tolist(),
-        "rate": None
-        if forecast.rate is None
-        else {
-            "rate_per_s": forecast.rate.rate_rps,
-            "low_per_s": forecast.rate.low_rps,
-            "high_per_s": high_per_s if high_per_s < float("inf") else None,  # JSON has no infinity
-            "how": forecast.rate.method.how,
+        "rate": rate
+        and {
+            "rate_per_s": rate.rate_rps,
+            "low_per_s": rate.low_rps,
+            "high_per_s": rate.high_rps if rate.high_rps < float("inf") else None,  # JSON has no infinity
+            "how": rate.method.how,
         },
     }
 

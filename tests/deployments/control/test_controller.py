@@ -261,9 +261,7 @@ def test_a_file_that_is_no_database_and_a_folder_that_is_not_there_are_refused(t
     for refuse in (History.open, History.check):
         with pytest.raises(DataError, match="cannot be used for the controller's history"):
             refuse(tmp_path / "control.db", "app")
-    with pytest.raises(DataError, match="cannot be used for the controller's history"):
-        History.open(tmp_path / "nowhere" / "control.db", "app")
-    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"cannot be used for the controller's history: there is no folder .*nowhere"):
         History.check(tmp_path / "nowhere" / "control.db", "app")
 
 

@@ -16,7 +16,8 @@ from deployments.controller.act import describe_plan
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import plan_document
-from optimizer.problems.problem import MinimizeCost
+from optimizer.problems.problem import MinimizeCost, PlanProblem
+from optimizer.search.decision import Decision
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import (
     EASY,
@@ -42,13 +43,6 @@ SWITCH = ["prepare 1", "follow 1"]
 def test_a_latency_without_bound_is_not_predicted() -> None:
     plan = Plan(stages=whole(2), predicted={"rate_per_s": 5.0, "latency_s": float("inf")})
     assert describe_plan(PlacedPlan(plan=plan)) == "2 x cpu blocks 0-3"
-
-
-async def test_an_idle_type_loses_the_replica_that_it_had_to_start_with(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    scene.fleet.replicas["V100"] = 1
-    await scene.loop.tick()
-    assert scene.fleet.log == ["scale V100 to 0"]
 
 
 async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan(tmp_path: Path) -> None:
@@ -198,22 +192,25 @@ async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_acce
     assert scene.loop.state.suspended is None
 
 
-async def test_a_plan_comes_back_with_its_accelerators_even_where_none_meets_the_problem(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=None)
+async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_found(tmp_path: Path) -> None:
+    def fails(asked: PlanProblem) -> Decision:
+        raise PlanError("no plan was found, and none was ruled out")
+
+    scene = await begun(tmp_path, solve_as=fails)
+    await scene.ticks(24, EASY)
+    assert (len(scene.asked), len(scene.said("error"))) == (1, 1), "the next search is in the next period"
+    scene.solve_as = None  # none meets the problem
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == []
+    assert scene.said("no plan") == [
+        "no plan meets the problem on {'cpu': 4}: the binding limit is devices; keeps plan 0"
+    ]
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(1)
     scene.fleet.alive = {"cpu": 4}
     await scene.ticks(1)
     assert scene.fleet.log[0] == "suspend"
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(4))
-
-
-async def test_a_plan_stays_where_none_meets_the_problem_but_its_accelerators_are_there(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=None)
-    assert scene.fleet.log == []
-    assert scene.said("no plan") == [
-        "no plan meets the problem on {'cpu': 4}: the binding limit is devices; keeps plan 0"
-    ]
 
 
 async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again(tmp_path: Path) -> None:
@@ -262,12 +259,15 @@ async def test_an_operators_plan_is_taken_although_a_type_has_been_empty_for_20_
     assert scene.said("capacity", "suspended") == []
 
 
-async def test_a_hold_ends_where_the_plan_has_lost_its_accelerators(tmp_path: Path) -> None:
+async def test_a_hold_ends_where_the_plan_has_lost_its_accelerators_and_any_plan_is_better_than_none(
+    tmp_path: Path,
+) -> None:
     scene = await begun(tmp_path, solve_as=as_many_as_there_are)
-    await scene.loop.apply(plan_document(Plan(stages=whole(4))), hold=True)
-    scene.fleet.alive = {"cpu": 3}
+    await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
+    scene.loop.update_state(blamed={whole(1): scene.loop.view.period + 5})  # it was rolled back
+    scene.fleet.replicas["cpu"], scene.fleet.alive = 1, {"cpu": 1}
     await scene.ticks(1, EASY)
-    assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(3), False)
+    assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(1), False)
 
 
 async def test_a_chain_with_fewer_replicas_gets_a_smaller_share_and_gives_way_to_a_planned_one(tmp_path: Path) -> None:
@@ -319,18 +319,21 @@ async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from
     assert len(scene.said("error")) == 1
 
 
-async def test_another_plan_is_made_at_once_when_accelerators_are_lost_while_replicas_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("solve_as", [as_many_as_there_are, lambda _: no_plan()], ids=["another", "the earlier one"])
+async def test_another_plan_is_made_at_once_when_accelerators_are_lost_while_replicas_start(
+    tmp_path: Path, solve_as: Any
+) -> None:
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
     scene.fleet.loses = 1
 
     def meanwhile() -> None:
-        scene.solve_as = as_many_as_there_are
+        scene.solve_as = solve_as
 
     scene.meanwhile = meanwhile
     await scene.ticks(1, EASY)
     assert scene.said("capacity", "error") == ["capacity lost: {'cpu': 5} before, {'cpu': 4} now"]
-    assert scene.fleet.followed.plan.stages == whole(4)
+    assert (scene.fleet.followed.plan.stages, scene.loop.state.suspended) == (whole(4), None)
 
 
 async def test_replicas_that_do_not_come_are_said_and_waited_for_again(tmp_path: Path) -> None:
@@ -358,7 +361,6 @@ async def test_a_number_of_replicas_that_does_not_come_is_requested_once_a_minut
 
     scene.meanwhile = meanwhile
     await scene.ticks(1, EASY)
-    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: cpu runs 4 of 5"]
     assert scene.fleet.log == ["scale cpu to 5"] * 3
     assert np.diff(requested_s) == pytest.approx(60.0, abs=0.5)
 
@@ -366,22 +368,15 @@ async def test_a_number_of_replicas_that_does_not_come_is_requested_once_a_minut
 async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(tmp_path: Path) -> None:
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
-    await scene.ticks(2, EASY)
-    assert scene.said("error")[1:] == ["gives up plan 1: the change to it failed repeatedly"]
-    assert scene.fleet.log[-3:] == ["scale cpu to 4", "prepare 2", "follow 2"]
-    assert scene.fleet.followed.plan.stages == whole(4)
-    await scene.ticks(48, EASY)
-    assert len(scene.asked) > 2
-    assert scene.fleet.followed.epoch == 2
-
-
-async def test_a_hold_ends_with_a_plan_whose_replicas_never_come(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, **GROWING)
-    scene.fleet.is_stuck = True
     with pytest.raises(OfframpError, match="did not start"):
         await scene.loop.apply(plan_document(Plan(stages=halves(3, 2), policy=POLICY)), hold=True)
     await scene.ticks(1, EASY)
+    assert scene.said("error") == ["gives up plan 1: the change to it failed repeatedly"]
+    assert scene.fleet.log[-3:] == ["scale cpu to 4", "prepare 2", "follow 2"]
     assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(4), False)
+    await scene.ticks(48, EASY)
+    assert len(scene.asked) == 2
+    assert scene.fleet.followed.epoch == 2
 
 
 async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: Path) -> None:

@@ -205,15 +205,16 @@ async def test_an_ingress_that_dies_at_that_moment_is_told_at_the_next_look(tmp_
     assert scene.fleet.log == ["follow 1"]
 
 
-async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: Path) -> None:
+async def test_the_tuner_judges_batches_of_the_plan_that_is_followed_also_if_none_were_measured(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
-    tuner.says(SAFE, "alarm")
-    await scene.ticks(1, EASY)
     assert tuner.served == [4]
     for batch in (2, 9):  # 4 is the largest that was measured
         stages = (Stage(device="cpu", replicas=4, splits=(Split(first=0, end=4, batch=batch),)),)
-        await scene.loop.apply(plan_document(Plan(stages=stages)), hold=True)
+        await scene.loop.apply(plan_document(Plan(stages=stages)))
     assert tuner.served == [4, 2, 4]
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    assert (thresholds_of(scene), scene.said("error")) == (SAFE, [])
 
 
 @pytest.mark.parametrize("name", TUNERS)
