@@ -124,8 +124,7 @@ class RayFleet(DeploymentHandles, Fleet):
             raise OfframpError(f"{device} was not scaled to {replicas}: {error}") from error
 
     async def running(self) -> dict[str, int]:
-        status = await asyncio.to_thread(serve.status)
-        application = status.applications.get(self._app)
+        application = (await asyncio.to_thread(serve.status)).applications.get(self._app)
         deployments = {} if application is None else application.deployments
         names = {device: deployment_name(device) for device in self._devices}
         return {

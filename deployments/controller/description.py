@@ -109,8 +109,7 @@ def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for device, count in view.counts.items():
         emulated = settings.emulated.get(device)
-        used = view.running.get(device, 0)
-        described[device] = {"alive": count, "used": used, "emulated": emulated is not None}
+        described[device] = {"alive": count, "used": view.running.get(device, 0), "emulated": emulated is not None}
         if emulated is not None:
             described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}
     return described

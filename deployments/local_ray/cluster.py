@@ -67,6 +67,8 @@ LESS_WORK = {
     "REPORTER_UPDATE_INTERVAL_MS": "30000",
 }
 """Longer intervals of periodic work of Serve and Ray on one machine, which would load an idle service."""
+PROXIES = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3"}
+"""Serve replaces a dead HAProxy after three checks. By default they take 30 s, in which no caller can connect."""
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 # The ports of HAProxy's own pages.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
@@ -224,7 +226,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
         except RuntimeError as error:
             cause = message_of(asyncio.run(find_applications())["applications"].get(settings.app, {})) or error
             raise OfframpError(f"the service did not start; see the logs in {LOGS}: {cause}") from error
-        yield f"http://{cluster.address}:{cluster.port}"
+        yield f"http://{cluster.address}:{cluster.port}{settings.route_prefix.rstrip('/')}"
 
 
 @contextmanager
@@ -253,7 +255,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
     drains = ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S")
-    variables = THROUGHPUT | RAYLET | LESS_WORK | dict.fromkeys(drains, str(cluster.drain_s))
+    variables = THROUGHPUT | RAYLET | LESS_WORK | PROXIES | dict.fromkeys(drains, str(cluster.drain_s))
     if cluster.grpc_port is not None:
         variables |= grpc_environment(max_body_bytes) | GRPC_CALLBACK
         os.environ[GRPC_HOST] = cluster.serve_host

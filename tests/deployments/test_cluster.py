@@ -117,16 +117,17 @@ def test_the_address_has_the_form_of_urls(host: str, address: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code, while it is imported
-def test_a_start_that_fails_before_its_deployments_exist_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_returns_the_services_url_or_keeps_the_error_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing() -> dict[str, Any]:
         return {"applications": {}}
 
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}, "Labels": {}}])
     monkeypatch.setattr("ray.serve.start", Mock())
-    monkeypatch.setattr("ray.serve.run", Mock(side_effect=RuntimeError("the application has gone")))
+    monkeypatch.setattr("ray.serve.run", Mock(side_effect=[None, RuntimeError("the application has gone")]))
     monkeypatch.setattr("deployments.app.build", Mock())
     monkeypatch.setattr("deployments.local_ray.cluster._own_ray", lambda *_, **__: nullcontext())
     monkeypatch.setattr("deployments.local_ray.cluster.find_applications", nothing)
+    assert [*_running(settings(route_prefix="/a"), LocalCluster(front="direct"), None)] == [f"http://{HERE}:8000/a"]
     with pytest.raises(OfframpError, match=r"did not start; see the logs in .* the application has gone"):
         next(_running(settings(), LocalCluster(front="direct"), None))
 
@@ -186,6 +187,7 @@ def test_serve_listens_except_with_a_direct_front(
     monkeypatch.setattr(os, "environ", {})
     _set_environment(LocalCluster(front=front), max_body_bytes=1)
     assert os.environ["RAY_SERVE_ENABLE_HA_PROXY"] + os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == switches
+    assert os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == "3"
 
 
 def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:

@@ -259,9 +259,7 @@ async def test_an_operators_plan_is_taken_although_a_type_has_been_empty_for_20_
     assert scene.said("capacity", "suspended") == []
 
 
-async def test_a_hold_ends_where_the_plan_has_lost_its_accelerators_and_any_plan_is_better_than_none(
-    tmp_path: Path,
-) -> None:
+async def test_a_hold_ends_without_accelerators_and_any_plan_is_better_than_none(tmp_path: Path) -> None:
     scene = await begun(tmp_path, solve_as=as_many_as_there_are)
     await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
     scene.loop.update_state(blamed={whole(1): scene.loop.view.period + 5})  # it was rolled back
