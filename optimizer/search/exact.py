@@ -75,7 +75,7 @@ class ExactSearch:
         self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)  # no plan has a rate above `high`
         while high > low * (1 + RESOLUTION) and not self._planes.is_too_slow(high):
             required = max(high * (1 - width), low)
-            chains = self._relaxed_chains(required, required / high, self._max_usd)
+            chains = self._relaxed_chains(required, required / high, self.graph.problem.max_usd_per_hour)
             if chains is None:
                 width = self._after_too_many_labels((high - required) / high)
                 if self.labels_left <= 0:
@@ -111,7 +111,7 @@ class ExactSearch:
             return self._found(None, math.inf)
         bound = self._planes.least_cost(rate_per_s, fastest.prices)
         self._prices = bound.prices
-        levels = self._cost_levels(bound.value, self._max_usd)
+        levels = self._cost_levels(bound.value, self.graph.problem.max_usd_per_hour)
         if self.incumbent is not None:
             levels = levels[levels <= self.incumbent * (1 + RESOLUTION)]
         if simpler.plans:
@@ -141,13 +141,10 @@ class ExactSearch:
         space = replace(self.space, splits_per_stage=False)
         return replace(self, space=space, labels_left=MAX_LABELS, _labels_allowed=FEW_LABELS)
 
-    @property
-    def _max_usd(self) -> float:
-        return self.graph.problem.max_usd_per_hour
-
     def _cost_levels(self, least_usd: float, most_usd: float) -> FloatArray:
         """Returns the costs that whole devices can have, ascending; a geometric grid if there are too many."""
-        supplies = [self.graph.problem.devices[name] for name in self.graph.device_names]
+        devices = self.graph.problem.devices
+        supplies = [devices[name] for name in self.graph.device_names if devices[name].usd_per_hour]
         if math.prod(supply.count + 1 for supply in supplies) > MAX_LEVELS:
             least_usd = max(least_usd, most_usd * 1e-6)
             steps = math.ceil(math.log(max(most_usd / least_usd, 1.0)) / math.log1p(NARROW)) + 1
@@ -156,8 +153,7 @@ class ExactSearch:
         for supply in supplies:
             usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
         usd = usd[(usd >= least_usd * (1 - TOLERANCE)) & (usd <= most_usd * (1 + TOLERANCE))]
-        levels: FloatArray = usd[np.diff(usd, prepend=-1.0) > RESOLUTION * usd]  # sums in another order differ a little
-        return levels
+        return np.asarray(usd[np.diff(usd, prepend=-1.0) > RESOLUTION * usd])  # sums in another order differ a little
 
     def _cheapest_with_rate_of(self, best: FeasiblePlan) -> FeasiblePlan:
         """Returns the cheapest plan with the rate of `best`, if one search finds it, then with a lower latency."""

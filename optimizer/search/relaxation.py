@@ -177,7 +177,7 @@ class CuttingPlanes:
         mean_W = np.array([walk.mean_s + walk.mean_fill / fill_rate for walk in walks])
         ramps_W, time_W = np.array([walk.ramps_s for walk in walks]), goal.latency * latency_W + goal.mean * mean_W
         usd_C, is_cost = self.usd_C * self.count_C, rate_per_s is not None and self.goal is None
-        budget, limit_s = max(self.problem.budget_usd_per_hour or 0.0, 1e-9), self.problem.slo.limit_s
+        budget, limit_s = max(self.problem.budget_usd_per_hour or float(usd_C.max()), 1e-9), self.problem.slo.limit_s
         unit = float((work_CW / self.count_C[:, None]).max()) if rate_per_s is None else 1 / rate_per_s
         device_s_C, ramps_s, value_unit = self.count_C * unit, max(float(latency_W[0]), 1e-300), unit
         if rate_per_s is not None:
