@@ -113,7 +113,8 @@ def draw_inputs(
     if named_records is None:
         if thresholds is not None:
             raise InputError("--thresholds goes with exit records: add --records FILE")
-        decisions: Decisions = nested(file.problem.survival_N, file.problem.ramps, rng, num_rows=NUM_ROWS)
+        survival_N = survival_with(file.problem, plan.used)
+        decisions: Decisions = nested(survival_N, file.problem.ramps, rng, num_rows=NUM_ROWS)
         rows_N, tokens_R = np.arange(NUM_ROWS), None
         description = "random, they leave according to the problem's survival; --records FILE uses recorded ones"
         document: dict[str, Any] = {"from": "survival"}
@@ -173,8 +174,7 @@ def _exit_decisions(
         return patient(records, policy.patience), rule
     check_policy(policy, "the plan", records, name, ramps)
     assert policy.thresholds is not None, "all other policies have thresholds"
-    of_ramps = _per_ramp(policy.thresholds, ramps)
-    limits = {ramp: of_ramps[ramp] for ramp in ramps}
+    limits = {ramp: limit for ramp, limit in _per_ramp(policy.thresholds, ramps).items() if ramp in ramps}
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     low, high = min(limits.values()), max(limits.values())
     text = f"{low:g}" if low == high else f"{low:g} to {high:g}, by ramp"

@@ -6,6 +6,7 @@ problem; its splits end where a network ends. `optimizer.search.subsets` finds t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,9 +41,14 @@ def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
 
 
 def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
-    """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the cascade."""
-    known = (problem.survival_of or {}).get(used)
-    return tuple(nested_shares(problem.survival_N, ramps_of(problem, used))) if known is None else known
+    """Returns the survival if only the ramps of these networks are active. Blocks keep their numbers in the cascade.
+
+    Blocks of other networks have the survival of the next used block.
+    """
+    known, blocks = (problem.survival_of or {}).get(used), Subproblem(whole=problem, used=used).blocks
+    if known is None:
+        return tuple(nested_shares(problem.survival_N, ramps_of(problem, used)))
+    return tuple(known[blocks[bisect_left(blocks, block)]] for block in range(problem.num_blocks))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate, objective_value, predictions, violations
 from optimizer.plans.plan import Stage, chains_of
-from optimizer.problems.networks import Subproblem
+from optimizer.problems.networks import Subproblem, survival_with
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from optimizer.problems.tokens import in_tokens, token_survival_N, with_budgets
@@ -77,10 +77,11 @@ def test_recorded_survival_of_a_set_of_networks_is_used_if_known() -> None:
         networks=(1, 2, 3),
         bytes_per_sample_N=(0.0,) * 3,
         latency={"cpu": LatencyTable(batches=(4,), block_s_NB=np.ones((3, 1)), ramp_s_EB=np.zeros((2, 1)))},
-        survival_of={(1, 2): (1.0, 1.0, 0.7)},
+        survival_of={(0, 2): (1.0, 0.0, 0.7)},  # of block 1, which is not used, any number
     )
-    assert Subproblem(whole=problem, used=(1, 2)).problem.survival_N == (1.0, 0.7)
-    assert Subproblem(whole=problem, used=(0, 2)).problem.survival_N == (1.0, 0.5)
+    assert Subproblem(whole=problem, used=(1, 2)).problem.survival_N == (1.0, 0.4)
+    assert Subproblem(whole=problem, used=(0, 2)).problem.survival_N == (1.0, 0.7)
+    assert survival_with(problem, (0, 2)) == (1.0, 0.7, 0.7)
     assert Subproblem(whole=problem, used=(0, 1, 2)).problem.survival_N == (1.0, 0.5, 0.4)
     assert Subproblem(whole=problem, used=(2,)).problem.networks == ()
 

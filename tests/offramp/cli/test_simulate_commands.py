@@ -322,15 +322,14 @@ networks: [2, 4]
 stages:
   - device: cpu
     replicas: 3
-    splits: [{first: 2, end: 4, batch: 4}]
+    splits: [{first: 2, end: 4, batch: 4, ramps: [2]}]
+policy: {name: entropy, thresholds: 0.4}
 """
 
 
 @pytest.fixture
 def cascade(tmp_path: Path) -> Path:
-    path = tmp_path / "cascade.yaml"
-    written(path, CASCADE)
-    return path
+    return written(tmp_path / "cascade.yaml", CASCADE)
 
 
 def test_a_chains_small_network_gives_most_answers(cascade: Path, capsys: Captured, tmp_path: Path) -> None:
@@ -344,20 +343,21 @@ def test_a_chains_small_network_gives_most_answers(cascade: Path, capsys: Captur
     assert run("simulate", cascade, "--arrivals", "uniform:200", "--duration", 2) == 0
     assert "Answers by network" in capsys.readouterr().out
     assert run("plan", cascade, "--json") == 0
-    answer = tmp_path / "answer.json"
-    answer.write_text(capsys.readouterr().out, encoding="utf-8")
+    answer = written(tmp_path / "answer.json", capsys.readouterr().out)
     found = played(capsys, cascade, "--plan", answer, arrivals="uniform:100")
     assert [each["used"] for each in found["simulated"]["networks"]] == [True, True]
 
 
 def test_a_plan_may_leave_the_small_network_out(cascade: Path, tmp_path: Path, capsys: Captured) -> None:
-    plan = tmp_path / "plan.yaml"
-    written(plan, ALONE)
+    plan = written(tmp_path / "plan.yaml", ALONE)
+    text = CASCADE.replace("e: large", "e: large\n    ramps: [0]").replace("4]], ramp_s: []", "4]], ramp_s: [[0, 0]]")
+    written(cascade, text + "survival_of: [{networks: [1], survival: [1, 1, 1, 0.5]}]\n")
     found = played(capsys, cascade, "--plan", plan, arrivals="uniform:100")
     small, large = found["simulated"]["networks"]
     assert (small["used"], small["reached"], small["answers"]) == (False, 0, 0)
-    assert large["answers"] == found["simulated"]["answered"]
-    assert found["simulated"]["p50_s"] == pytest.approx(0.008)
+    assert large["answers"] == found["simulated"]["answered"] == 100
+    assert found["simulated"]["exits"] == pytest.approx({"2": 50, "3": 50}, abs=15)  # none left before
+    assert found["simulated"]["p99_s"] == pytest.approx(0.008)
 
 
 OF_SEQUENCES = (
