@@ -63,7 +63,7 @@ def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, 
     def with_budget(stage: Stage, split: Split) -> Split:
         tokens = _budgets(problem, stage.device, lengths)[split.batch]
         batch = max(1, math.ceil(tokens / lengths.shortest))
-        return replace(split, batch=batch, tokens=max(1, math.floor(tokens * tokens_N[split.first])))
+        return replace(split, batch=batch, tokens=max(1, math.ceil(round(tokens * tokens_N[split.first], 9))))
 
     return with_splits(stages, with_budget)
 
@@ -79,7 +79,7 @@ def in_token_batches(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Sta
         factor, limit = float(tokens_N[split.first]), most_tokens(problem.latency[stage.device])
         held = split.batch * lengths.mean
         if split.tokens is not None:
-            held = min(held, lengths.filled(max(1, round(split.tokens / factor))))
+            held = min(held, lengths.filled(max(1, math.floor(round(split.tokens / factor, 9)))))
         if held * factor > limit:
             size = f"{held * factor:.6g}"
             raise PlanError(f"a batch of {size} tokens is not measured on {stage.device}; measured are at most {limit}")
@@ -114,15 +114,16 @@ def _table_in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
 def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, int]:
     """Returns the token budgets of measured batches, by the ascending mean tokens of a batch with that budget.
 
-    Both are in the unit of `lengths`. If a network has more tokens per input, its larger batch must be measured, too.
+    Both are in the unit of `lengths`. If a network has more tokens per input, its batch must be measured as well.
     """
     table, factor = problem.latency[device], max((1.0, *problem.network_tokens))
     length = table.length or 1
     budgets: dict[int, int] = {}
     for batch in table.batches:
-        filled = round(lengths.filled(batch * length))
+        budget = min(batch * length, math.floor(most_tokens(table) / factor))
+        filled = round(lengths.filled(budget))
         if max(budgets, default=0) < filled and filled * factor <= most_tokens(table):
-            budgets[filled] = batch * length
+            budgets[filled] = budget
     if not budgets:
         raise PlanError(
             f"latency of {device}: inputs have {lengths.mean * factor:.4g} tokens, but the largest measured batch has "

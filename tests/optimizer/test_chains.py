@@ -123,14 +123,13 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
     assert behind.rate_per_s == pytest.approx(2 * 4 / (0.004 + 0.5 * 0.010))
     alone = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(replace(LARGE, tokens=40),))])
     assert alone.rate_per_s == pytest.approx(2 * 4 / 0.020)
-    in_tokens = [Stage(device="cpu", replicas=2, splits=(forty(SMALL), forty(LARGE)))]
-    [planned] = with_budgets(Subproblem(whole=problem, used=(0, 1)).problem, in_tokens)
-    assert [split.tokens for split in planned.splits] == [40, 20]
-
-
-def forty(split: Split) -> Split:
-    """Returns the split with a batch of 40 tokens."""
-    return replace(split, batch=40)
+    in_tokens = [Stage(device="cpu", replicas=2, splits=(replace(SMALL, batch=40), replace(LARGE, batch=40)))]
+    [stage] = with_budgets(Subproblem(whole=problem, used=(0, 1)).problem, in_tokens)
+    assert [split.tokens for split in stage.splits] == [40, 20]
+    for share, tokens in ((0.62, 25), (1.05, 40)):  # 4 inputs of 6.2 tokens; 3 of 10.5, as no more were measured
+        found = planned(replace(problem, network_tokens=(1.0, share), crossing_tokens=()), "stock")
+        assert found.stages[0].splits[0].tokens == tokens
+        assert found.figures.rate_per_s == pytest.approx(found.bound)
 
 
 FEW_BLOCKS = [seed for seed in range(500) if random_problem(seed).num_blocks <= 4]
@@ -343,10 +342,9 @@ def test_inputs_that_all_have_the_latencys_length_are_planned_as_without_lengths
 
 
 def test_batches_have_room_for_the_shortest_inputs_and_rates_of_the_mean_input() -> None:
-    found = planned(one_block(lengths=MIXED))
-    assert found.stages[0].splits == (Split(first=0, end=1, batch=52, tokens=512),)  # 512 / 10, rounded up
     problem = one_block(lengths=MIXED)
     found = planned(problem)
+    assert found.stages[0].splits == (Split(first=0, end=1, batch=52, tokens=512),)  # 512 / 10, rounded up
     held = round(MIXED.filled(512))
     seconds = 0.001 + 0.001 * held / LENGTH
     assert found.figures.rate_per_s == pytest.approx(4 * held / MIXED.mean / seconds)
