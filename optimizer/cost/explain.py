@@ -40,8 +40,7 @@ def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, floa
     used = subproblem_of(problem, stages).used
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     unanswered_N = nested_shares(survival_with(problem, used), ramps)
-    starts = (0, *problem.networks)
-    entering = [unanswered_N[starts[network]] for network in used]
+    entering = [unanswered_N[(0, *problem.networks)[network]] for network in used]
     return {network: share - rest for network, (share, rest) in zip(used, pairwise((*entering, 0.0)), strict=True)}
 
 
@@ -133,8 +132,8 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
         remedies.append(f"the highest rate with a plan is {highest}/s")
     if decision.more is not None:
         remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
-    remedies = remedies or ["no other SLO or rate has a plan"]
-    return "; ".join([f"no plan: {_binding_text(problem, decision)}", *remedies])
+    others = [] if problem.generation else ["no other SLO or rate has a plan"]  # unknown with promises to sequences
+    return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or others)])
 
 
 def _rounded(number: float, digits: int, rounding: str) -> str:
@@ -156,9 +155,9 @@ def _binding_text(problem: PlanProblem, decision: NoPlan) -> str:
         case "ttft":
             return f"the TTFT of {milliseconds(generation_of(problem).ttft_s or 0)} binds"
         case "sequences":
-            return f"{generation_of(problem).most_running} sequences at a time are too few for any measured batches"
+            return f"{generation_of(problem).most_running} sequences at a time are too few{_for_rate(problem)}"
         case "memory":
-            return "the memory of the accelerators is too small for keys and values"
+            return f"the memory of the accelerators is too small for keys and values{_for_rate(problem)}"
         case "ramps":
             return f"the ramp budget of {problem.ramp_budget or 0:.3%} of the blocks' time is too small"
 

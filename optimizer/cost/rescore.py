@@ -56,9 +56,7 @@ def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tok
         if missing:
             raise PlanError(f"active ramps {missing} have no threshold; there are thresholds for {sorted(thresholds)}")
         outcome = records.outcome({ramp: thresholds[ramp] for ramp in active})
-        if by_tokens and records.tokens_N is not None:
-            return outcome.survival_by(records.tokens_N)
-        return outcome.survival
+        return outcome.survival_by(records.tokens_N) if by_tokens and records.tokens_N is not None else outcome.survival
 
     return reach
 

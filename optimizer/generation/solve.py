@@ -37,6 +37,9 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return NoPlan(strategy=space.strategy, binding="ttft")
     first = solve_exactly(relaxed, space)
     if isinstance(first, NoPlan):
+        rate_per_s = first.highest_rate_per_s
+        if rate_per_s and isinstance(solve_generation(problem.with_rate(rate_per_s), space, solve_exactly), NoPlan):
+            first = replace(first, highest_rate_per_s=None)  # no plan of this rate keeps the promises to sequences
         return _blame_first_token(problem, first)
     figures = evaluate(problem, first.stages)
     if not violations(problem, first.stages, figures):

@@ -199,18 +199,17 @@ def _most_possible(problem: PlanProblem, space: Space, bound: float) -> str:
 
 def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
     """Converts the result of a problem in tokens to inputs of the problem's lengths."""
-    lengths = problem.lengths
-    assert lengths is not None
+    assert problem.lengths is not None
     if isinstance(decision, NoPlan):
         rate_per_s = decision.highest_rate_per_s
-        return replace(decision, highest_rate_per_s=None if rate_per_s is None else rate_per_s / lengths.mean)
+        return replace(decision, highest_rate_per_s=None if rate_per_s is None else rate_per_s / problem.lengths.mean)
     stages = with_budgets(problem, decision.stages)
     is_rate = isinstance(problem.objective, MaximizeRate)
     return replace(
         decision,
         stages=stages,
         figures=evaluate(problem, stages, shares=decision.figures.shares),
-        bound=decision.bound / lengths.mean if is_rate else decision.bound,
+        bound=decision.bound / problem.lengths.mean if is_rate else decision.bound,
         candidates=tuple(with_budgets(problem, each) for each in decision.candidates),
     )
 

@@ -15,7 +15,7 @@ from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
 from optimizer.generation.steps import chunk_of, running_sequences, sequence_figures, step_table
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import MinimizeLatency, PlanProblem
+from optimizer.problems.problem import MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Planned, Strategy
 from optimizer.search.planner import solve
@@ -277,7 +277,10 @@ def test_promises_of_memory_and_first_tokens_are_kept_or_reported() -> None:
     assert tight.bound == free.bound
     assert tight.gap > 0
     problem = with_memory(5001.0)
-    assert "the memory of the accelerators is too small for keys and values" in no_plan_text(problem, refused(problem))
+    assert no_plan_text(problem, refused(problem)).endswith("of the accelerators is too small for keys and values")
+    for rate_per_s in (100, 1e6):  # two sequences do 70/s, the accelerators more
+        few = replace(asking(two_blocks(), most_running=2), objective=MinimizeCost(rate_per_s=rate_per_s))
+        assert no_plan_text(few, refused(few)).endswith(f"are too few for {rate_per_s:.6g}/s")
     slow = asking(two_blocks(per_token_s=0.001), prompt=Lengths(mean=64))
     free, quick = planned(slow), planned(asking(slow, ttft_s=0.9))
     assert quick.figures.latency_s < free.figures.latency_s
