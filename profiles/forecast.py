@@ -359,7 +359,7 @@ def _with_zeros(forecast: RateForecast, past: _Past) -> RateForecast:
 
 def check_coverage(coverage: float) -> None:
     """Raises DataError for an invalid coverage."""
-    if not 0 < coverage < 1:
+    if not (coverage > 0 and (1 + coverage) / 2 < 1):  # the quantile of the upper bound
         raise DataError(f"the coverage of an interval must be between 0 and 1, not {coverage}")
 
 

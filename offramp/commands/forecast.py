@@ -17,7 +17,7 @@ from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import open_csv
 from earlyexit.errors import DataError
 from offramp.commands.options import ForecastJob
-from offramp.commands.output import make_table, print_result
+from offramp.commands.output import make_table, print_result, rate_text
 from profiles.forecast import SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory
 
@@ -112,8 +112,8 @@ def run(job: ForecastJob) -> None:
             "method": forecast.method.how,
             "reason": forecast.method.reason,
         }
-        interval = f"{job.coverage:.0%} interval {low:.1f}-{f'{high:.1f}' if math.isfinite(high) else 'endless'}"
-        lines = [f"rate: {rate_rps:.1f}/s, {interval} ({_method_text(document['rate'])})"]
+        interval = f"{job.coverage:.0%} interval {rate_text(low)}-{rate_text(high).replace('inf', 'endless')}"
+        lines = [f"rate: {rate_text(rate_rps)}/s, {interval} ({_method_text(document['rate'])})"]
     print_result(document, lambda: [forecast_table(document)], lines, as_json=job.as_json)
 
 

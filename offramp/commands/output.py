@@ -172,6 +172,11 @@ def milliseconds(seconds: float) -> str:
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
 
 
+def rate_text(per_s: float) -> str:
+    """Returns a rate with at least three digits; `inf` for infinity."""
+    return f"{per_s:.3g}" if per_s < 1 else f"{per_s:.1f}" if per_s < 1000 else f"{per_s:.0f}"
+
+
 def milliseconds_text(seconds: float | None) -> str:
     """Returns milliseconds with one decimal and the unit, or `-` for None."""
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"

@@ -17,7 +17,7 @@ from cluster.devices import find_device
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob, parse_order
-from offramp.commands.output import make_table, milliseconds, print_result, show
+from offramp.commands.output import make_table, milliseconds, print_result, rate_text, show
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions, step_figures
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
@@ -429,7 +429,7 @@ def _generation_rows(problem: PlanProblem, predicted: Mapping[str, Any]) -> Iter
     """Yields the figures of a model that generates: those of `SequenceFigures`, as JSON data."""
     generation = generation_of(problem)
     mean_ms, most_ms = milliseconds(predicted["token_s"]), milliseconds(predicted["most_token_s"])
-    yield "tokens", f"{predicted['tokens_per_s']:.1f}/s, of {predicted['sequences_per_s']:.2f} sequences/s"
+    yield "tokens", f"{rate_text(predicted['tokens_per_s'])}/s of {rate_text(predicted['sequences_per_s'])} sequences/s"
     yield "time per token", f"{mean_ms} ms on average, {most_ms} at worst"
     limit_s = None if generation.ttft_s is None else generation.ttft_s * (1 - problem.slo.slack)
     allowed = "" if limit_s is None else f" of {milliseconds(limit_s)} ms allowed"
@@ -531,15 +531,15 @@ def _stage_rows(planned: Planned) -> Iterator[tuple[str, ...]]:
             milliseconds(each.seconds),
             milliseconds(each.wait_s),
             f"{each.fill:.0%}",
-            *((_rate(bounds.rate_per_s), hop) if is_first else ("", "")),
+            *((rate_text(bounds.rate_per_s), hop) if is_first else ("", "")),
         )
 
 
 def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     problem, planned, figures = answer.file.problem, answer.planned, answer.planned.figures
-    yield "rate", f"{_rate(figures.rate_per_s)}/s"
+    yield "rate", f"{rate_text(figures.rate_per_s)}/s"
     if problem.required_per_s is not None:
-        yield "requested rate", f"{_rate(figures.served_per_s)}/s"
+        yield "requested rate", f"{rate_text(figures.served_per_s)}/s"
     if isinstance(problem.objective, MinimizeLatency):
         allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
         yield "mean answer time", f"{milliseconds(figures.mean_latency_s)} ms"
@@ -558,8 +558,7 @@ def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tu
         yield "" if index else "answers", f"{share:.1%} by model {network} of the chain"
     for index, bind in enumerate(document["binds"]):
         yield "" if index else "binds", bind["text"]
-    proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"
-    yield "proof", proof
+    yield "proof", f"within {planned.gap:.2%} of the best" if planned.gap else "exact: no plan of its space is better"
     if planned.note:
         yield "note", planned.note
     if answer.calibration is not None:
@@ -571,7 +570,7 @@ def _joint(document: Mapping[str, Any]) -> Table:
     joint = document["joint"]
     both = (document, joint)
     rows = [
-        ("rate /s", *(_rate(each["rate_per_s"]) for each in both)),
+        ("rate /s", *(rate_text(each["rate_per_s"]) for each in both)),
         ("latency ms", *(milliseconds(each["latency_s"]) for each in both)),
     ]
     if "mean_latency_s" in joint:
@@ -590,16 +589,12 @@ def _decision_cells(problem: PlanProblem, found: Mapping[str, Any]) -> dict[str,
         why = f"{no_plan['binding']} binds" if no_plan["binding"] else "none found"
         cells = {"rate /s": "no plan", "latency ms": why, "USD/h": "-"}
     else:
-        rate, latency = _rate(found["rate_per_s"]), milliseconds(found["latency_s"])
+        rate, latency = rate_text(found["rate_per_s"]), milliseconds(found["latency_s"])
         cells = {"rate /s": rate, "latency ms": latency, "USD/h": f"{found['usd_per_hour']:.2f}"}
     if isinstance(problem.objective, MinimizeLatency):
         mean = "-" if no_plan else milliseconds(found["mean_latency_s"])
         cells |= {"mean ms": mean, "answered": "-" if no_plan else found.get("after_answer", "stop")}
     return cells
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.1f}" if per_s < 1000 else f"{per_s:.0f}"
 
 
 def _ranges(ramps: Sequence[int]) -> str:
