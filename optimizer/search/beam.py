@@ -122,9 +122,10 @@ class ScaleSearch:
     def _climb(self, graph: Graph, prices: Prices, width: int, resolution: float, space: Space) -> None:
         """Searches for better plans in steps towards the bound. A step that finds nothing halves the next one."""
         share = STEP if self._plans else FIRST_STEP
+        worst = 0.0 if self.problem.required_per_s is None else self.problem.max_usd_per_hour
         while graph.num_moves > 0:
             best = self._best
-            value = self._worst_value if best is None else objective_value(self.problem, best.figures)
+            value = worst if best is None else objective_value(self.problem, best.figures)
             step = (self.bound.value - value) * share
             if share < LEAST_STEP if best is None else abs(step) <= resolution * abs(self.bound.value):
                 return
@@ -133,10 +134,6 @@ class ScaleSearch:
                 share /= 2
             elif best is None:
                 share = STEP
-
-    @property
-    def _worst_value(self) -> float:
-        return 0.0 if self.problem.required_per_s is None else self.problem.max_usd_per_hour
 
     def _search_at(self, graph: Graph, prices: Prices, level: float, width: int, space: Space) -> FeasiblePlan | None:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""

@@ -19,7 +19,7 @@ import numpy as np
 from optimizer.cost.evaluate import best_value, merit, objective_value, worst_value
 from optimizer.plans.plan import chains_of
 from optimizer.problems.problem import MaximizeRate, PlanProblem
-from optimizer.search.decision import FeasiblePlan, Found, if_feasible
+from optimizer.search.decision import FeasiblePlan, Found, gap_between, if_feasible
 from optimizer.search.exact import num_splits
 from optimizer.search.label_search import (
     ABORTED,
@@ -179,8 +179,8 @@ class ChainSearch:
         if self._best is None:
             return Found(plans=(), bound=bound)
         value = objective_value(self.problem, self._best.plan.figures)
-        is_proven = abs(value - bound) <= SOLVED * abs(bound)
-        return Found(plans=(self._best.plan, *self._others), bound=value if is_proven else bound)
+        bound = value if gap_between(value, bound) <= SOLVED else bound
+        return Found(plans=(self._best.plan, *self._others), bound=bound)
 
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
@@ -192,8 +192,8 @@ class ChainSearch:
         candidates += self._chains_by_types()
         self._improve(candidates)
         for _ in range(MAX_ROUNDS):
-            before = self._best
-            if before is None or self._is_proven(before):
+            before, bound = self._best, self._bound.value
+            if before is None or gap_between(objective_value(self.problem, before.plan.figures), bound) <= SOLVED:
                 break
             self._improve(list(dict.fromkeys([*candidates, *before.used, *self._replacements(before)])))
             if self._best is not None and self._best.plan is before.plan:
@@ -321,7 +321,3 @@ class ChainSearch:
 
     def _merit(self, mixture: MixedPlan) -> tuple[float, ...]:
         return merit(self.problem, mixture.plan.figures)
-
-    def _is_proven(self, best: MixedPlan) -> bool:
-        value = objective_value(self.problem, best.plan.figures)
-        return abs(value - self._bound.value) <= SOLVED * abs(self._bound.value)

@@ -189,7 +189,8 @@ class GuaranteeTuner(Tuner):
             if self._rows is not None:
                 self._rows = last_observed(None, self._rows, list(thresholds))
                 self._fresh = self._num_fresh(self._rows)
-            self._next_test, self._test_index = None, self._largest_possible_test()
+            possible = [index for index in range(len(self._sizes)) if self._rows_needed(index) <= self._fresh]
+            self._next_test, self._test_index = None, max(possible, default=0)  # the largest that has enough rows
 
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
@@ -242,11 +243,6 @@ class GuaranteeTuner(Tuner):
     def _num_fresh(self, rows: Observations) -> int:
         """Returns how many of the inputs belong to the present stream."""
         return int((rows.times_s_N > self._changed_s).sum())
-
-    def _largest_possible_test(self) -> int:
-        """Returns the largest test for which there are enough rows, or the first test if there are too few for any."""
-        possible = [index for index in range(len(self._sizes)) if self._rows_needed(index) <= self._fresh]
-        return max(possible, default=0)
 
     def _test(self) -> NewThresholds | None:
         rows = self._rows
