@@ -246,6 +246,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     planned, figures = answer.planned, answer.planned.figures
     sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **step_figures(figures)))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
+    hop_rates = (each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None for each in figures.stages)
     return {
         **({"networks": list(problem.networks)} if problem.networks else {}),
         **({"stages": stages_document(planned.stages)} if len(figures.shares) == 1 else chains),
@@ -276,9 +277,8 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
             for each in figures.splits
         ],
         "stage_figures": [
-            {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": finite}
-            for each in figures.stages
-            for finite in [each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None]
+            {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": hop_rate_per_s}
+            for each, hop_rate_per_s in zip(figures.stages, hop_rates, strict=True)
         ],
         **({"answered_by": answered_by(problem, planned.stages)} if problem.networks else {}),
         **({"generation": sequences} if sequences else {}),
