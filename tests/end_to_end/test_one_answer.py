@@ -215,7 +215,7 @@ def test_arrays_by_name_are_one_answer(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Client], Prediction], type[Exception], str]] = {
     "a text": (lambda client: client.predict("a cat"), InputError, "inputs: an image file in base64 is needed"),
-    "a pair": (lambda client: client.predict(("a", "cat")), InputError, "inputs.0: an image file in base64 is needed"),
+    "a pair": (lambda client: client.predict(("a", "cat")), InputError, "inputs.0: an image file is needed, not list"),
     "another size": (
         lambda client: client.predict(noise(3, 3)),
         InputError,
