@@ -371,7 +371,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "constrained-str"})
 """Pydantic's names for the alternatives of a field's type, which occur in the locations of errors."""
 MAX_ERRORS = 1000
-"""Most wrong fields that are listed. A million of them, in a body of 2 MB, would take 10 s and 1.5 GB."""
+"""Most wrong fields that are listed. A million of them, in a body of 2 MB, would take seconds and 1.5 GB."""
 
 
 def parse_body(model: type[BodyT], body: bytes) -> BodyT:
