@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -161,6 +161,10 @@ class Memory(Protocol[PayloadT]):
     only use the memory of their own sequences, which `Device` does not end meanwhile.
     """
 
+    @property
+    def num_tokens(self) -> Mapping[int, int]:
+        """The number of tokens of every sequence that inputs have brought so far."""
+
     def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
         """Returns an error or None for each input. The first input of a sequence reserves all memory that it may need.
 
@@ -241,6 +245,8 @@ class Device(Generic[PayloadT]):
         self._memory = runner.memory
         self._ended: set[int] = set()
         """Sequences that ended while a batch still uses their memory. It is freed after that batch."""
+        self._lost: set[int] = set()
+        """Sequences that a plan has ended, and their sender not yet. Their further inputs are not admitted."""
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
@@ -263,9 +269,16 @@ class Device(Generic[PayloadT]):
     def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any, order: OrderSpec = DEFAULT) -> None:
         """Applies a plan's splits, policy and order from the next batch on: see `BatchEngine.follow`.
 
-        Sets `overlaps` if a split lets batches overlap. It is never reset.
+        Sets `overlaps` if a split lets batches overlap. It is never reset. All sequences end if the plan adds blocks,
+        because these blocks have not seen their earlier tokens here.
         """
         with self.lock:
+            if self._memory is not None:
+                hosted = {block for split in self.engine.splits for block in range(split.first, split.end)}
+                if any(split.first not in hosted or split.end - 1 not in hosted for split in splits):
+                    kept = tuple(self._memory.num_tokens)
+                    self.end(kept)
+                    self._lost.update(kept)
             self.engine.follow(splits, dispatch, order)
             self.runner.follow(policy)
             self.overlaps |= any(split.overlap_below is not None for split in splits)
@@ -317,25 +330,19 @@ class Device(Generic[PayloadT]):
     def admit(self, wire: WirePiece, members: list[Member[PayloadT]]) -> list[Member[PayloadT]]:
         """Returns the admitted inputs of a call. The others are released as failed: see `Memory.admit`.
 
-        Inputs of a sequence that ended while its batch still runs are not admitted. Otherwise they would start the
-        sequence again.
+        Inputs of a sequence that a plan has ended, or that ended while its batch still runs, are not admitted.
+        Otherwise they would start the sequence again.
         """
         if self._memory is None:
             return members
         with self.lock:
-            errors = self._memory.admit(wire, [member.sequence for member in members])
-            ended = [member.sequence in self._ended for member in members]
-        admitted: list[Member[PayloadT]] = []
-        failed: list[Release[PayloadT]] = []
-        for member, error, has_ended in zip(members, errors, ended, strict=True):
-            if has_ended:
-                failed.append(_was_ended(member))
-            elif error is not None:
-                failed.append(Failed(member=member, error=error))
-            else:
-                admitted.append(member)
-        self._release(failed)
-        return admitted
+            refused, gone = self._memory.admit(wire, [member.sequence for member in members]), self._ended | self._lost
+        errors = [
+            lost(member.sequence, "it was ended") if member.sequence in gone else error
+            for member, error in zip(members, refused, strict=True)
+        ]
+        self._release([Failed(member=members[k], error=error) for k, error in enumerate(errors) if error is not None])
+        return [member for member, error in zip(members, errors, strict=True) if error is None]
 
     @property
     def memory_use(self) -> MemoryUse | None:
@@ -348,6 +355,7 @@ class Device(Generic[PayloadT]):
     def end(self, sequences: Collection[int]) -> None:
         """Ends sequences. Their queued inputs fail. Their memory is freed now or after a running batch."""
         with self.lock:
+            self._lost.difference_update(sequences)
             were_awaited = bool(self.engine.awaited)
             queued = self.engine.remove_sequences(sequences)
             if self._memory is not None:

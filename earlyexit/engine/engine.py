@@ -351,11 +351,10 @@ class BatchEngine(Generic[P]):
         """
         queue = self._hosted.get(next_block) or self._queue_of(rest_of(next_block, self.splits, fallback))
         self._serial = serial = self._serial + 1
-        plain = queue.members
         for member in members:
             member.since_s = now_s
             member.queued_serial = serial
-            waiting = self._queue_of(queue.split, probe=True).members if member.probe else plain
+            waiting = self._queue_of(queue.split, probe=True).members if member.probe else queue.members
             if waiting and member.deadline_s < waiting[-1].deadline_s:
                 insort_right(waiting, member, key=deadline_of)
             else:
@@ -406,8 +405,7 @@ class BatchEngine(Generic[P]):
             member.queue_s += now_s - member.since_s
         for other in self._running:
             other.beside_since_s = now_s
-        beside_since_s = now_s if self._running else None
-        self._running.append(_Running(choice.batch, len(choice.batch.members), beside_since_s))
+        self._running.append(_Running(choice.batch, len(choice.batch.members), now_s if self._running else None))
         return choice
 
     def shrink(self, batch: Batch[P], by: int) -> None:
@@ -442,8 +440,7 @@ class BatchEngine(Generic[P]):
             shared_s += now_s - running.beside_since_s
         shared_s = min(shared_s, total_s)
         busy_s = total_s - shared_s / 2
-        was_trusted = self._trust.pop(batch.split.first, None) is None
-        weight = SMOOTHING if was_trusted else 1.0  # otherwise it replaces the misleading times
+        weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # 1: replaces misleading times
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):  # identity is fast
             hosted.counts.busy_s += busy_s
@@ -482,8 +479,7 @@ class BatchEngine(Generic[P]):
             may_run = first.is_full or any(member.counts_as_full for member in first.members)
             waiting = [queue for queue in waiting if queue is not first or may_run]
         dropped = self._drop_late(waiting, now_s)
-        if dropped:
-            waiting = [queue for queue in waiting if queue.members]
+        waiting = [queue for queue in waiting if queue.members]
         chosen: Queue[P] | float | None = None
         if self._ran_probed_steps and (others := [queue for queue in waiting if not queue.probe]):
             chosen = self._choose_among(others, now_s)

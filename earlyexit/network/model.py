@@ -103,8 +103,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
 
 def check_inputs(network: Network, encoded: Encoded) -> None:
     """Raises ModelFolderError if a codec's output does not fit the network's inputs."""
-    reason = mismatch(network.takes(0), encoded)
-    if reason is not None:
+    if (reason := mismatch(network.takes(0), encoded)) is not None:
         raise ModelFolderError(reason)
 
 
@@ -432,9 +431,8 @@ class Cut:
         self._segment_runner = segments
         self._stays = looks is not None
         self._looks = looks or frozenset()
-        active = Split(first=first, end=end, batch=1, ramps=ramps)
         evaluated = tuple(sorted(self._looks.union(ramps)))
-        self._segments = replace(active, ramps=evaluated).segments()
+        self._segments = Split(first=first, end=end, batch=1, ramps=evaluated).segments()
         if policy.foresees == "states":
             self._segments = tuple(part for segment in self._segments for part in _split_before_last(segment))
         # Cuts with observing inactive ramps run about one batch in fifty. The network itself computes them, because an

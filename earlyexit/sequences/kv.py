@@ -188,8 +188,7 @@ class KvStore:
 
     def free(self, sequence: int) -> None:
         """Frees a sequence's pages, if it has any."""
-        places = self._places.pop(sequence, None)
-        if places is not None:
+        if (places := self._places.pop(sequence, None)) is not None:
             self._is_free[places // self.page_tokens] = True
 
     def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> KvIndex:
@@ -366,7 +365,7 @@ class KvMemory:
         self.kv = kv
         self._pending: defaultdict[int, dict[int, SkippedTokens]] = defaultdict(dict)
         """The skipped tokens by sequence, and by the block for which they wait."""
-        self._num_tokens: dict[int, int] = {}
+        self.num_tokens: dict[int, int] = {}
         """The number of tokens of every sequence that inputs have brought so far."""
 
     def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
@@ -386,7 +385,7 @@ class KvMemory:
     def end(self, sequence: int) -> None:
         self.kv.free(sequence)
         self._pending.pop(sequence, None)
-        self._num_tokens.pop(sequence, None)
+        self.num_tokens.pop(sequence, None)
 
     def use(self) -> MemoryUse:
         return self.kv.use
@@ -449,11 +448,11 @@ class KvMemory:
             raise InputError("this model generates text: send a request for generation")
         if sequence != run.sequence:
             raise InputError(f"an input of sequence {run.sequence} was sent as one of sequence {sequence}")
-        if sequence not in self._num_tokens and run.start:
+        if sequence not in self.num_tokens and run.start:
             raise lost(sequence, f"its first {run.start} tokens are missing")
-        if run.start > self._num_tokens.get(sequence, 0):
-            raise lost(sequence, f"its tokens {self._num_tokens[sequence]} to {run.start - 1} are missing")
+        if run.start > self.num_tokens.get(sequence, 0):
+            raise lost(sequence, f"its tokens {self.num_tokens[sequence]} to {run.start - 1} are missing")
         self.kv.enter(sequence, run.limit)
         if run.end > self.kv.room_of(sequence):
             raise InputError(f"sequence {sequence} reserved {run.limit} tokens, but has {run.end}")
-        self._num_tokens[sequence] = max(run.end, self._num_tokens.get(sequence, 0))
+        self.num_tokens[sequence] = max(run.end, self.num_tokens.get(sequence, 0))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.errors import PlanError
 from optimizer.plans.plan import Plan, Stage
 from optimizer.problems.problem import PlanProblem
 from simulator.outcome import Outcome
@@ -89,8 +88,3 @@ def test_a_chain_of_one_network_is_simulated_as_a_plain_model() -> None:
     assert one.latency_s_N.tolist() == other.latency_s_N.tolist()
     assert one.ended_s == other.ended_s
     assert one.splits == other.splits
-
-
-def test_a_plan_with_other_networks_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"the plan's networks end at \[\], the problem's at \[2, 4\]"):
-        served(tiny_cases.plan(stage(1, split(0, 4))), TO_END)

@@ -207,26 +207,26 @@ class FakeMemory:
     """A memory with room for some sequences, which records its calls."""
 
     room: int = 8
-    kept: set[int] = field(default_factory=set)
+    num_tokens: dict[int, int] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
 
     def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
         return [self._admit(sequence) for sequence in sequences]
 
     def end(self, sequence: int) -> None:
-        self.kept.discard(sequence)
+        self.num_tokens.pop(sequence, None)
         self.ended.append(sequence)
 
     def take_along(self, piece: Letters) -> Letters:
         return Letters(sample_ids=tuple(f"{name}+" for name in piece.sample_ids), next_block=piece.next_block)
 
     def use(self) -> MemoryUse:
-        return MemoryUse(sequences=len(self.kept))
+        return MemoryUse(sequences=len(self.num_tokens))
 
     def _admit(self, sequence: int) -> OfframpError | None:
-        if sequence not in self.kept and len(self.kept) == self.room:
+        if sequence not in self.num_tokens and len(self.num_tokens) == self.room:
             return OverloadedError("full", retry_after_s=1.0)
-        self.kept.add(sequence)
+        self.num_tokens[sequence] = 1
         return None
 
 
@@ -283,7 +283,7 @@ def test_only_inputs_that_are_not_admitted_and_steps_of_ended_sequences_fail() -
     assert scene.lost == [("c", OverloadedError)]
     scene.run_until_idle()
     assert scene.answered == ["a", "b"]
-    assert scene.memory.kept == {1, 2}
+    assert scene.memory.num_tokens.keys() == {1, 2}
     scene = Scene()
     scene.submit("ab")
     scene.device.end([2, 7])
@@ -302,7 +302,7 @@ def test_a_step_after_the_end_of_its_sequence_does_not_restart_it() -> None:
     assert scene.lost == [("a", SequenceLostError)]
     scene.device.run(batch)
     scene.run_until_idle()
-    assert scene.memory.kept == {2, 3}
+    assert scene.memory.num_tokens.keys() == {2, 3}
 
 
 def test_a_survivor_of_an_ended_sequence_does_not_go_on() -> None:
@@ -310,11 +310,23 @@ def test_a_survivor_of_an_ended_sequence_does_not_go_on() -> None:
     scene.submit("bc")
     batch = scene.batch()
     scene.device.end([2])
-    assert scene.memory.kept == {2, 3}, "it is still in the device's hands"
+    assert scene.memory.num_tokens.keys() == {2, 3}, "it is still in the device's hands"
     scene.device.run(batch)
-    assert (scene.memory.kept, scene.lost) == ({3}, [("b", SequenceLostError)])
+    assert (set(scene.memory.num_tokens), scene.lost) == ({3}, [("b", SequenceLostError)])
     scene.run_until_idle()
     assert scene.answered == ["c"]
+
+
+def test_sequences_end_if_a_plan_adds_blocks_that_have_not_seen_their_tokens() -> None:
+    scene = Scene(FIRST)
+    scene.submit("ab")
+    batch = scene.batch()
+    scene.device.follow((FIRST, LAST), "work-conserving", None)
+    scene.device.run(batch)
+    assert (scene.answered, scene.lost) == (["a"], [("b", SequenceLostError)]), "b does not go on at block 2"
+    assert scene.submit("bc") == ["c"], "its sender has not ended b yet"
+    scene.device.end([2])
+    assert scene.submit("b") == ["b"]
 
 
 @pytest.mark.parametrize("hosted", [True, False])
@@ -326,7 +338,7 @@ def test_a_batch_whose_sequences_all_ended_has_no_survivors(hosted: bool, monkey
     if not hosted:
         a_plan_comes(scene.device.engine, monkeypatch)
     scene.device.run(batch)
-    assert (scene.memory.kept, len(scene.lost), len(scene.released)) == (set(), 2, 2)
+    assert (set(scene.memory.num_tokens), len(scene.lost), len(scene.released)) == (set(), 2, 2)
     assert scene.device.start_next() is None
 
 
@@ -339,9 +351,9 @@ def test_the_next_token_of_an_answered_one_may_start_before_its_batch_is_over() 
     second = scene.batch()
     scene.device.end([1])
     scene.device.run(first)
-    assert scene.memory.kept == {1}
+    assert scene.memory.num_tokens.keys() == {1}
     scene.device.run(second)
-    assert scene.memory.kept == set()
+    assert scene.memory.num_tokens.keys() == set()
 
 
 def test_a_queued_step_of_an_ended_sequence_fails() -> None:
@@ -359,9 +371,7 @@ def test_a_queued_step_of_an_ended_sequence_fails() -> None:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at the batch's end", "as a plan comes in between"])
-def test_survivors_for_another_stage_take_along_the_tokens_that_wait(
-    later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_survivors_for_another_stage_take_waiting_tokens_along(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(*((FIRST, LAST) if later else (FIRST,)))
     a_plan_comes(scene.device.engine, monkeypatch)
     scene.submit("ab")

@@ -129,9 +129,7 @@ def test_a_batch_is_never_empty_or_over_its_budget_and_all_inputs_run(
     ),
     tokens=st.one_of(st.none(), st.integers(1, 60)),
 )
-def test_the_front_of_the_default_order_is_what_it_picks(
-    told: list[tuple[int, float, float]], tokens: int | None
-) -> None:
+def test_the_default_order_picks_its_front(told: list[tuple[int, float, float]], tokens: int | None) -> None:
     queued = waiting(*sorted(told, key=lambda each: each[2]))
     budget, default = Budget(inputs=5, tokens=tokens), order("deadline")
     picks = [queued[position] for position in default.pick(queued, budget, 0.5)]

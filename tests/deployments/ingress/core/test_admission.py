@@ -229,9 +229,7 @@ def by_tokens(dispatch: Dispatch = "work-conserving") -> Admission:
         pytest.param(10_000, None, 10_000, id="lengths-are-not-known"),
     ],
 )
-def test_a_batch_is_full_by_inputs_or_by_tokens_whichever_come_first(
-    tokens: int, mean: float | None, full: float
-) -> None:
+def test_a_batch_is_full_by_its_inputs_or_its_tokens(tokens: int, mean: float | None, full: float) -> None:
     stage = Stage(device="V100", replicas=1, splits=(Split(first=0, end=3, batch=4, tokens=tokens),))
     waiting = Plan(stages=(stage,), dispatch="deferred", predicted={"rate_per_s": 1e-3, "tokens_per_input": mean})
     admission = Admission(waiting, slo_s=1.0, num_ingresses=1)

@@ -156,9 +156,7 @@ def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by
 
 
 @pytest.mark.parametrize("many", [1, 3, 1000])
-def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
-    many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whenever_losses_are_computed_the_same_is_handed_over(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "LOSS_BATCH", many)
     monkeypatch.setattr(probes, "MOST_COMPLETE", 5)
     inputs = [flight(serial) for serial in range(7)]
