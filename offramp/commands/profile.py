@@ -473,13 +473,12 @@ def processor_problem(
     `recorded`: exit records with the thresholds that a plan may use; None for plans without exits. `slo_s`: None for
     `SLO_FACTOR` times the full model's time for one text.
     """
-    [length], ramps, survival_N = profile.lengths, tuple[int, ...](), (1.0,) * profile.num_blocks
-    if recorded is not None:
-        ramps, survival_N = tuple(sorted(recorded.thresholds)), recorded.records.nested_survival(recorded.thresholds)
+    [length], ramps = profile.lengths, () if recorded is None else tuple(sorted(recorded.thresholds))
+    full_N = (1.0,) * profile.num_blocks
     problem = PlanProblem(
         num_blocks=profile.num_blocks,
         ramps=ramps,
-        survival_N=survival_N,
+        survival_N=full_N if recorded is None else recorded.records.outcome(recorded.thresholds).survival,
         latency={profile.device: with_rows(profile.at(length), profile.ramps, ramps)},
         devices={profile.device: Supply(count=workers, usd_per_hour=0.0)},
         link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.002),

@@ -213,8 +213,6 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
 LEAST_SAVED = 0.05
 """Saved share of the work below which exits do not pay: ramps take 1 to 3 % of the time, and probes run 2 % of the
 inputs to the end (`probe_share`)."""
-EVEN_ODDS = 0.5
-"""Confidence of thresholds that are only an estimate."""
 
 
 def constant_accuracy(task: Task, truth_N: ValueArray) -> float | None:
@@ -232,7 +230,7 @@ def likely_thresholds(
     rows: ExitRecords, budget: float, block_costs: Sequence[float] | None = None
 ) -> Calibration | None:
     """Returns estimated thresholds for a budget and their outcome, without a guarantee; None for too few rows."""
-    guarantee = Guarantee(budget=budget, confidence=EVEN_ODDS)
+    guarantee = Guarantee(budget=budget, confidence=0.5)  # an estimate
     return learn_then_test(rows, rows, guarantee, block_costs) if len(rows) >= guarantee.least_inputs else None
 
 

@@ -198,8 +198,8 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             else:
                 raise DataError(f"{job.source}: rows without labels; only ramps of a trained classifier need none")
             options = training_options(job, _default_options(job, task, pretrained), progress=progress)
-            its_own = pretrained.codec if job.codec is None else None
-            codec = its_own or codec_for(job, backbone.inputs, data, longest=backbone.max_length)
+            of_checkpoint = pretrained.codec if job.codec is None else None
+            codec = of_checkpoint or codec_for(job, backbone.inputs, data, longest=backbone.max_length)
             dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
             trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
             facts = {"joint": job.joint, "imitate": job.imitate or not job.joint} | trained | dtype

@@ -42,17 +42,15 @@ def write_model(
     card = a_card(("bill", "weather"), name=name, num_blocks=num_blocks, codec={"name": "text", "max_length": 16})
     (folder / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(bytes(WEIGHTS_BYTES))
-    calibration = CalibrationCard(
-        policy="entropy",
-        thresholds=dict.fromkeys(ramps, 0.5) if thresholds is None else thresholds,
-        budget=0.01,
-        confidence=0.9,
-        tested={},
-        provenance={},
-    )
-    (folder / CALIBRATION_FILE).write_text(calibration.model_dump_json(), encoding="utf-8")
+    write_calibration(folder, dict.fromkeys(ramps, 0.5) if thresholds is None else thresholds)
     write_records(folder / RECORDS_FILE, num_blocks=num_blocks)
     return folder
+
+
+def write_calibration(folder: Path, thresholds: dict[int, float]) -> None:
+    facts: dict[str, Any] = {"budget": 0.01, "confidence": 0.9, "tested": {}, "provenance": {}}
+    calibration = CalibrationCard(policy="entropy", thresholds=thresholds, **facts)
+    (folder / CALIBRATION_FILE).write_text(calibration.model_dump_json(), encoding="utf-8")
 
 
 def write_chain(folder: Path, *members: Path) -> Path:

@@ -25,7 +25,7 @@ from optimizer.problems.problem import PlanProblem
 from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
 from tests.latency_profile import latency_profile
-from tests.offramp.service.service_folders import write_model
+from tests.offramp.service.service_folders import write_calibration, write_model
 
 CORES = 4
 BATCHES = (1, 2, 4, 8, 16)
@@ -77,13 +77,14 @@ def test_plan_replicas_and_backend_follow_from_profile_and_options(folder: Path)
     assert {split.batch for split in given.plan.splits} == {1}
     assert (given.plan.stages[0].replicas, given.threads_per_replica) == (3, 2)
     assert (given.plan.dispatch, given.plan.order.name, given.plan.overlap_below) == ("deferred", "arrival", None)
+    for thresholds in ({1: 0.5}, {}):  # of a calibration of some ramps, and of one that found none
+        write_calibration(folder, thresholds)
+        assert settings(folder).plan.ramps == tuple(thresholds)
     named = settings(folder, plan="stock")
     assert (named.plan.stages[0].replicas, named.plan.splits[0].batch, named.backend) == (1, 32, "torch")
     assert named.plan.dispatch == "work-conserving"
-    assert affordable(0.01, BATCHES) == (BATCHES, 5)
-    assert affordable(0.2, BATCHES) == (BATCHES, 2)
-    assert affordable(0.5, BATCHES) == (BATCHES[:4], 1)
-    assert affordable(MOST_S, BATCHES) == (BATCHES[:1], 1)
+    affordable_of = {0.01: (BATCHES, 5), 0.2: (BATCHES, 2), 0.5: (BATCHES[:4], 1), MOST_S: (BATCHES[:1], 1)}
+    assert {round_s: affordable(round_s, BATCHES) for round_s in affordable_of} == affordable_of
 
 
 def test_on_a_gpu_one_batch_is_prepared_while_the_other_is_computed(
