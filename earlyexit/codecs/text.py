@@ -230,7 +230,8 @@ class WordPieces:
         self._lowers = lowers
         self._pieces: dict[str, list[int]] = {}
         special = {token.content[0] for token in tokenizer.get_added_tokens_decoder().values() if token.content}
-        self._may_be_special = re.compile("[" + re.escape("".join(sorted(special))) + "]") if special else None
+        # Tokens that a user added match text in either case if the tokenizer lowers it.
+        self._may_be_special = re.compile(f"[{re.escape(''.join(sorted(special)))}]", re.I) if special else None
 
     def ids(self, text: str) -> list[int] | None:
         """Returns token ids with special tokens; None if the text is long, not ASCII, or may have special tokens."""
