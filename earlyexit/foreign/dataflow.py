@@ -136,12 +136,14 @@ class Dataflow:
 
     @cached_property
     def layout(self) -> frozenset[str]:
-        """The inputs that follow from the lengths of inputs: masks and positions.
+        """The inputs that follow from the lengths of inputs: masks and positions with the shape of another input.
 
         Token types are not among them, because they also distinguish the texts of a pair.
         """
-        roles = {name: layout_role(name) for name in self.inputs if len(self.shapes.get(name, (0, 0))) == 2}
-        return frozenset(name for name, role in roles.items() if role in ("mask", "positions"))
+        shapes = {name: self.shapes.get(name, (0, 0)) for name in self.inputs}
+        named = {name for name in shapes if layout_role(name) in ("mask", "positions")}
+        tokens = {shapes[name] for name in shapes.keys() - named}
+        return frozenset(name for name in named if len(shapes[name]) == 2 and shapes[name] in tokens)
 
     @cached_property
     def free(self) -> frozenset[str]:

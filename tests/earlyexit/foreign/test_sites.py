@@ -75,10 +75,10 @@ FLOWS: dict[str, tuple[Dataflow, list[str]]] = {
         flow_of("n = sizes x", "a = work x w", "b = work a v", "c = light b n", "y = work c u"),
         ["a", "c"],
     ),
-    "a mask, which says the layout": (masked("attention_mask"), ["a", "b"]),
-    "a mask by another name": (masked("input_mask"), ["a", "b"]),
+    "a mask by any name, which says the layout": (masked("input_mask"), ["a", "b"]),
     "places, which say the layout": (masked("position_ids"), ["a", "b"]),
     "an input that says more than the layout": (masked("types"), ["b"]),
+    "positions of no tokens": (flow_of("a = work position w", "y = work a v", inputs="position"), ["a"]),
     "two inputs, behind where they meet": (
         flow_of("a = work x w", "b = work z v", "c = light a b", "y = work c u", inputs="x z"),
         ["c"],
