@@ -17,7 +17,7 @@ def read_foreign(name: str, options: ForeignOptions, *, open_size: int) -> Forei
     if is_own(name):
         from earlyexit.foreign.torch_module import read_torch
 
-        return replace(read_torch(name), options=options)
+        return replace(read_torch(name, tokens=not options.arrays), options=options)
     from earlyexit.foreign.onnx_model import read_onnx
 
     return replace(read_onnx(Path(name), open_size=open_size), options=options)

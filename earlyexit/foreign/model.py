@@ -34,6 +34,8 @@ class ForeignOptions:
     """The output that is the answer. None: the only output that can be."""
     columns: tuple[str, ...] = ()
     """The kind of the data: see `LabelledRows.kind`."""
+    arrays: bool = False
+    """Whether rows are arrays for the network. Integers (B, F) are then features, and not tokens of any number."""
     image_size: tuple[int, int] | None = None
     """Height and width. None: the size in the ONNX file."""
     pixels: Mapping[str, Any] = field(default_factory=dict)

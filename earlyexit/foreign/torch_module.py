@@ -14,7 +14,7 @@ import operator
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
@@ -236,8 +236,8 @@ class TorchModel(Divisible):
         """Returns the codec's tensor for an input, with int32 for integers. Raises ModelFolderError: see `spec`."""
         if self._nodes[name].meta["val"].dtype not in (torch.int64, torch.int32):
             return self.spec(name)
-        # The integers must be below the number of rows of the smallest table in which they are looked up.
-        below = min((self._weights[table].shape[0] for table in self.flow.tables(name)), default=None)
+        # The integers must be below the number of rows of the smallest table in which they are looked up; 2 if unknown.
+        below = min((self._weights[table].shape[0] for table in self.flow.tables(name)), default=2)
         return replace(self._spec(name, "int32"), below=below)
 
     def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
@@ -245,10 +245,10 @@ class TorchModel(Divisible):
         axes: list[Any] = [self._sizes.get(_symbol(size), size) for size in shape]
         per_token = axes[1:2] == [LONGEST]
         row = axes[2:] if per_token else axes[1:]
-        if axes[:1] != [NUM_INPUTS] or not all(isinstance(size, int) for size in row):
+        if axes[:1] != [NUM_INPUTS] or not all(str(size).isdecimal() for size in row):  # a SymInt may be a fixed size
             described = " x ".join(str(size) for size in axes)
             raise ModelFolderError(f"{tensor!r} is {described}; to cross, it needs one row per input or per token")
-        return TensorSpec(name=tensor, shape=tuple(row), dtype=dtype, per_token=per_token)
+        return TensorSpec(name=tensor, shape=tuple(map(int, row)), dtype=dtype, per_token=per_token)
 
     def _block(self, before: Sequence[str], after: Sequence[str]) -> Graph:
         """Returns the graph that computes the tensors `after` from the tensors `before`."""
@@ -316,15 +316,15 @@ def _symbol(size: object) -> object:
     return size.node.expr if isinstance(size, SymInt) and size.node.expr.is_Symbol else None
 
 
-def read_torch(name: str) -> TorchModel:
-    """Traces the module that `module:function` returns.
+def read_torch(name: str, *, tokens: bool = True) -> TorchModel:
+    """Traces the module that `module:function` returns. `tokens`: whether integers (B, T) are tokens of any number.
 
     Raises ModelFolderError if the function cannot be imported. Raises GraphError if it returns something else, and if
     the module cannot be traced with a dynamic batch size or has control flow that depends on inputs.
     """
     network, arguments = _call_user_function(name)
     with torch.no_grad():
-        module = _traced(name, network, arguments)
+        module = _traced(name, network, arguments, tokens=tokens)
         for node in module.graph.nodes:
             check_operator(name, base_name(node), node.name)
         examples = _examples(name, module, arguments)
@@ -366,13 +366,13 @@ def _call_user_function(name: str) -> tuple[nn.Module, _Arguments]:
     return network.eval(), arguments
 
 
-def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
+def _traced(name: str, network: nn.Module, arguments: _Arguments, *, tokens: bool) -> fx.GraphModule:
     """Returns the exported module with dynamic batch size and, if possible, lengths.
 
     It has no in-place writes, and no operators that only check inputs.
     """
     positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
-    axes = pytree.tree_map(_dynamic_axes, arguments)
+    axes = pytree.tree_map(partial(_dynamic_axes, tokens=tokens), arguments)
     try:
         with warnings.catch_warnings():
             # A warning of torch about its own code.
@@ -393,11 +393,9 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphMod
     return module
 
 
-def _dynamic_axes(example: Tensor) -> dict[int, Any]:
-    axes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
-    if example.dim() == 2 and not example.is_floating_point():
-        axes[1] = torch.export.Dim.AUTO
-    return axes
+def _dynamic_axes(example: Tensor, *, tokens: bool) -> dict[int, Any]:
+    are_tokens = tokens and example.dim() == 2 and not example.is_floating_point()
+    return {0: torch.export.Dim.DYNAMIC} | ({1: torch.export.Dim.AUTO} if are_tokens else {})
 
 
 def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[str, Tensor]:
@@ -407,9 +405,7 @@ def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[
         examples = {node.name: arguments[node.target] for node in inputs if node.target in arguments}
     else:
         examples = {node.name: value for node, value in zip(inputs, arguments, strict=False)}
-    for node in inputs:
-        if node.name in examples:
-            continue
+    for node in (each for each in inputs if each.name not in examples):
         if node.users:
             raise GraphError(f"{name} needs {node.name!r}, which its example inputs do not have")
         module.graph.erase_node(node)

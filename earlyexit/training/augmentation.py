@@ -92,12 +92,10 @@ class Augmentation:
 
     def draw(self, num_images: int, height: int, width: int) -> Moves:
         """Returns random moves, drawn from torch's global generator."""
-        mirrored_B = torch.rand(num_images) < 0.5 if self.mirror else torch.zeros(num_images, dtype=torch.bool)
         largest_2 = torch.tensor([width, height]) * self.shift
-        shift_B2 = (_around_zero(num_images, 2) * largest_2).round()
         return Moves(
-            mirrored_B=mirrored_B,
-            shift_B2=shift_B2,
+            mirrored_B=torch.rand(num_images) < 0.5 if self.mirror else torch.zeros(num_images, dtype=torch.bool),
+            shift_B2=(_around_zero(num_images, 2) * largest_2).round(),
             turn_B=_around_zero(num_images) * radians(self.turn),
             zoom_B=1 + _around_zero(num_images) * self.zoom,
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.data.rows import IMAGE, LabelledRows, check_folder_names, has_labels, write_labelled
+from earlyexit.data.rows import IMAGE, PAIR, LabelledRows, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import stream_lines
 from earlyexit.errors import DataError, GraphError, InputError
 from earlyexit.foreign import open_foreign, read_foreign
@@ -161,7 +161,10 @@ def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
             "--image-size, --mean, --std and --bgr say how an ONNX file takes images: leave them out for torch "
             "modules, and for rows that are not images"
         )
-    options = ForeignOptions(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
+    arrays = not data.kind and job.codec is None
+    options = ForeignOptions(
+        output=job.output, columns=data.kind, arrays=arrays, image_size=job.image_size, pixels=job.pixels
+    )
     # Inputs for timing must not be longer than the model allows.
     return read_foreign(job.backbone, options, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
 
@@ -277,8 +280,9 @@ def run(job: InjectOptions) -> None:
         warn(f"answers are called 0 to {last}: name them with --labels FILE, one per line in the order of the outputs")
     for each in done.warnings:
         warn(each)
-    data = "FILE" if done.held_out is None else done.held_out
-    print(f"next: {command('calibrate', job.out, '--data', data)}, then {command('serve', job.out)}")
+    data, pair = ("FILE", job.pair_column) if done.held_out is None else (done.held_out, job.pair_column and PAIR)
+    calibrate = command("calibrate", job.out, "--data", data, *(() if pair is None else ("--pair-column", pair)))
+    print(f"next: {calibrate}, then {command('serve', job.out)}")
 
 
 def read_rows(job: InjectOptions) -> LabelledRows:

@@ -291,15 +291,16 @@ def indexed() -> Given:
     return _seeded(Indexed), texts()[1]
 
 
-class Offset(Indexed):
-    """Computes the table for its tokens, so that their bound is unknown."""
+class Categories(Indexed):
+    """Looks up each feature in its part of the table, so that no bound is known."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return super().forward(input_ids + 0 * input_ids.amax(1, keepdim=True), attention_mask)
+    def forward(self, codes: Tensor, numbers: Tensor) -> Tensor:
+        answer: Tensor = self.classifier(self.table[codes[:, 0]] + self.table[codes[:, 1] + 20] + numbers)
+        return answer
 
 
-def offset() -> Given:
-    return _seeded(Offset), texts()[1]
+def categories() -> Given:
+    return _seeded(Categories), {"codes": torch.tensor([[1, 2], [3, 4]]), "numbers": torch.ones(2, 1)}
 
 
 class Plain(nn.Module):

@@ -20,11 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
-from earlyexit.foreign import open_foreign
+from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.dataflow import cut_tensors, find_sites
-from earlyexit.foreign.model import ForeignOptions
+from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
-from earlyexit.foreign.torch_module import TorchModel, values_of
+from earlyexit.foreign.torch_module import values_of
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
@@ -43,7 +43,7 @@ def taken(name: str) -> Pretrained:
     return cut_at(graph, [site.tensors for site in find_sites(graph.flow)])
 
 
-def cut_at(graph: TorchModel, cuts: Sequence[Sequence[str]] = (), **codec: int) -> Pretrained:
+def cut_at(graph: ForeignModel, cuts: Sequence[Sequence[str]] = (), **codec: int) -> Pretrained:
     return open_foreign(graph, codec, Path("of no use")).build(cuts)
 
 
@@ -194,10 +194,10 @@ def test_tokens_are_bounded_by_their_table_and_weights_of_any_type_have_a_finger
     assert (before == after, before == backbone.sha256()) == (False, True)
 
 
-def test_tokens_beyond_a_table_are_an_error_of_one_line() -> None:
-    graph = foreign.traced("offset")
-    with pytest.raises(GraphError, match=r"does not take any number of inputs: index .* out of"):
-        cut_at(graph)
+def test_integers_of_arrays_are_features_of_a_fixed_number_and_unknown_tables_may_be_small() -> None:
+    graph = read_foreign(f"{foreign.__name__}:categories", ForeignOptions(arrays=True), open_size=1)
+    inputs = cut_at(graph).backbone.inputs
+    assert [(each.shape, each.per_token) for each in inputs] == [((2,), False), ((1,), False)]
 
 
 @pytest.mark.parametrize("place", ["types", "weights"])
@@ -236,9 +236,8 @@ def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_a
     graph = foreign.traced("small_bert")
     assert [graph.flow.bytes_of(site.tensors) for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
     assert list(graph.examples) == ["input_ids", "attention_mask"]
-    [answer] = graph.flow.outputs
-    given = values_of(graph.module, *[torch.ones(3, 5, dtype=torch.long)] * 2)[answer]
-    assert given.shape == (3, 2)
+    given = values_of(graph.module, *[torch.ones(3, 5, dtype=torch.long)] * 2)
+    assert [given[name].shape for name in graph.flow.outputs] == [(3, 2)]
 
 
 def test_traced_graphs_have_no_in_place_writes_and_no_getitem_operators() -> None:
