@@ -82,8 +82,9 @@ class LabelledRows:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The distinct labels, sorted; empty if labels are not texts."""
-        return () if self.part_names else tuple(sorted(set(self.labels)))
+        """The distinct labels, sorted, whole numbers of arrays by their value; empty if labels are not texts."""
+        names = [] if self.part_names else sorted(set(self.labels))
+        return tuple(names if self.are_objects or not all(map(str.isdecimal, names)) else sorted(names, key=int))
 
     @property
     def are_labelled(self) -> bool:
@@ -131,7 +132,8 @@ class LabelledRows:
         forms = codec.inputs
         if {form.name for form in forms} != set(self.columns):
             wanted = ", ".join(dict.fromkeys(form.name for form in forms))
-            raise DataError(f"the model takes {wanted}; the data has {', '.join(self.columns)}")
+            hint = "; --pair-column names the second" if tuple(self.columns) == (TEXT,) and PAIR in wanted else ""
+            raise DataError(f"the model takes {wanted}; the data has {', '.join(self.columns)}{hint}")
         return {
             name: _fitting(name, column, [form for form in forms if form.name == name])
             for name, column in self.columns.items()
@@ -202,11 +204,10 @@ def read_labelled(
     Raises DataError with file, line and what is allowed.
     """
     check_part(path, part)
-    if joints is not None or classes is not None:
-        if not is_images(path):
-            raise DataError(f"{path}: joints and class maps need images, a folder or a .zip")
-        if joints is not None and classes is not None:
-            raise DataError("a table of joints or a table of classes is needed, not both")
+    if joints is not None and classes is not None:
+        raise DataError("a table of joints or a table of classes is needed, not both")
+    if (joints or classes) and not is_images(path):
+        raise DataError(f"{path}: joints and class maps need images, a folder or a .zip")
     if joints is not None:
         return read_joints(path, joints, part=part)
     if classes is not None:
