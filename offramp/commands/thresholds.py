@@ -260,13 +260,13 @@ def warnings_of(
         if "cuts" in facts:
             advice = "check the order of --labels, and --mean, --std and --bgr"
         elif facts.get("joint") is False:
-            advice = "train the backbone with its ramps (train --joint)"
+            advice = "train the backbone with its ramps (offramp train --joint)"
         warnings.append(
             f"the full model answers {accuracy:.1%} of the rows right, but a constant answer would be right for "
             f"{constant:.1%}: {advice}"
         )
     if saved is not None and saved < LEAST_SAVED:
-        train = "train its backbone too (train --joint), or " if facts.get("joint") is False else ""
+        train = "train its backbone too (offramp train --joint), or " if facts.get("joint") is False else ""
         advice = f"{train}serve it without exits (offramp serve FOLDER --plan stock)"
         if model is None:
             advice = "do not use exits, or allow a larger --budget"
@@ -291,7 +291,7 @@ def calibration_warnings(
     if not card.thresholds:
         warnings.append(
             f"no threshold keeps a budget of {card.budget:.4g} with confidence {card.confidence:.10g}, so no input "
-            "would leave early; a larger budget, more rows or better ramps (train --joint) may help"
+            "would leave early; a larger budget, more rows or better ramps (offramp train --joint) may help"
         )
     if reference is not None:
         alone = alternatives.get("reference")

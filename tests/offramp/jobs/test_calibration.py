@@ -355,14 +355,14 @@ def test_a_frozen_model_no_better_than_a_constant_answer_is_warned_of(
     [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert warning == (
         "warning: the full model answers 66.7% of the rows right, but a constant answer would be right for "
-        "66.7%: train the backbone with its ramps (train --joint)"
+        "66.7%: train the backbone with its ramps (offramp train --joint)"
     )
     assert run("calibrate", tmp_path / "m", "--data", dull, "--budget", 0.1, "--json") == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     [said] = report["warnings"]
     assert f"warning: {said}" in captured.err.splitlines()
-    assert said.endswith("train the backbone with its ramps (train --joint)")
+    assert said.endswith("train the backbone with its ramps (offramp train --joint)")
     assert report["tested"]["constant_accuracy"] == report["tested"]["full_accuracy"] < 0.7
 
 
@@ -407,10 +407,10 @@ def test_the_best_constant_answer(task: Task, truth: list[float], accuracy: floa
 @pytest.mark.parametrize(
     ("worth", "model", "words"),
     [
-        ((0.667, 0.684, 0.5), FROZEN, ["train the backbone with its ramps (train --joint)"]),
+        ((0.667, 0.684, 0.5), FROZEN, ["train the backbone with its ramps (offramp train --joint)"]),
         ((0.667, 0.684, 0.5), JOINT, ["more rows, more epochs or another backbone may help"]),
         ((0.667, 0.684, 0.5), INJECTED, ["check the order of --labels, and --mean, --std and --bgr"]),
-        ((0.9, 0.6, 0.03), FROZEN, ["train its backbone too (train --joint), or serve it without exits"]),
+        ((0.9, 0.6, 0.03), FROZEN, ["train its backbone too (offramp train --joint), or serve it without exits"]),
         ((0.9, 0.6, 0.03), INJECTED, ["3.0% of the model's work: serve it without exits"]),
         ((0.9, 0.6, -0.01), None, ["exits save 0.0% of the model's work: do not use exits"]),
         ((0.9, 0.6, 0.06), FROZEN, []),
