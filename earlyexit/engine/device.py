@@ -273,16 +273,16 @@ class Device(Generic[PayloadT]):
         because these blocks have not seen their earlier tokens here.
         """
         with self.lock:
-            if self._memory is not None:
-                hosted = {block for split in self.engine.splits for block in range(split.first, split.end)}
-                if any(split.first not in hosted or split.end - 1 not in hosted for split in splits):
-                    kept = tuple(self._memory.num_tokens)
-                    self.end(kept)
-                    self._lost.update(kept)
+            hosted = {block for split in self.engine.splits for block in range(split.first, split.end)}
+            adds_blocks = any(split.first not in hosted or split.end - 1 not in hosted for split in splits)
+            kept = tuple(self._memory.num_tokens) if adds_blocks and self._memory is not None else ()
+            queued = self._end(kept) if kept else []
+            self._lost.update(kept)
             self.engine.follow(splits, dispatch, order)
             self.runner.follow(policy)
             self.overlaps |= any(split.overlap_below is not None for split in splits)
             self.wake()
+        self._release([_was_ended(member) for member in queued])
 
     def forget(self, origin: object) -> int:
         """Removes the queued members of a call that was cancelled. Returns their number."""
@@ -356,17 +356,22 @@ class Device(Generic[PayloadT]):
         """Ends sequences. Their queued inputs fail. Their memory is freed now or after a running batch."""
         with self.lock:
             self._lost.difference_update(sequences)
-            were_awaited = bool(self.engine.awaited)
-            queued = self.engine.remove_sequences(sequences)
-            if self._memory is not None:
-                running = self.engine.running_sequences
-                self._ended |= running.intersection(sequences)
-                for sequence in sequences:
-                    if sequence not in running:
-                        self._memory.end(sequence)
-            if were_awaited and not self.engine.awaited:
-                self.wake()
+            queued = self._end(sequences)
         self._release([_was_ended(member) for member in queued])
+
+    def _end(self, sequences: Collection[int]) -> list[Member[PayloadT]]:
+        """Ends sequences, and returns their queued members, for which the caller releases errors without the lock."""
+        were_awaited = bool(self.engine.awaited)
+        queued = self.engine.remove_sequences(sequences)
+        if self._memory is not None:
+            running = self.engine.running_sequences
+            self._ended |= running.intersection(sequences)
+            for sequence in sequences:
+                if sequence not in running:
+                    self._memory.end(sequence)
+        if were_awaited and not self.engine.awaited:
+            self.wake()
+        return queued
 
     def _run(self, batch: Batch[PayloadT], inside: InFlight[PayloadT]) -> list[Survivors[PayloadT]]:
         """Runs a batch, and its members one by one if it fails. Returns the survivors that continue on this device."""

@@ -416,7 +416,8 @@ class Queue(Generic[P]):
     def remove(self, is_removed: Callable[[Member[P]], bool]) -> list[Member[P]]:
         """Removes and returns the members for which `is_removed` holds."""
         removed = list(filter(is_removed, self.members))
-        self.members = [member for member in self.members if not is_removed(member)]
+        if removed:
+            self.members = [member for member in self.members if not is_removed(member)]
         return removed
 
     def move_to(self, other: Queue[P]) -> None:
