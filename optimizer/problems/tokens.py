@@ -121,9 +121,9 @@ def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, i
     budgets: dict[int, int] = {}
     for batch in table.batches:
         budget = min(batch * length, math.floor(most_tokens(table) / factor))
-        filled = round(lengths.filled(budget))
-        if max(budgets, default=0) < filled and filled * factor <= most_tokens(table):
-            budgets[filled] = budget
+        filled = round(lengths.filled(budget), 6)
+        if max(budgets, default=0) < round(filled) and filled * factor <= most_tokens(table):
+            budgets[round(filled)] = budget
     if not budgets:
         raise PlanError(
             f"latency of {device}: inputs have {lengths.mean * factor:.4g} tokens, but the largest measured batch has "
