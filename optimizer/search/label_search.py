@@ -199,7 +199,7 @@ def search_labels(
                 after = CLOSED if ends else device
                 for is_first, before in enumerate((device, CLOSED)):
                     low, high = first_PK[start, is_first], first_PK[start, is_first + 1]
-                    if low == high or least_PS[node, after] == np.inf:
+                    if low == high or price_MFE[move, is_first, ends] + least_PS[node, after] == np.inf:
                         continue
                     least = price_MFE[move, is_first, ends] + least_PS[node, after] - least_PS[start, before]
                     if labels.float_LF[low, TOTAL] + least > cutoff:
