@@ -191,10 +191,11 @@ class ControlLoop:
         return placed.epoch
 
     def update_state(self, **changes: Any) -> None:
-        """Changes fields of the state, also on disk, and tells the tuner."""
-        self._update_view(state=replace(self.state, **changes))
-        self._history.put("standing", self.state.document())
-        state, is_current = self.state, self._view.uses_current_thresholds
+        """Changes fields of the state, on disk first, and tells the tuner."""
+        state = replace(self.state, **changes)
+        self._history.put("standing", state.document())
+        self._update_view(state=state)
+        is_current = self._view.uses_current_thresholds
         if state.suspended is not None or not is_current(state.placed.plan):
             self.tuning.pause()
         elif state.followed is not None and is_current(state.followed.plan):
@@ -517,8 +518,7 @@ class ControlLoop:
         """Restores the stored counts and probes."""
         now_s = self._clock.now_s()
         self._history.forget(now_s)
-        counts = self._history.counts()
-        if counts:
+        if counts := self._history.counts():
             self.stream.began_s = counts[0].since_s
         for interval in counts:
             self.stream.add_counts(interval)

@@ -414,14 +414,15 @@ async def test_surplus_replicas_stop_after_a_minute_although_inputs_of_the_earli
     assert scene.fleet.log[2:] == ["scale cpu to 3"]
 
 
-async def test_a_memory_that_cannot_be_written_does_not_end_the_loop(tmp_path: Path) -> None:
+async def test_a_memory_that_cannot_be_written_does_not_end_the_loop_and_nothing_else_changes(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
+    before = scene.loop.state
     with closing(sqlite3.connect(tmp_path / "control.db")) as other:
-        other.execute("DROP TABLE counts")
+        other.execute("ALTER TABLE standing RENAME TO away")
         other.execute("ALTER TABLE events RENAME TO gone")
         await scene.ticks(1, EASY)
-        assert scene.fleet.followed.epoch == 0
-        other.execute("CREATE TABLE counts (at_s REAL NOT NULL, interval TEXT NOT NULL)")
+        assert (scene.loop.state, scene.fleet.followed.epoch) == (before, 0)
+        other.execute("ALTER TABLE away RENAME TO standing")
         other.execute("ALTER TABLE gone RENAME TO events")
     await scene.ticks(1, EASY)
     assert scene.fleet.followed.epoch == 1
