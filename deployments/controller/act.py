@@ -412,6 +412,7 @@ class ControlLoop:
         for device, number in numbers.items():
             await self._fleet.scale(device, number)
             self._requested[device], self._requested_s = number, self._clock.now_s()
+            self._update_view(running={**self._view.running, device: min(number, running.get(device, 0))})
 
     def _is_drained(self) -> bool:
         """Whether no ingress has inputs of earlier plans. An ingress that does not report may still have some."""

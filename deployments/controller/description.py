@@ -79,9 +79,8 @@ def _tuning(view: View, num_alarms: int) -> dict[str, Any]:
 
 def _observed(view: View) -> dict[str, Any]:
     """Describes the measurements of the last period, or since the ingresses follow the plan if that is shorter."""
-    state, settings, now_s = view.state, view.settings, view.now_s
-    budget = settings.accuracy_budget
-    since_s = max(state.followed_s, now_s - settings.period_s)
+    state, now_s, budget = view.state, view.now_s, view.settings.accuracy_budget
+    since_s = max(state.followed_s, now_s - view.settings.period_s)
     seen = total(view.stream.counts(since_s))
     active = view.stream.observed(state, since_s, now_s, state.placed.plan.ramps)
     full = view.stream.observed(state, since_s, now_s)

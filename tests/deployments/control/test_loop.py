@@ -411,7 +411,7 @@ async def test_surplus_replicas_stop_after_a_minute_although_inputs_of_the_earli
     await scene.ticks(11, EASY)
     assert scene.fleet.log == SWITCH
     await scene.ticks(1, EASY)
-    assert scene.fleet.log[2:] == ["scale cpu to 3"]
+    assert (scene.fleet.log[2:], scene.loop.view.running) == (["scale cpu to 3"], {"cpu": 3})
 
 
 async def test_a_memory_that_cannot_be_written_does_not_end_the_loop_and_nothing_else_changes(tmp_path: Path) -> None:
