@@ -64,8 +64,7 @@ class ImageFiles:
         Raises DataError if an image is in no folder, or if class folders are in several folders (train, test).
         """
         paths = [PurePosixPath(name) for name in self.names]
-        outside = next((path for path in paths if len(path.parts) < 2), None)
-        if outside is not None:
+        if outside := next((path for path in paths if len(path.parts) < 2), None):
             raise DataError(f"{self.source}: {str(outside)!r} is in no class folder; one folder per label is needed")
         parts = sorted({str(path.parent.parent) for path in paths})
         if len(parts) > 1:
@@ -109,8 +108,7 @@ def is_images(path: Path) -> bool:
 
 def _of(path: Path, files: list[str], read: Callable[[str], bytes], part: str | None) -> ImageFiles:
     names = [name for name in files if not any(part.startswith(IGNORED) for part in PurePosixPath(name).parts)]
-    other = next((name for name in names if PurePosixPath(name).suffix.lower() not in SUFFIXES), None)
-    if other is not None:
+    if other := next((name for name in names if PurePosixPath(name).suffix.lower() not in SUFFIXES), None):
         raise DataError(f"{path}: {other!r} is not an image; allowed are {ALLOWED}")
     inside = [name for name in names if part is None or name.startswith(f"{part.rstrip('/')}/")]
     if not inside:

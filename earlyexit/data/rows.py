@@ -342,8 +342,7 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Labelled
     for number, row in csv_rows(table, JOINT_COLUMNS, strict=True):
         lines.setdefault(row["image"], []).append(_Line(number, row["joint"], _position(table, number, row)))
     with open_images(path, part=part) as files:
-        missing = next((name for name in files.names if name not in lines), None)
-        if missing is not None:
+        if missing := next((name for name in files.names if name not in lines), None):
             raise DataError(f"{table}: there is no line for {missing!r}")
         names = tuple(line.joint for line in lines[files.names[0]])
         images, labels, sides = [], [], []

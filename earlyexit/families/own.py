@@ -185,8 +185,7 @@ def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, le
         raise TrialError(
             f"{problem} of random inputs; provide rows of your own, as with `offramp inject --data`, to check answers"
         )
-    mistake = mismatch(backbone.inputs, rows[0])
-    if mistake is not None:
+    if mistake := mismatch(backbone.inputs, rows[0]):
         raise TrialError(mistake)
     sample = rows[:: max(1, len(rows) // MOST_ROWS)][:MOST_ROWS]
     for start in range(0, len(sample), ROWS_TOGETHER):

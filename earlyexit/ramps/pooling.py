@@ -49,6 +49,8 @@ POOLINGS: dict[str, Callable[[Tensor, Layout], Tensor]] = {
 OF_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda values_BCHW: values_BCHW.flatten(2).mean(2),
     "grid": _means_of_cells,
+    "first": lambda values_BTD: values_BTD[:, 0],
+    "last": lambda values_BTD: values_BTD[:, -1],
 }
 """What pools float32 maps, for poolings that apply to maps. A grid has a result per channel and cell."""
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
     Raises ModelFolderError if the pooling does not apply to this shape.
     """
     channels, *sides = row
-    if sides and (pooling not in OF_MAPS or len(sides) > MOST_SIDES):
+    if len(sides) == 1 and pooling in ("first", "last"):
+        return sides[0]  # of rows of tokens, as in vision transformers
+    if sides and (pooling in ("first", "last") or len(sides) > MOST_SIDES):
         raise ModelFolderError(
             f"a hidden state of the shape {list(row)} cannot be pooled by {pooling!r}; use grid for maps"
         )
