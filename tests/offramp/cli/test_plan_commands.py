@@ -100,7 +100,7 @@ def test_no_plan_is_exit_status_3_with_the_binding_limit_and_possible_limits(pro
     tight = written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))  # half of what the model takes
     assert run("plan", tight) == 3
     said = capsys.readouterr()
-    assert said.err.startswith("no plan: the SLO of 1 ms (0.8 ms after 20 % slack) binds; the nearest SLO that would")
+    assert said.err.startswith("no plan: the SLO of 1 ms (0.8 ms after 20 % slack) binds; the tightest SLO with a plan")
     assert said.out.strip() == ""
     assert run("plan", tight, "--json") == 3
     said = capsys.readouterr()
