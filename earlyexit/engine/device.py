@@ -337,12 +337,17 @@ class Device(Generic[PayloadT]):
             return members
         with self.lock:
             refused, gone = self._memory.admit(wire, [member.sequence for member in members]), self._ended | self._lost
-        errors = [
-            lost(member.sequence, "it was ended") if member.sequence in gone else error
-            for member, error in zip(members, refused, strict=True)
-        ]
-        self._release([Failed(member=members[k], error=error) for k, error in enumerate(errors) if error is not None])
-        return [member for member, error in zip(members, errors, strict=True) if error is None]
+        admitted: list[Member[PayloadT]] = []
+        failed: list[Release[PayloadT]] = []
+        for member, error in zip(members, refused, strict=True):
+            if member.sequence in gone:
+                failed.append(_was_ended(member))
+            elif error is not None:
+                failed.append(Failed(member=member, error=error))
+            else:
+                admitted.append(member)
+        self._release(failed)
+        return admitted
 
     @property
     def memory_use(self) -> MemoryUse | None:

@@ -440,7 +440,8 @@ class BatchEngine(Generic[P]):
             shared_s += now_s - running.beside_since_s
         shared_s = min(shared_s, total_s)
         busy_s = total_s - shared_s / 2
-        weight = SMOOTHING if self._trust.pop(batch.split.first, None) is None else 1.0  # 1: replaces misleading times
+        was_trusted = self._trust.pop(batch.split.first, None) is None
+        weight = SMOOTHING if was_trusted else 1.0  # otherwise it replaces the misleading times
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):  # identity is fast
             hosted.counts.busy_s += busy_s
@@ -479,7 +480,8 @@ class BatchEngine(Generic[P]):
             may_run = first.is_full or any(member.counts_as_full for member in first.members)
             waiting = [queue for queue in waiting if queue is not first or may_run]
         dropped = self._drop_late(waiting, now_s)
-        waiting = [queue for queue in waiting if queue.members]
+        if dropped:
+            waiting = [queue for queue in waiting if queue.members]
         chosen: Queue[P] | float | None = None
         if self._ran_probed_steps and (others := [queue for queue in waiting if not queue.probe]):
             chosen = self._choose_among(others, now_s)

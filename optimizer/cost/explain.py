@@ -40,7 +40,8 @@ def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, floa
     used = subproblem_of(problem, stages).used
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     unanswered_N = nested_shares(survival_with(problem, used), ramps)
-    entering = [unanswered_N[(0, *problem.networks)[network]] for network in used]
+    starts = (0, *problem.networks)
+    entering = [unanswered_N[starts[network]] for network in used]
     return {network: share - rest for network, (share, rest) in zip(used, pairwise((*entering, 0.0)), strict=True)}
 
 
