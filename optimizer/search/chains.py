@@ -32,7 +32,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, Demand, best_mixture
+from optimizer.search.master import Chain, Demand, Mixture, best_mixtures
 from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.search.relaxation import DualBound, Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
@@ -42,6 +42,8 @@ from optimizer.search.walks import Prices
 PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Margins of a chain's price above the least price, widened while the label search completes."""
 MAX_LABELS = 32_768
+MAX_LABELS_OF_PART = 4096
+"""Labels of the search for all chains on some of the accelerator types: it proves nothing, so it may end sooner."""
 MAX_CHAINS = 2000
 """Chains of a master problem."""
 LABELS_PER_GROUP = 8
@@ -64,12 +66,12 @@ SOLVED = 2e-4
 """Relative difference up to which values are equal."""
 
 
-def price_chains(graph: Graph, limits: ChainLimits) -> tuple[bool, list[Chain]]:
-    """Returns whether all chains of a graph that mixtures may use were found, and the chains."""
+def price_chains(graph: Graph, limits: ChainLimits, most: int = MAX_LABELS) -> tuple[bool, list[Chain]]:
+    """Returns whether all chains of a graph that mixtures may use were found with `most` labels, and the chains."""
     least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).least_PS[0, CLOSED])
     if math.isinf(least):
         return True, []
-    outcome, chains = _search(graph, limits, MAX_LABELS, MAX_LABELS)
+    outcome, chains = _search(graph, limits, most, most)
     if outcome == COMPLETE:
         return True, chains
     best: list[Chain] = []
@@ -215,7 +217,7 @@ class ChainSearch:
             devices = [self._graph.device_names.index(name) for name in names]
             part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
-            chains = [] if is_whole else price_chains(part, limits)[1]
+            chains = [] if is_whole else price_chains(part, limits, MAX_LABELS_OF_PART)[1]
             chains += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C.astype(float)))
             priced += chains
         return priced
@@ -295,18 +297,17 @@ class ChainSearch:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
         if len(candidates) > self._demand.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        for most_chains in sorted({1, self._demand.most_chains}):  # exit records may prefer a plan of a single chain
-            mixture = self._mixture(candidates, most_chains)
-            if mixture is None:
+        for mixture in best_mixtures(candidates, self._demand):  # exit records may prefer a plan of a single chain
+            self._mixed_bound = mixture.bound
+            mixed = self._mixed_plan(mixture)
+            if mixed is None:
                 continue
-            self._others.append(mixture.plan)
-            if self._best is None or self._merit(mixture) > self._merit(self._best):
-                self._best = mixture
+            self._others.append(mixed.plan)
+            if self._best is None or self._merit(mixed) > self._merit(self._best):
+                self._best = mixed
 
-    def _mixture(self, candidates: Sequence[Chain], most_chains: int) -> MixedPlan | None:
-        """Returns the best feasible mixture of candidates, or None if none was found."""
-        mixture = best_mixture(candidates, replace(self._demand, most_chains=most_chains))
-        self._mixed_bound = mixture.bound
+    def _mixed_plan(self, mixture: Mixture) -> MixedPlan | None:
+        """Returns a mixture's plan, or None if it has no chains or breaks a promise."""
         if not mixture.chains:
             return None
         stages = tuple(

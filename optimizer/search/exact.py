@@ -20,7 +20,7 @@ from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.label_search import ABORTED, UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, all_nodes, build_graph, end_nodes
-from optimizer.search.relaxation import CuttingPlanes
+from optimizer.search.relaxation import CuttingPlanes, solve_relaxation
 from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.search.step import FloatArray
@@ -71,7 +71,7 @@ class ExactSearch:
     def highest_rate(self, *, any_plan: bool = False) -> Found:
         """Returns the plan of the highest rate. With `any_plan`, returns the first plan that is found."""
         low, width, best = (self.incumbent or 0.0) * (1 - RESOLUTION), WIDE, None  # rates up to `low` are not sought
-        bound = self._planes.highest_rate()
+        bound = self._planes.highest_rate(least=low)
         self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)  # no plan has a rate above `high`
         while high > low * (1 + RESOLUTION) and not self._planes.is_too_slow(high):
             required = max(high * (1 - width), low)
@@ -231,11 +231,17 @@ def search_exactly(
     nodes = all_nodes(problem) if space.splits_per_stage or space.several_stages else end_nodes(problem)
     graph: Graph | None = None
     for part, batch in parts_of(problem, space):
+        known = [each.value(problem) for each in founds if each.plans]
+        known += [] if incumbent is None else [incumbent]
+        if incumbent is not None and not space.several_stages:  # a bound takes less time than a graph
+            relaxation = solve_relaxation(part, space, tuple(part.devices))
+            bound = best_value(problem, [] if relaxation is None else [relaxation.bound.value])
+            if best_value(problem, [bound, *known]) != bound:
+                founds.append(Found(plans=(), bound=bound))
+                continue
         if graph is None or graph.problem is not part:
             graph = build_graph(part, space.ramps, nodes=nodes, every_batch=space.one_batch)
             graph = graph.with_most_blocks(space.most_blocks)
-        known = [each.value(problem) for each in founds if each.plans]
-        known += [] if incumbent is None else [incumbent]
         search = ExactSearch(
             graph=graph.with_batch(batch),
             space=space,

@@ -100,36 +100,38 @@ class CuttingPlanes:
         least_s = self.oracle(no_prices(len(self.names))._replace(latency=1.0), fill_rate)[0]
         return least_s > self.problem.slo.limit_s * (1 + TOLERANCE)
 
-    def highest_rate(self, *, enough: float = math.inf) -> DualBound:
-        """Returns an upper bound on the rate. Stops early once a mixture of walks reaches `enough`."""
+    def highest_rate(self, *, enough: float = math.inf, least: float = 0.0) -> DualBound:
+        """Returns an upper bound on the rate. Stops if a mixture of walks reaches `enough`, or none reaches `least`."""
         prices = no_prices(len(self.names))._replace(work_C=1 / (self.count_C * len(self.names)))
-        bound = self._maximized(prices, math.inf, None, enough)
-        if bound.value < enough and math.isfinite(bound.value):  # no plan is faster, so batches fill no faster either
-            bound = self._maximized(bound.prices, bound.value * (1 + 1e-9), None, enough)
+        bound = self._maximized(prices, math.inf, None, enough, least)
+        if least < bound.value < enough and math.isfinite(bound.value):  # no plan is faster, so batches fill no faster
+            bound = self._maximized(bound.prices, bound.value * (1 + 1e-9), None, enough, least)
         return bound
 
     def least_cost(self, rate_per_s: float, start: Prices) -> DualBound:
         """Returns a lower bound on the cost of a rate that `highest_rate` does not exclude, in USD per hour."""
-        return self._maximized(start, rate_per_s, rate_per_s, math.inf)
+        return self._maximized(start, rate_per_s, rate_per_s)
 
     def least_time(self, rate_per_s: float) -> DualBound:
         """Returns a lower bound on the time that is the goal, at a rate, in seconds; infinity if there is no walk."""
         assert self.goal is not None
-        return self._maximized(self.goal, rate_per_s, rate_per_s, math.inf)
+        return self._maximized(self.goal, rate_per_s, rate_per_s)
 
     def tightened(self, start: DualBound) -> DualBound:
         """Returns an upper bound on the rate, from the prices of another valid bound."""
-        return self._maximized(start.prices, start.value * (1 + 1e-9), None, math.inf)
+        return self._maximized(start.prices, start.value * (1 + 1e-9), None)
 
-    def _maximized(self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float) -> DualBound:
+    def _maximized(
+        self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float = math.inf, least: float = 0.0
+    ) -> DualBound:
         """Runs the cutting-plane method from the given prices."""
         best_value, best = -math.inf, prices
         for _ in range(self.iterations):
-            least, walk = self.oracle(prices, fill_rate)
-            value = self._dual_value(prices, least, rate_per_s)
+            price, walk = self.oracle(prices, fill_rate)
+            value = self._dual_value(prices, price, rate_per_s)
             if value > best_value:
                 best_value, best = value, prices
-            if math.isinf(least):
+            if math.isinf(price) or (rate_per_s is None and best_value * least >= 1):
                 break
             self.walks.append(walk)
             try:
