@@ -40,6 +40,7 @@ from offramp.client.protocol import (
     read_reply,
     resolve,
     send_with_retries,
+    split_address,
 )
 
 DATA, DONE = "data: ", "[DONE]"
@@ -216,6 +217,8 @@ ABSENT = "not there"
 """The state of a version that the index does not have."""
 ANSWER_S = 1.0
 """Time after the timeout of a generation in which the server's text so far may arrive, in seconds."""
+LONGEST_S = 1e6
+"""Longest timeout of an attempt, in seconds. Sockets refuse much longer ones, such as infinity."""
 POLL_S = 0.5
 """Interval between checks of a version's state: short compared with its start."""
 
@@ -249,8 +252,7 @@ class AsyncClient:
         http: type[httpx.AsyncClient] | type[httpx.Client] = httpx.AsyncClient,
     ) -> None:
         headers = {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
-        if not url.lower().startswith(("http://", "https://")):
-            raise InputError(f"the server's address must begin with http:// or https://, not {url!r}")
+        split_address(url)
         self._http = http(base_url=url, transport=cast(Any, transport), headers=headers)
         self._sleep, self._timeout_s = sleep, timeout_s
         self._clock = clock or MonotonicClock()
@@ -270,10 +272,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Closes the connections."""
-        if isinstance(self._http, httpx.AsyncClient):
-            await self._http.aclose()
-        else:
-            self._http.close()
+        close = self._http.aclose if isinstance(self._http, httpx.AsyncClient) else self._http.close
+        await resolve(close())
 
     async def predict(self, given: Input, **options: Unpack[PredictOptions]) -> Prediction:
         """Returns the answer to one input: a text, a pair of texts, an image (bytes or path), or arrays.
@@ -452,7 +452,7 @@ class AsyncClient:
         return True
 
     async def _attempt(self, request: Request, timeout_s: float) -> Outcome:
-        http, operation = self._http, OPERATION_BY_NAME[request.operation]
+        http, operation, timeout_s = self._http, OPERATION_BY_NAME[request.operation], min(timeout_s, LONGEST_S)
         content, headers = request.content(timeout_s)
         limit_s = timeout_s + (ANSWER_S if operation.models == "generates" else 0.0)
         built = http.build_request(operation.method, request.path, content=content, headers=headers, timeout=limit_s)

@@ -7,11 +7,13 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -213,11 +215,25 @@ def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ)
 
 def key_header(api_key: str | None) -> dict[str, str]:
     """Returns the header with a key; raises InputError if a header cannot hold it."""
-    if api_key is None:
-        return {}
-    if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
-        raise InputError("the API key is empty or has characters that an HTTP header cannot hold")
-    return {"Authorization": f"Bearer {api_key}"}
+    return {} if api_key is None else {"Authorization": f"Bearer {_header_value(api_key, 'API key')}"}
+
+
+def _header_value(value: str, name: str) -> str:
+    """Returns a value for a header; raises InputError, which does not quote the value, if a header cannot hold it."""
+    if not value.isascii() or not value.isprintable() or not value.strip():
+        raise InputError(f"the {name} is empty or has characters that an HTTP header cannot hold")
+    return value
+
+
+def split_address(url: str) -> SplitResult:
+    """Returns the parts of a server's address; raises InputError."""
+    with suppress(ValueError):  # an invalid port, bracket or character
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # checks the labels as a DNS lookup does
+        parts.path.encode()
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query:
+            return parts
+    raise InputError(f"the server's address must be like http://host:port or https://host, not {url!r}")
 
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -254,8 +270,8 @@ class Request:
         return path_of(self.operation, **self.named)
 
     def content(self, timeout_s: float) -> tuple[bytes, dict[str, str]]:
-        """Returns the bytes of the body, and the headers; raises InputError for a text that is not Unicode."""
-        body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
+        """Returns the bytes of the body, and the headers; raises InputError for texts that cannot be sent."""
+        body, headers = self.body, {REQUEST_ID_HEADER: _header_value(self.request_id, "request id")}
         if body is None:
             return b"", headers
         if self.operation == "infer":  # the timeout is in microseconds, as in Triton
@@ -263,16 +279,13 @@ class Request:
         elif self.sends_timeout:
             body = body | {"timeout_s": timeout_s}
         try:
-            head = _to_json(body).encode()
+            head = json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:  # a command-line argument that was not UTF-8
             raise InputError(f"the text is not Unicode: {error.reason}") from error
         if self.operation != "infer":
             return head, headers | {"Content-Type": "application/json"}
         types = {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
         return head + self.tail, headers | types
-
-
-_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def predict_request(
@@ -401,19 +414,16 @@ def _only(datatypes: Mapping[str, str]) -> str:
 
 def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
     """Returns rows as one array, converted to the model's datatype unless that is BYTES."""
-    shapes = {np.shape(row) for row in rows}
-    if len(shapes) > 1:
-        raise InputError(f"the arrays of a request must have the same shape, not {sorted(shapes)}")
-    column = np.stack([np.asarray(row) for row in rows])
-    if datatype == "BYTES":
-        column = column.astype(np.float32) if column.dtype == np.float64 else column
-        if column.dtype not in DATATYPE_OF or column.dtype == object:
-            raise InputError(f"an array of {column.dtype.name} cannot be sent")
-        return DATATYPE_OF[column.dtype], column
     try:
-        return datatype, cast_column(column, datatype)
-    except ValueError as error:
-        raise InputError(f"the model takes {datatype}, not {column.dtype.name}: {error}") from error
+        column = np.stack([np.asarray(row) for row in rows])
+        if datatype != "BYTES":
+            return datatype, cast_column(column, datatype)
+    except ValueError as error:  # unequal shapes, lists of unequal lengths, or numbers that do not fit
+        raise InputError(f"the model takes {datatype} arrays of one shape: {error}") from error
+    column = column.astype(np.float32) if column.dtype == np.float64 else column
+    if column.dtype not in DATATYPE_OF or column.dtype == object:
+        raise InputError(f"an array of {column.dtype.name} cannot be sent")
+    return DATATYPE_OF[column.dtype], column
 
 
 def _file(row: Input) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias, cast
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -26,6 +26,7 @@ from offramp.client.protocol import (
     connection_failure,
     key_header,
     read_reply,
+    split_address,
 )
 
 Post: TypeAlias = Callable[[Request, float], Awaitable[Outcome]]
@@ -57,11 +58,16 @@ class Connections:
     """Connections to one server. Free ones are used in turn, so that all processes of the server get requests."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        parts = _split(url)
+        """Raises InputError for an address that is invalid, is not ASCII, or has a user."""
+        parts = split_address(url)
+        if "@" in parts.netloc:
+            raise InputError("the server's address must not contain a user or password: keys are passed as api_key")
+        if not parts.netloc.isascii():
+            raise InputError(f"the server's address must be like http://host:port, in ASCII, not {url!r}")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
-        self._prefix = parts.path.rstrip("/")
+        self._prefix = quote(parts.path, safe="/%").rstrip("/")
         self._head = _lines({"Host": parts.netloc, "User-Agent": "offramp", "Accept": "*/*", **headers})
         self.free: deque[Connection] = deque()
 
@@ -198,24 +204,6 @@ class Connection(asyncio.Protocol):
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
         self._outcome = None
-
-
-def _split(url: str) -> SplitResult:
-    """Returns the parts of a server's address; raises InputError unless it is ASCII and without a user."""
-    wrong = InputError(f"the server's address must be http://host:port or https://host, in ASCII, not {url!r}")
-    try:
-        parts = urlsplit(url)
-        if "@" in parts.netloc:
-            raise InputError("the server's address must not contain a user or password: keys are passed as api_key")
-        parts.netloc.encode("ascii")
-        (parts.hostname or "").encode("idna")  # checks the labels as a DNS lookup does
-        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
-        parts = parts._replace(path=quote(parts.path, safe="/%"))
-    except ValueError:  # an invalid port, bracket or character
-        raise wrong from None
-    if not is_address:
-        raise wrong
-    return parts
 
 
 def _lines(headers: Mapping[str, str]) -> str:

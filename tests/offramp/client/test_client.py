@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from http import HTTPStatus
@@ -24,7 +25,7 @@ from earlyexit.errors import (
     UnknownModelError,
     UnprocessableInputError,
 )
-from offramp.client.client import AsyncClient, Client
+from offramp.client.client import LONGEST_S, AsyncClient, Client
 from offramp.client.protocol import ERRORS_BY_KIND, NoServerError, Prediction, find_api_key, predict_request
 from tests.clock import ManualClock
 
@@ -119,8 +120,10 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
     assert len(server.requests) == 1
     metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
     assert predict_request([np.array([0, 255]), np.array([7, 8])], metadata, many=True).tail == bytes([0, 255, 7, 8])
-    with pytest.raises(InputError, match="the model takes UINT8, not uint16: UINT8 holds 0 to 255, not 256"):
+    with pytest.raises(InputError, match="the model takes UINT8 arrays of one shape: UINT8 holds 0 to 255, not 256"):
         predict_request([np.array([0, 256], dtype=np.uint16)], metadata, many=True)
+    with pytest.raises(InputError, match="UINT8 arrays of one shape: setting an array element with a sequence"):
+        predict_request([{"counts": [[1, 2], [3]]}], metadata, many=False)  # type: ignore[dict-item] # as users do
     with pytest.raises(InputError, match="every input needs the model's columns, and no others: counts"):
         predict_request([{"count": np.array([0, 255])}], metadata, many=False)
     assert predict_request([("a", "b")], {}, many=False).body == {"inputs": [("a", "b")]}  # one pair, not two texts
@@ -236,15 +239,17 @@ def test_an_answer_that_is_not_a_prediction_is_an_error(payload: object) -> None
 
 
 def test_an_unreachable_server_is_named_and_a_starting_one_is_waited_for() -> None:
-    with pytest.raises(InputError, match="must begin with http:// or https://, not 'server:8000'"):
-        Client("server:8000")
+    for address in ("server:8000", "http://[::1", "http://server:80000"):
+        with pytest.raises(InputError, match="must be like http://host:port or https://host, not '"):
+            Client(address)
     server = Script(httpx.ConnectError("connection refused"))
     with pytest.raises(OfframpError, match=r"http://server: connection refused"):
         client_of(server)[0].predict("x")
     assert len(server.requests) == 4
     server = Script(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200))
     client, sleeper = client_of(server)
-    client.wait_until_ready(5.0)
+    client.wait_until_ready(math.inf)
+    assert server.requests[1].extensions["timeout"]["read"] == LONGEST_S
     assert sleeper.waits_s == [0.2, 0.2]
     client, sleeper = client_of(Script(httpx.Response(503)))
     with pytest.raises(DeadlineError, match=r"not ready within 0.5 s"):
@@ -302,10 +307,12 @@ def test_a_text_that_is_not_unicode_is_refused() -> None:
         client_of(Script(answer()))[0].predict("hi\udcff")
 
 
-@pytest.mark.parametrize("key", ["", " ", "é" * 16, "a\r\nX-Evil: 1"])
-def test_a_key_that_no_header_can_hold_is_refused_without_quoting_it(key: str) -> None:
+@pytest.mark.parametrize("value", [" ", "é" * 16, "a\r\nX-Evil: 1"])
+def test_a_key_or_request_id_that_no_header_can_hold_is_refused_without_quoting_it(value: str) -> None:
     with pytest.raises(InputError, match="the API key is empty or has characters that an HTTP header cannot hold"):
-        Client("http://server", api_key=key)
+        Client("http://server", api_key=value)
+    with pytest.raises(InputError, match="the request id is empty or has characters that an HTTP header cannot hold"):
+        client_of(Script(answer()))[0].predict("x", request_id=value)
 
 
 SIDES = {"model": "intents", "default": "1"}

@@ -98,22 +98,14 @@ class Echo:
 
 
 @asynccontextmanager
-async def a_server() -> AsyncIterator[int]:
-    """Its port."""
+async def channel_to_a_server() -> AsyncIterator[Any]:
     server = grpc.aio.server()
     add_inference_service(Echo(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(None)
-
-
-@asynccontextmanager
-async def channel_to_a_server() -> AsyncIterator[Any]:
-    async with a_server() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
+    await server.stop(None)
 
 
 async def ask(channel: Any, name: str, **options: Any) -> tuple[bytes, dict[str, str]]:
