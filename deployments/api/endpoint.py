@@ -169,20 +169,20 @@ class Endpoint:
         if self._tracer is not None and request.method == "POST" and "POST" in self.handlers:
             route = {"http.request.method": "POST", "http.route": self._path}
             record = self._tracer.begin(f"POST {self._path}", route, request.headers)
-        status: int | None = None
+        status = CLIENT_CLOSED_REQUEST  # if the HTTP server cancels this task
         try:
             response = await self._answer(request)
             if len(getattr(response, "body", b"")) >= MIN_COMPRESSED_BYTES:  # streams have no `body`
                 await compress(request, response)
             status = response.status_code
-            self._backend.count_request(self._path, status)
             if record is not None:
                 response.headers.update(record.headers)
             await response(scope, receive, send)
         finally:
             request.release()
+            self._backend.count_request(self._path, status)
             if record is not None and self._tracer is not None:
-                attributes = {} if status is None else {"http.response.status_code": status}
+                attributes = {"http.response.status_code": status}
                 self._tracer.end(record, attributes, request.id, failure=trace_failure(status))
 
     async def _answer(self, request: HttpRequest) -> Response:
@@ -211,12 +211,12 @@ class Endpoint:
         raise MethodNotAllowedError(message, allowed=allowed)
 
 
-def trace_failure(status: int | None) -> str | None:
+def trace_failure(status: int) -> str | None:
     """Returns the failure that a trace reports for a status; None for success, and for errors of the caller.
 
     By OpenTelemetry's convention, an error of the caller is not an error of the server's span.
     """
-    if status is None or status == CLIENT_CLOSED_REQUEST:
+    if status == CLIENT_CLOSED_REQUEST:
         return "the caller disconnected before the response"
     return "" if status >= SERVER_ERROR else None
 

@@ -233,9 +233,10 @@ async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answe
         await holding(0)
 
 
-async def test_a_caller_that_disconnects_while_sending_is_not_a_failure() -> None:
+@pytest.mark.parametrize("standalone", [False, True], ids=["in Serve", "standalone"])
+async def test_a_caller_that_disconnects_while_sending_is_counted(standalone: bool) -> None:
     backend = FakeBackend()
-    async with serving(fast=False, backend=backend, standalone=False) as call:
+    async with serving(backend=backend, standalone=standalone) as call:
         caller = await call(GOOD[:-3])
         await asyncio.sleep(0.05)
         caller.reset()
