@@ -18,6 +18,7 @@ from deployments.api.operations import (
     OBJECT,
     OPERATIONS,
     REPOSITORY,
+    REQUEST_ID,
     TEXT,
     Operation,
     PredictBody,
@@ -59,17 +60,9 @@ def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
 HEADERS = {
     "401": _header("WWW-Authenticate", "The authentication scheme.", type="string"),
     "405": _header("Allow", "The allowed methods.", type="string"),
-    "429": _header("Retry-After", "Seconds to wait.", type="integer", minimum=1),
-    "503": _header("Retry-After", "Seconds to wait.", type="integer", minimum=1),
+    **dict.fromkeys(("429", "503"), _header("Retry-After", "Seconds to wait.", type="integer", minimum=1)),
 }
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
-REQUEST_ID = {
-    "name": "X-Request-ID",
-    "in": "header",
-    "required": False,
-    "description": "Returned with the answer, and logged; created if it is missing.",
-    "schema": {"type": "string"},
-}
 SCHEMES = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key."},
     "page": {"type": "http", "scheme": "basic", "description": "For GET: any user name, the key as the password."},

@@ -176,19 +176,18 @@ MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version}"
 REPOSITORY, CANARY = "/v2/repository", MODEL + "/canary"
 OBJECT: Mapping[str, Any] = {"type": "object"}
-LIMIT: Mapping[str, Any] = {
-    "name": "limit",
-    "in": "query",
-    "required": False,
-    "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20},
-}
-JSON_LENGTH = {
-    "name": "Inference-Header-Content-Length",
-    "in": "header",
-    "required": False,
-    "description": "Bytes of JSON at the beginning of the body, if binary tensors follow.",
-    "schema": {"type": "integer", "minimum": 0},
-}
+
+
+def _parameter(name: str, place: str, description: str, **schema: Any) -> Mapping[str, Any]:
+    """Returns an optional OpenAPI parameter."""
+    return {"name": name, "in": place, "required": False, "description": description, "schema": schema}
+
+
+LIMIT = _parameter("limit", "query", "The most plans to return.", type="integer", minimum=1, maximum=1000, default=20)
+_LENGTH = "Bytes of JSON at the beginning of the body, if binary tensors follow."
+JSON_LENGTH = _parameter("Inference-Header-Content-Length", "header", _LENGTH, type="integer", minimum=0)
+_ID = "Returned with the answer, and logged; created if it is missing."
+REQUEST_ID = _parameter("X-Request-ID", "header", _ID, type="string")
 
 
 @dataclass(frozen=True, slots=True)
