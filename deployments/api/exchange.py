@@ -9,7 +9,7 @@ import uuid
 import zlib
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
@@ -82,13 +82,11 @@ class HttpRequest(Request):
         self._bodies = bodies
         self._held_bytes = 0
         """Bytes of the body that are held in memory."""
-        self._id = ""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The request's id: the caller's, or a new one. The HTTP server adds it to the response."""
-        self._id = self._id or id_or_new(self.find(b"x-request-id"))
-        return self._id
+        return id_or_new(self.find(b"x-request-id"))
 
     @property
     def path(self) -> str:

@@ -79,8 +79,7 @@ class Routes:
         content_type = (request.find(b"content-type") or "").partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             row = codec.from_content(content_type, body)
-            row_request = InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None, request_id=request.id)
-            return row_request, False
+            return InferRequest(rows=(row,), ids=("",), request_id=request.id), False
         is_file = codec.content_types and content_type != JSON and body[:1] not in b" \n\r\t[{"
         if is_file or content_type.startswith(MEDIA):
             accepted = ", ".join((JSON, *codec.content_types))

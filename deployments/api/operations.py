@@ -358,8 +358,8 @@ class InferRequest:
     rows: tuple[Any, ...]
     """The inputs, in the form that the model's codec encodes."""
     ids: tuple[str, ...]
-    truncate: bool
-    timeout_s: float | None
+    truncate: bool = False
+    timeout_s: float | None = None
     request_id: str = ""
     """For logs and traces."""
     arrived_s: float | None = None
