@@ -218,7 +218,7 @@ def build_api(
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=list(cors_origins),
-        allow_methods=["GET", "POST"],
+        allow_methods=sorted({each.method for each in OPERATIONS}),
         allow_headers=["*"],
         expose_headers=["Retry-After", "X-Request-ID", "Inference-Header-Content-Length"],
     )
