@@ -19,7 +19,8 @@ from earlyexit.network.boundary import Column
 from earlyexit.tasks.base import Task
 
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Parameters = Annotated[dict[str, Any], BeforeValidator(lambda given: {} if given is None else given)]
+NULL_IS_EMPTY = BeforeValidator(lambda given: {} if given is None else given)
+Parameters = Annotated[dict[str, Any], NULL_IS_EMPTY]
 MAX_DIMENSIONS = 16
 
 
@@ -138,7 +139,7 @@ class LoadParameters(Body):
 class LoadBody(Body):
     """`POST /v2/repository/models/{model}/load`, and `/unload`."""
 
-    parameters: LoadParameters = LoadParameters()
+    parameters: Annotated[LoadParameters, NULL_IS_EMPTY] = LoadParameters()
 
 
 class Canary(Body):

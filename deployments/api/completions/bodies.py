@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.api.generation import GenerateRequest
-from deployments.api.operations import TimeoutSeconds
+from deployments.api.operations import NULL_IS_EMPTY, TimeoutSeconds
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
@@ -239,8 +239,8 @@ class ChatMessage(BaseModel):
 
     role: Annotated[str, Field(min_length=1)]
     """`system`, `user` or `assistant`, as in the model's chat template."""
-    content: str | list[TextPart]
-    """A text, or parts that are texts."""
+    content: str | list[TextPart] | None
+    """A text, or parts that are texts; null is an empty text."""
     name: str | None = None
     """The speaker's name, if the chat template uses it."""
 
@@ -250,7 +250,7 @@ class ChatMessage(BaseModel):
         if unsupported:
             names = ", ".join(map(repr, unsupported))
             raise InputError(f"messages: {names} of a message is not supported; only texts are", param="messages")
-        parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        parts = self.content if isinstance(self.content, list) else [TextPart(type="text", text=self.content or "")]
         others = [part for part in parts if part.type != "text" or part.text is None or part.model_extra]
         if others:
             what = " with ".join(map(repr, (others[0].type, *(others[0].model_extra or {}))))
@@ -308,7 +308,7 @@ class GenerateBody(_PromptBody):
     """The prompt."""
     id: str | None = None
     """The request's id, which the answer returns."""
-    parameters: GenerateParameters = Field(default_factory=GenerateParameters)
+    parameters: Annotated[GenerateParameters, NULL_IS_EMPTY] = Field(default_factory=GenerateParameters)
     """The parameters of the answer. They may also be next to `text_input`."""
 
     @property
