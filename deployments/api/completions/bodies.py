@@ -67,10 +67,12 @@ class StreamOptions(_Described):
     """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=False)
-    defaults = {"include_usage": False}
+    defaults = {"include_usage": False, "continuous_usage_stats": False}
 
     include_usage: bool | None = None
     """Send one more chunk before the end, without choices, which has the numbers of tokens."""
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`, all chunks have the numbers of tokens so far, as in vLLM."""
     include_obfuscation: bool | None = None
     """Ignored."""
 

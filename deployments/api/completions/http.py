@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
-from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
+from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, StreamOptions
 from deployments.api.endpoint import Backend, check_model, failure_of
 from deployments.api.exchange import EventStream, HttpRequest, openai_error, watching
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
@@ -28,7 +28,6 @@ from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
 AnyBody = CompletionBody | ChatBody | GenerateBody
-EMPTY: Mapping[str, Any] = {}
 LONG_BODY_BYTES = 20_000
 """Longer bodies are parsed in a thread, because tokenizing them takes milliseconds."""
 OWNER = "offramp"
@@ -156,7 +155,9 @@ class OpenAiWriter(ResponseWriter):
         head = {"id": answer_id, "object": kind, "created": created_s, "model": body.model}
         super().__init__(num_prompt, head, reports_exits=bool(body.exits))
         self._chunk_head = head | ({"object": f"{kind}.chunk"} if self._is_chat else {})
-        self._reports_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        options = body.stream_options or StreamOptions()
+        self._reports_usage = bool(options.include_usage)
+        self._is_usage_continuous = bool(options.continuous_usage_stats)
         self._tokenizer = tokenizer
         self._offset = 0
         """Number of characters of the text whose log-probabilities were reported."""
@@ -171,7 +172,7 @@ class OpenAiWriter(ResponseWriter):
         delta = {} if is_last else {"content": part.text}
         content = {"delta": delta} if self._is_chat else {"text": part.text}
         results = part.results if part.results and part.ended != "stop" else None
-        chunk = self._chunk(content, results, part.ended, {"offramp": ours} if ours else {})
+        chunk = self._chunk(content, results, part.ended, ours)
         if not is_last:
             return chunk
         usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._reports_usage else b""
@@ -198,10 +199,12 @@ class OpenAiWriter(ResponseWriter):
         content: Mapping[str, Any],
         results: Sequence[StepResult] | None = None,
         ended: Ended | None = None,
-        more: Mapping[str, Any] = EMPTY,
+        ours: Mapping[str, Any] | None = None,
     ) -> bytes:
-        usage: dict[str, Any] = {"usage": None} if self._reports_usage else {}
-        return event({**self._chunk_head, "choices": [self._choice(content, results, ended)], **usage, **more})
+        chunk = self._chunk_head | {"choices": [self._choice(content, results, ended)]}
+        if self._reports_usage:
+            chunk["usage"] = self._usage if self._is_usage_continuous else None
+        return event(chunk | {"offramp": ours} if ours else chunk)
 
     def _choice(
         self, content: Mapping[str, Any], results: Sequence[StepResult] | None, ended: Ended | None

@@ -71,6 +71,8 @@ CASES = {
     "a length in words": refused(HEAD + b"Content-Length: ten\r\n\r\n"),
     "a length of 60 digits": refused(HEAD + b"Content-Length: " + b"9" * 60 + b"\r\n\r\n"),
     "no length": Case(HEAD + b"\r\n" + GET, ((400, INPUT), (200, LIVE))),
+    "just fits": answered(post(BODY.ljust(MAX_BODY_BYTES), path="/predict")),
+    "a byte too long": Case(post(BODY.ljust(MAX_BODY_BYTES + 1), path="/predict"), ((413, "larger than 2000 bytes"),)),
     "too long": Case(
         HEAD + b"Content-Length: 50000\r\n\r\n" + b"x" * 50_000 + GET, ((413, "payload_too_large"), (200, LIVE))
     ),

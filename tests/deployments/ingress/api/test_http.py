@@ -17,7 +17,7 @@ from deployments.api.state import LivePage, StateRoutes
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, StageUnavailableError
 from earlyexit.tasks.token import TokenTask
-from tests.deployments.ingress.api.faces import MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, client_of
+from tests.deployments.ingress.api.faces import V2_BODY, V2_INFER, FakeBackend, client_of
 from tests.deployments.ingress.api.signatures import TEXT
 
 ROUTES = [
@@ -107,14 +107,6 @@ def predict_error(response: httpx.Response) -> tuple[int, str, str]:
     assert set(body) == {"error", "request_id"}
     assert body["request_id"]
     return response.status_code, body["error"]["kind"], body["error"]["message"]
-
-
-async def test_a_body_above_the_limit_is_a_413(client: httpx.AsyncClient) -> None:
-    frame = b'{"inputs": ""}'
-    just_fits = frame[:-2] + b"x" * (MAX_BODY_BYTES - len(frame)) + frame[-2:]
-    assert (await client.post("/predict", content=just_fits)).status_code == 200
-    refused = await client.post("/predict", content=just_fits + b" ")
-    assert predict_error(refused) == (413, "payload_too_large", "the body is larger than 2000 bytes")
 
 
 async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(

@@ -81,6 +81,9 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
         assert spoken[0]["delta"] == {"role": "assistant", "content": ""}
         spoken = spoken[1:]
     assert [each.get("text") or each["delta"]["content"] for each in spoken] == ["a", " ", "🐭", "!"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counted = events((await asked(teller, path, body | {"stream": True, "stream_options": options})).text)[:-1]
+    assert [each["usage"]["completion_tokens"] for each in counted][-6:] == [1, 2, 6, 7, 8, 8]
     unasked = events((await asked(teller, path, body | {"stream": True})).text)
     assert all("usage" not in each and each["choices"] for each in unasked[:-1])
 
