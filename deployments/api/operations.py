@@ -6,7 +6,7 @@ Routes, RPCs, access rules, tracing, OpenAPI and the client's paths are derived 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -315,8 +315,11 @@ OPERATIONS: tuple[Operation, ...] = (
 OPERATION_BY_NAME = {each.name: each for each in OPERATIONS}
 RPC_SERVICE = "inference.GRPCInferenceService"
 OPERATION_BY_RPC = {each.rpc: each for each in OPERATIONS if each.rpc is not None}
-OPEN_PATHS = frozenset(
-    path for each in OPERATIONS if each.is_open for path in (each.path, f"/{RPC_SERVICE}/{each.rpc}")
+OPERATION_BY_RPC["Check"] = replace(OPERATION_BY_NAME["ready"], name="check")
+RPC_PATHS = {rpc: f"/{RPC_SERVICE}/{rpc}" for rpc in OPERATION_BY_RPC} | {"Check": "/grpc.health.v1.Health/Check"}
+"""The path of each gRPC method, by its name. `Check` is gRPC's own health check, which probes of Kubernetes call."""
+OPEN_PATHS = frozenset(each.path for each in OPERATIONS if each.is_open) | frozenset(
+    RPC_PATHS[rpc] for rpc, each in OPERATION_BY_RPC.items() if each.is_open
 )
 """Health probes need no key, over HTTP or gRPC."""
 PAGES = tuple(each.path for each in OPERATIONS if each.response_types == (PAGE,))

@@ -103,6 +103,7 @@ def ask_grpc(address: str, model: str, texts: Sequence[str]) -> dict[str, Any]:
             "answers": answers(result),
             "said": [response.id, response.model_name, response.model_version],
             "labels": only_labels(stub, model, texts),
+            "check": channel.unary_unary("/grpc.health.v1.Health/Check")(b""),
             **refusals(over_grpc, client, model, texts),
             "too_long": refusal(over_grpc, client, model, ["pay " * 100]),
             "too_large": refusal(over_grpc, client, model, ["pay " * 6000]),

@@ -30,7 +30,7 @@ from deployments.api.endpoint import (
     trace_failure,
 )
 from deployments.api.exchange import id_or_new, retry_after_header
-from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE, InferRequest, Signature, V2Body, V2Output
+from deployments.api.operations import OPERATION_BY_RPC, RPC_PATHS, InferRequest, Signature, V2Body, V2Output
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
 from earlyexit.errors import DeadlineError, InputError, UnknownModelError
 from earlyexit.network.boundary import Answer
@@ -45,10 +45,7 @@ REMAINING_KEY = "offramp-remaining-s"
 
 def add_inference_service(servicer: Any, server: Any) -> None:
     """Adds the service as generated code does. Serve calls this with a mock servicer, then replaces the handlers."""
-    handlers = {
-        f"/{RPC_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
-        for name in OPERATION_BY_RPC
-    }
+    handlers = {path: grpc.unary_unary_rpc_method_handler(getattr(servicer, rpc)) for rpc, path in RPC_PATHS.items()}
     server.add_generic_rpc_handlers((InferenceHandlers(handlers),))
 
 
@@ -197,18 +194,18 @@ class Rpcs:
 
         `context` is Serve's `RayServegRPCContext`. The methods below return the fields of an operation's response.
         """
-        metadata = dict(context.invocation_metadata())
+        path, metadata = RPC_PATHS[name], dict(context.invocation_metadata())
         remaining_s = None if REMAINING_KEY not in metadata else float(metadata[REMAINING_KEY])
         request_id = id_or_new(metadata.get(REQUEST_ID))
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].method == "POST":
-            attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
-            record = self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, metadata)
+            attributes = {"rpc.system": "grpc", "rpc.service": path.split("/")[1], "rpc.method": name}
+            record = self._tracer.begin(path.removeprefix("/"), attributes, metadata)
         trailing = [(REQUEST_ID, request_id), *({} if record is None else record.headers).items()]
         bodies, held_bytes, status, code = self._backend.bodies, 0, 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
-                self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", metadata.get("authorization"))
+                self._gate.admit("POST", path, metadata.get("authorization"))
             bodies.check(len(request), "message")
             held_bytes = bodies.hold(len(request))
             handler = getattr(self, f"_{OPERATION_BY_RPC[name].name}")
@@ -227,7 +224,7 @@ class Rpcs:
         finally:
             bodies.held_bytes -= held_bytes
             context.set_trailing_metadata(trailing)
-            self._backend.count_request(f"/{RPC_SERVICE}/{name}", status)
+            self._backend.count_request(path, status)
             if record is not None and self._tracer is not None:
                 result = {"rpc.grpc.status_code": int(code.value[0])}
                 self._tracer.end(record, result, request_id, failure=trace_failure(status))
@@ -238,6 +235,9 @@ class Rpcs:
 
     async def _ready(self, *_: object) -> Mapping[str, Any]:
         return {"ready": self._backend.is_ready}
+
+    async def _check(self, *_: object) -> Mapping[str, Any]:
+        return {"status": 1 if self._backend.is_ready else 2}  # SERVING and NOT_SERVING of gRPC's health protocol
 
     async def _model_ready(self, message: Any, *_: object) -> Mapping[str, Any]:
         """Returns false for an unknown model, as Triton does."""

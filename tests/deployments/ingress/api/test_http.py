@@ -221,7 +221,7 @@ def test_every_operation_has_one_handler_under_a_name_of_its_own() -> None:
     of_versions = {"index", "load", "unload", "canary", "set_canary", "end_canary", "set_default"}
     assert len(names) == len(set(names))
     assert set(names) - set(handled) == of_versions
-    over_grpc = {f"/{RPC_SERVICE}/ServerLive", f"/{RPC_SERVICE}/ServerReady"}
+    over_grpc = {f"/{RPC_SERVICE}/ServerLive", f"/{RPC_SERVICE}/ServerReady", "/grpc.health.v1.Health/Check"}
     assert {"/v2/health/live", "/v2/health/ready"} | over_grpc == OPEN_PATHS
     assert {path.rsplit("/", 1)[1] for path in FREQUENT} == {
         *("predict", "infer", "generate", "generate_stream", "completions")

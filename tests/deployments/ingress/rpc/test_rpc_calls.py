@@ -17,7 +17,7 @@ from deployments.api.grpc.server import (
     add_inference_service,
     message_class,
 )
-from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_SERVICE
+from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_PATHS, RPC_SERVICE
 from tests.deployments.ingress.api.faces import KEY, FakeBackend, FakeContext, gate, infer_bytes
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -34,7 +34,7 @@ async def test_every_rpc_of_the_service_is_answered(backend: FakeBackend) -> Non
     for name in OPERATION_BY_RPC:
         response, context = await call(backend, name, requests.get(name, b""))
         assert (type(response).__name__, context.code) == (f"{name}Response", grpc.StatusCode.OK)
-        assert backend.counted[-1] == (f"/{RPC_SERVICE}/{name}", 200)
+        assert backend.counted[-1] == (RPC_PATHS[name], 200)
 
 
 async def test_every_rpc_except_health_needs_a_key(backend: FakeBackend) -> None:
@@ -43,7 +43,7 @@ async def test_every_rpc_except_health_needs_a_key(backend: FakeBackend) -> None
         for context in (without, behind):
             await Rpcs(backend, gate()).call(name, b"", context)
         refused = without.code is grpc.StatusCode.UNAUTHENTICATED
-        assert refused == (f"/{RPC_SERVICE}/{name}" not in OPEN_PATHS), name
+        assert refused == (RPC_PATHS[name] not in OPEN_PATHS), name
         assert behind.code is not grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -109,7 +109,7 @@ async def channel_to_a_server() -> AsyncIterator[Any]:
 
 
 async def ask(channel: Any, name: str, **options: Any) -> tuple[bytes, dict[str, str]]:
-    call = channel.unary_unary(f"/{RPC_SERVICE}/{name}")(b"pay", **options)
+    call = channel.unary_unary(RPC_PATHS.get(name, f"/{RPC_SERVICE}/{name}"))(b"pay", **options)
     answer = await call
     return answer, dict(await call.trailing_metadata())
 
