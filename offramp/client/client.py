@@ -242,7 +242,7 @@ class AsyncClient:
         url: str = DEFAULT_URL,
         timeout_s: float = 30.0,
         max_attempts: int = 4,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx.AsyncBaseTransport | httpx.BaseTransport | None = None,
         *,
         api_key: str | None = None,
         compressed: bool = False,
@@ -252,8 +252,13 @@ class AsyncClient:
         http: type[httpx.AsyncClient] | type[httpx.Client] = httpx.AsyncClient,
     ) -> None:
         headers = {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
-        split_address(url)
-        self._http = http(base_url=url, transport=cast(Any, transport), headers=headers)
+        address = split_address(url)
+        is_here = address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1")
+        try:
+            # No proxy of the environment leads to this machine.
+            self._http = http(base_url=url, transport=cast(Any, transport), headers=headers, trust_env=not is_here)
+        except (ImportError, ValueError, httpx.InvalidURL) as error:  # such as for ALL_PROXY=socks5://..
+            raise InputError(f"the proxy that the environment names cannot be used: {error}") from error
         self._sleep, self._timeout_s = sleep, timeout_s
         self._clock = clock or MonotonicClock()
         self._retry = partial(
@@ -501,8 +506,7 @@ class Client:
         sleep: Callable[[float], object] = time.sleep,
         **options: Any,
     ) -> None:
-        given = cast(Any, transport)
-        self._calls = AsyncClient(url, timeout_s, max_attempts, given, sleep=sleep, http=httpx.Client, **options)
+        self._calls = AsyncClient(url, timeout_s, max_attempts, transport, sleep=sleep, http=httpx.Client, **options)
 
     def __enter__(self) -> Self:
         return self

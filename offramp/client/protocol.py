@@ -230,8 +230,8 @@ def split_address(url: str) -> SplitResult:
     with suppress(ValueError):  # an invalid port, bracket or character
         parts = urlsplit(url)
         (parts.hostname or "").encode("idna")  # checks the labels as a DNS lookup does
-        parts.path.encode()
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query:
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+        if is_address and url.isprintable():
             return parts
     raise InputError(f"the server's address must be like http://host:port or https://host, not {url!r}")
 

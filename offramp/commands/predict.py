@@ -62,9 +62,7 @@ class InputRow:
 Sleep: TypeAlias = Callable[[float], Awaitable[object]]
 Row: TypeAlias = dict[str, Any]
 """The columns that identify an input, and the values of its answer and its `exit`, or an `error`."""
-
-
-Exits = Counter[int | None]
+Exits: TypeAlias = Counter[int | None]
 """Numbers of rows by the block after which their input left; None for inputs that failed."""
 
 

@@ -211,7 +211,7 @@ def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tupl
 
 def batch_counts(url: str) -> dict[int, tuple[int, int]]:
     """Returns the number of batches and inputs of all replicas, by the first block of a split."""
-    stats: dict[str, Any] = httpx.get(f"{url}/stats", timeout=30.0).raise_for_status().json()
+    stats: dict[str, Any] = httpx.get(f"{url}/stats", timeout=30.0, trust_env=False).raise_for_status().json()
     counts: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for replicas in stats["stages"]:
         for split in (split for replica in replicas for split in replica["splits"]):
