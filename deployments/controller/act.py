@@ -324,11 +324,12 @@ class ControlLoop:
         """Plans, and changes to the new plan if it is worth it."""
         with self._timed("forecast"):
             forecast = await self._forecast()
-        self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)  # also if planning fails
-        counts = self.view.counts
+        # Also if planning fails, so that the next attempt is in the next period, not at the next look.
+        self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)
+        self._update_view(forecast=forecast, planned_counts=self._view.counts)
         with self._timed("solve"):
             problem, found = await self._propose(forecast)
-        self._update_view(forecast=forecast, problem=problem, planned_counts=counts)
+        self._update_view(problem=problem)
         await self._carry_out(decide.evaluate_proposal(self.view, found, reason))
 
     async def _propose(self, forecast: Forecast) -> tuple[PlanProblem, Decision]:

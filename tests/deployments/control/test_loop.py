@@ -196,21 +196,23 @@ async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_
     def fails(asked: PlanProblem) -> Decision:
         raise PlanError("no plan was found, and none was ruled out")
 
-    scene = await begun(tmp_path, solve_as=fails)
-    await scene.ticks(24, EASY)
-    assert (len(scene.asked), len(scene.said("error"))) == (1, 1), "the next search is in the next period"
+    scene = await begun(tmp_path, first=whole(3), solve_as=fails)
+    await scene.ticks(20, EASY)
+    scene.fleet.alive = {"cpu": 3}
+    await scene.ticks(4, EASY)
+    assert (len(scene.asked), len(scene.said("error"))) == (2, 2), "at the loss, and again in the next period only"
     scene.solve_as = None  # none meets the problem
     await scene.ticks(1, EASY)
     assert scene.fleet.log == []
     assert scene.said("no plan") == [
-        "no plan meets the problem on {'cpu': 4}: the binding limit is devices; keeps plan 0"
+        "no plan meets the problem on {'cpu': 3}: the binding limit is devices; keeps plan 0"
     ]
+    scene.fleet.alive = {"cpu": 2}
+    await scene.ticks(1)
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(1)
-    scene.fleet.alive = {"cpu": 4}
-    await scene.ticks(1)
     assert scene.fleet.log[0] == "suspend"
-    assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(4))
+    assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(3))
 
 
 async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again(tmp_path: Path) -> None:
