@@ -12,7 +12,7 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -526,7 +526,8 @@ class ControlLoop:
             self.stream.add_counts(interval)
         try:
             for probes in self._history.probes():
-                self._add_to_stream(probes)
+                with suppress(DataError):  # another model had them
+                    self.stream.add_probes(probes)
         except DataError as error:
             self._log_event("error", str(error))
         self.stream.forget(now_s)

@@ -138,9 +138,10 @@ class ObservedStream:
     def add_probes(self, seen: Observations) -> Observations:
         """Adds probes and inputs that stayed; returns those that it keeps, which the history must store too.
 
-        Raises DataError for probes of another model or of other ramps.
+        Probes of another shape, such as scores of another policy, start a new stream. Raises DataError for probes of
+        another model or of other ramps.
         """
-        if self._stream is None:
+        if self._stream is None or self._stream.shape != seen.shape:
             problem, shape = self.problem, seen.shape
             if shape.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(shape.ramps):
                 raise DataError(

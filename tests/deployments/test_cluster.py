@@ -9,9 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cluster.inventory import inventory_of_nodes
 from deployments.choices import HttpFront
-from deployments.local_ray.applications import check_devices
 from deployments.local_ray.cluster import (
     BINARY,
     LocalCluster,
@@ -24,7 +22,7 @@ from deployments.local_ray.cluster import (
     wanted_ports,
 )
 from deployments.local_ray.ports import take_listener
-from deployments.settings import ServeSettings, initial_replicas
+from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Plan, Stage, stock_plan
@@ -67,18 +65,6 @@ def test_a_controller_starts_few_replicas_at_once_by_default(monkeypatch: pytest
 def test_one_machine_needs_no_labels() -> None:
     several = settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}})
     assert _for_one_machine(several).node_labels == {}
-
-
-def test_missing_accelerators_are_named() -> None:
-    def check(device: str, **resources: float) -> None:
-        here = inventory_of_nodes([{"Alive": True, "Resources": resources, "Labels": {}}])
-        check_devices(initial_replicas(settings(device)), here, {})
-
-    with pytest.raises(InputError, match=r"lacks accelerators \(cuda: 2 needed, 0 there\)"):
-        check("cuda", CPU=4.0)
-    with pytest.raises(InputError, match=r"lacks accelerators \(V100: 2 needed, 0 there\)"):
-        check("V100", CPU=4.0, GPU=2.0, **{"accelerator_type:T4": 1.0})
-    check("cuda", CPU=4.0, GPU=2.0, **{"accelerator_type:T4": 1.0})
 
 
 def test_the_required_ports_depend_on_the_front_and_the_options() -> None:

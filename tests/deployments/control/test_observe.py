@@ -33,11 +33,12 @@ from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.search.decision import Decision, Planned, Strategy
 from profiles.lengths import Lengths
-from profiles.stream import Observations, StreamShape, empty
+from profiles.stream import Observations, empty
 from tests.deployments.control.control_fakes import (
     EASY,
     POLICY,
     RAMPS,
+    SHAPE,
     START_S,
     begun,
     halves,
@@ -241,10 +242,13 @@ def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
     assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.75, 0.75))
 
 
-def test_probes_of_another_model_are_refused() -> None:
-    other = StreamShape(score="confidence", num_blocks=6, ramps=(0, 1, 2))
+def test_probes_with_another_score_begin_anew_and_those_of_another_model_are_refused() -> None:
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=20, staying=20))
+    stream.add_probes(replace(seen(START_S + 6.0, leaving=0, staying=35), shape=replace(SHAPE, score="entropy")))
+    assert stream.forecast(STATE, START_S + 10.0).num_probes == 35
     with pytest.raises(DataError, match="probes have 6 blocks"):
-        known().add_probes(empty(other))
+        stream.add_probes(empty(replace(SHAPE, num_blocks=6)))
 
 
 def test_arrivals_are_shared_out_among_the_windows_they_fall_into() -> None:
