@@ -37,7 +37,7 @@ from optimizer.plans.plan import PlacedPlan
 from optimizer.plans.plan_file import ModelShape, parse_plan
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import Decision, Planned
-from profiles.stream import Observations, empty
+from profiles.stream import Observations
 
 START_S = 120.0
 """The time after which replicas that have not loaded their model and warmed up are reported as an error."""
@@ -195,6 +195,8 @@ class ControlLoop:
         state = replace(self.state, **changes)
         self._history.put("standing", state.document())
         self._update_view(state=state)
+        if self.tuning.pending is not None and self.tuning.pending.thresholds == state.thresholds:
+            self.tuning.pending = None  # not before it is stored: the tuner does not repeat an alarm
         is_current = self._view.uses_current_thresholds
         if state.suspended is not None or not is_current(state.placed.plan):
             self.tuning.pause()
@@ -261,34 +263,30 @@ class ControlLoop:
             self.update_state(placed=replace(state.placed, plan=plan), followed=None)
 
     async def _ingress_reports(self) -> Sequence[IngressReport]:
-        """Collects the reports of the ingresses, and stores their probes and counts."""
+        """Collects the reports of the ingresses, and stores their probes and counts.
+
+        They are stored last, because the stream and the tuner need them even if the disk is full.
+        """
         reports = await self._fleet.ingress_reports()
         now_s = self._clock.now_s()
         interval = counts_between(self._reported, reports, self._reported_s, now_s) if self._reported else None
-        if interval is not None:
-            self._history.add_counts(interval)
-            self.stream.add_counts(interval)
         if reports:
             self._reported_s = now_s
             self._reported |= {report.name: replace(report, probes=None) for report in reports}
         seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
-        for part in seen:
-            if len(kept := self._add_to_stream(part)):
-                self._history.add_probes(now_s, kept)
+        kept: list[Observations] = []
         try:
+            kept = [self.stream.add_probes(part) for part in seen]
             self.tuning.observe(seen)
         except OfframpError as error:
-            self._log_event("error", f"the observations cannot be used to tune thresholds: {error}")
+            self._log_event("error", f"the observations cannot be used: {error}")
         self.stream.forget(now_s)
+        if interval is not None:
+            self.stream.add_counts(interval)
+            self._history.add_counts(interval)
+        for part in filter(len, kept):
+            self._history.add_probes(now_s, part)
         return reports
-
-    def _add_to_stream(self, seen: Observations) -> Observations:
-        """Adds observations to the stream; returns those that it keeps."""
-        try:
-            return self.stream.add_probes(seen)
-        except DataError as error:
-            self._log_event("error", f"probes cannot be used: {error}")
-            return empty(seen.shape)
 
     async def _reforecast(self) -> None:
         """Updates the forecast if thresholds have changed. Otherwise all new exits would deviate from it."""
@@ -357,8 +355,6 @@ class ControlLoop:
             dropped = sum(measured.drops.values())
             self._history.gained(before.epoch, {"seconds": measured.seconds, **gained, "dropped": dropped})
         self._remember("in force", new)
-        self._update_view(failed=0)
-        self.changes[new.reason] += 1
         self.update_state(
             placed=new.placed,
             reason=new.reason,
@@ -367,6 +363,8 @@ class ControlLoop:
             previous=before,
             suspended=None,
         )
+        self.changes[new.reason] += 1
+        self._update_view(failed=0)
         await self._settle()
 
     # Bringing the service to the state
@@ -429,7 +427,6 @@ class ControlLoop:
         The thresholds are stored together with that plan.
         """
         words, reason = found.words, "alarm" if found.why == "alarm" else "thresholds"
-        self.tuning.pending = None
         self._log_event(reason, words)
         self._update_view(state=replace(self.state, thresholds=dict(found.thresholds)))
         if (forecast := self._view.forecast) is not None:  # for new plans at once; `_check` updates the forecast later
@@ -439,10 +436,10 @@ class ControlLoop:
         placed = self._with_thresholds(self.state.placed, epoch + is_changing)
         new = NewPlan(placed=placed, reason=reason, words=words)
         if is_changing:
-            self.changes[reason] += 1
             goes_on = replace(new, reason=self.state.reason, words=f"continues with other thresholds: {words}")
             self._remember("in force", goes_on)
             self.update_state(placed=new.placed, trial=None, spare_epoch=epoch)
+            self.changes[reason] += 1
             await self._update_followed(reason, words)
         else:
             await self._apply_plan(new)

@@ -24,6 +24,7 @@ from tests.deployments.control.control_fakes import (
     GROWING,
     POLICY,
     RAMPS,
+    SAFE,
     START_S,
     Scene,
     as_many_as_there_are,
@@ -33,6 +34,8 @@ from tests.deployments.control.control_fakes import (
     one_is_slow,
     planned,
     problem,
+    thresholds_of,
+    tuned,
     whole,
 )
 
@@ -336,21 +339,7 @@ async def test_another_plan_is_made_at_once_when_accelerators_are_lost_while_rep
     assert (scene.fleet.followed.plan.stages, scene.loop.state.suspended) == (whole(4), None)
 
 
-async def test_replicas_that_do_not_come_are_said_and_waited_for_again(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, **GROWING)
-    scene.fleet.is_stuck = True
-    await scene.ticks(1, EASY)
-    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: cpu runs 4 of 5"]
-    scene.clock.advance(600.0)
-    scene.start()  # the next controller waits anew
-    await scene.ticks(1, EASY)
-    scene.fleet.is_stuck = False
-    scene.fleet.replicas["cpu"] = 5
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 2)
-
-
-async def test_a_number_of_replicas_that_does_not_come_is_requested_once_a_minute(tmp_path: Path) -> None:
+async def test_replicas_that_do_not_come_are_requested_once_a_minute_and_waited_for_again(tmp_path: Path) -> None:
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
     requested_s: list[float] = []
@@ -363,6 +352,14 @@ async def test_a_number_of_replicas_that_does_not_come_is_requested_once_a_minut
     await scene.ticks(1, EASY)
     assert scene.fleet.log == ["scale cpu to 5"] * 3
     assert np.diff(requested_s) == pytest.approx(60.0, abs=0.5)
+    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: cpu runs 4 of 5"]
+    scene.clock.advance(600.0)
+    scene.start()  # the next controller waits anew
+    await scene.ticks(1, EASY)
+    scene.fleet.is_stuck = False
+    scene.fleet.replicas["cpu"] = 5
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == halves(3, 2)
 
 
 async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(tmp_path: Path) -> None:
@@ -428,6 +425,19 @@ async def test_a_memory_that_cannot_be_written_does_not_end_the_loop_and_nothing
         other.execute("ALTER TABLE gone RENAME TO events")
     await scene.ticks(1, EASY)
     assert scene.fleet.followed.epoch == 1
+
+
+@pytest.mark.parametrize("table", ["standing", "events", "counts"])
+async def test_an_alarm_on_a_full_disk_is_applied_once_it_has_room(tmp_path: Path, table: str) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.observed = 0
+    with closing(sqlite3.connect(tmp_path / "control.db")) as other:
+        other.execute(f"ALTER TABLE {table} RENAME TO away")
+        tuner.says(SAFE, "alarm")
+        await scene.ticks(2, EASY)
+        other.execute(f"ALTER TABLE away RENAME TO {table}")
+    await scene.ticks(1, EASY)
+    assert (thresholds_of(scene), scene.loop.changes, tuner.observed) == (SAFE, {"alarm": 1}, 300)
 
 
 async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path: Path) -> None:
