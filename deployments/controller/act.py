@@ -229,7 +229,7 @@ class ControlLoop:
             if self._clock.now_s() >= until_s:
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {self._view.missing}")
             await self._sleep(LOOK_S)
-            if self._clock.now_s() >= self._view.looked_s + self.settings.watch_s:
+            if not 0 <= self._clock.now_s() - self._view.looked_s < self.settings.watch_s:  # or the clock was set back
                 await self._look()
             else:
                 self._update_view(running=await self._fleet.running())
@@ -406,7 +406,7 @@ class ControlLoop:
         """Requests the replicas of the current plan. `may_shrink`: whether surplus replicas may stop."""
         needed, running, at_once = self.state.placed.occupied, self._view.running, self.settings.starts_at_once
         numbers = due_requests(needed, running, self._requested, at_once=at_once, may_shrink=may_shrink)
-        if self._clock.now_s() >= self._requested_s + REPEAT_S:
+        if not 0 <= self._clock.now_s() - self._requested_s < REPEAT_S:
             numbers = {each: num for each, num in self._requested.items() if running.get(each, 0) != num} | numbers
         for device, number in numbers.items():
             await self._fleet.scale(device, number)
