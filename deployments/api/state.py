@@ -269,7 +269,7 @@ class StateRoutes:
 
     async def _poll_controller(self) -> None:
         now_s = self.wall.now_s()
-        if self.controller is None or now_s - self._polled_s < CONTROLLER_S:
+        if self.controller is None or 0 <= now_s - self._polled_s < CONTROLLER_S:
             return
         self._polled_s = now_s
         try:

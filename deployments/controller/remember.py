@@ -208,7 +208,7 @@ class History:
 
     def events(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last events, newest first."""
-        rows = self._connection.execute("SELECT * FROM events ORDER BY at_s DESC, rowid DESC LIMIT ?", (limit,))
+        rows = self._connection.execute("SELECT * FROM events ORDER BY rowid DESC LIMIT ?", (limit,))
         return [{"at_s": at_s, "kind": kind, "words": words} for at_s, kind, words in rows]
 
     def put(self, key: str, value: Any) -> None:

@@ -58,8 +58,8 @@ class Snapshot:
 
 
 def within(snapshots: Sequence[Snapshot], seconds: float) -> Sequence[Snapshot]:
-    """Returns the snapshots of the last seconds before the newest, in order."""
-    return [each for each in snapshots if each.at_s >= snapshots[-1].at_s - seconds]
+    """Returns the last seconds' snapshots in order, without those from before the clock was set back."""
+    return [each for each in snapshots if 0 <= snapshots[-1].at_s - each.at_s <= seconds]
 
 
 def _between(before: Snapshot, now: Snapshot) -> Interval:

@@ -202,12 +202,13 @@ def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:
 
 def test_old_rows_are_forgotten(tmp_path: Path) -> None:
     history = opened(tmp_path)
-    for at_s in (0.0, 100.0):
+    for at_s in (100.0, 0.0):  # the clock was set back
         history.add_counts(Interval(since_s=at_s - 5.0, at_s=at_s))
         history.add_event(at_s, "keep", str(at_s))
         history.add_probes(at_s, probes([at_s], [True], PLAN))
     for epoch in range(MOST_PLANS + 5):
         add_plan(history, epoch)
+    assert [each["words"] for each in history.events(9)] == ["0.0", "100.0"]
     history.forget(KEEP_S + 50.0)
     assert [each.at_s for each in history.counts()] == [100.0]
     assert [each["words"] for each in history.events(9)] == ["100.0"]

@@ -291,17 +291,15 @@ async def test_the_controller_is_polled_less_often_and_its_last_report_is_kept()
     assert (state["service"]["controller"], state["described"]["reason"]) == ("silent", "period")
 
 
-async def test_serials_grow_and_rates_start_at_the_second_event() -> None:
-    scene = Scene()
-    states = [await scene.state()]
-    scene.clock.advance(2.0)
-    scene.ingresses = [ingress("a", answered=17)]
-    states.append(await scene.state())
-    scene.clock.advance(3600.0)
-    states.append(await scene.state())
-    assert [each["serial"] for each in states] == [1, 2, 3]
-    assert [each["at_s"] for each in states] == [100.0, 102.0, 3702.0]
-    assert [each["now"]["answered_per_s"] for each in states] == [None, 5.0, None]
+async def test_serials_grow_and_rates_start_at_the_second_event_also_if_the_clock_is_set_back() -> None:
+    scene, states = Scene(), []
+    for at_s, answered in ((100.0, 7), (102.0, 17), (3702.0, 17), (50.0, 17), (52.0, 27)):  # the clock is set back
+        scene.clock._now_s, scene.ingresses = at_s, [ingress("a", answered=answered)]
+        states.append(await scene.state())
+    assert [each["serial"] for each in states] == [1, 2, 3, 4, 5]
+    assert [each["at_s"] for each in states] == [100.0, 102.0, 3702.0, 50.0, 52.0]
+    assert [each["now"]["answered_per_s"] for each in states] == [None, 5.0, None, None, 5.0]
+    assert scene.asked.count("describe") == 3
 
 
 async def test_only_replicas_that_answered_are_shown() -> None:
