@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
@@ -127,6 +128,16 @@ class ServeSettings(IngressSettings, ModelSettings):
     def starting_policy(self) -> PolicySpec | None:
         """The first exit policy: the plan's, or else the controller's."""
         return self.plan.policy or (None if self.control is None else self.control.policy)
+
+    def on_one_machine(self) -> ServeSettings:
+        """Returns the settings without labels of nodes, and with at most half as many starting replicas as cores.
+
+        All replicas share the machine's cores, and a starting Python process needs a core for one or two seconds.
+        """
+        control = self.control
+        if control is not None and control.starts_at_once is None:
+            control = control.model_copy(update={"starts_at_once": max(1, (os.cpu_count() or 1) // 2)})
+        return self.model_copy(update={"node_labels": {}, "control": control})
 
 
 def initial_replicas(settings: ServeSettings) -> dict[str, int]:

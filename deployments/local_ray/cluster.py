@@ -194,7 +194,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # `offramp doctor` tells what it warns of
-    settings = _for_one_machine(settings)
+    settings = settings.on_one_machine()
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
     with (
@@ -278,18 +278,6 @@ def wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     if len(set(numbers)) < len(numbers):
         raise InputError(f"ports must differ (--port, --grpc-port, --metrics-port): {', '.join(map(str, numbers))}")
     return ports
-
-
-def _for_one_machine(settings: ServeSettings) -> ServeSettings:
-    """Returns the settings without labels of nodes, and with a limit on replicas that start at once: half the cores.
-
-    All replicas share the machine's cores, and a starting Python process needs a core for one or two seconds.
-    """
-    changes: dict[str, Any] = {"node_labels": {}}
-    if settings.control is not None and settings.control.starts_at_once is None:
-        starts_at_once = max(1, (os.cpu_count() or 1) // 2)
-        changes["control"] = settings.control.model_copy(update={"starts_at_once": starts_at_once})
-    return settings.model_copy(update=changes)
 
 
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:

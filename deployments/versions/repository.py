@@ -64,6 +64,7 @@ class VersionRoutes:
             cluster, own, others = self._versions.cluster, self._versions.settings, Counter(claimed(serve, new.app))
             if serve["applications"].get(own.app, {}).get("deployed_app_config") is None:  # `offramp serve` started it
                 others += Counter(max_accelerators(own))
+                settings = settings.on_one_machine()
             check_devices(max_accelerators(settings), await cluster.inventory(), others)
             config = application_config(json.loads(settings.model_dump_json()), name=new.app, environment=THROUGHPUT)
             config = with_application(serve, {"applications": [config]})

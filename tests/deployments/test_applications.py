@@ -24,7 +24,7 @@ def config(**args: Any) -> dict[str, Any]:
     return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
 
 
-def test_a_new_application_is_added_to_the_running_ones_and_serves_options_stay() -> None:
+def test_a_new_application_is_added_to_the_running_ones_and_the_options_of_a_running_serve_stay() -> None:
     before = serving(application("other"))
     put = with_application(before, config(x=1))
     assert put["applications"] == [
@@ -33,11 +33,7 @@ def test_a_new_application_is_added_to_the_running_ones_and_serves_options_stay(
     ]
     assert put["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "grpc_options" not in put
-
-
-def test_a_new_serve_gets_the_options_of_the_service() -> None:
-    put = with_application({"proxy_location": None, "http_options": None, "applications": {}}, config())
-    assert put == config()
+    assert with_application({"proxy_location": None, "http_options": None, "applications": {}}, config()) == config()
 
 
 def test_a_service_with_grpc_is_refused_if_serve_runs_without_grpc() -> None:

@@ -13,7 +13,6 @@ from deployments.choices import HttpFront
 from deployments.local_ray.cluster import (
     BINARY,
     LocalCluster,
-    _for_one_machine,
     _resources_needed,
     _running,
     _set_environment,
@@ -52,19 +51,14 @@ def test_every_possible_process_gets_a_core_including_loaded_versions() -> None:
     assert _resources_needed(settings(repository={"control": "explicit"}))["CPU"] == 3 * (2 + 1)
 
 
-def test_a_controller_starts_few_replicas_at_once_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_machine_needs_no_labels_and_starts_few_replicas_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    plain, controlled = settings(), settings(control=True)
-    assert _for_one_machine(plain) == plain
-    told = _for_one_machine(controlled)
+    plain, controlled = settings(), settings(control=True, node_labels={"cpu": {"tier": "fast"}})
+    assert plain.on_one_machine() == plain
+    told = controlled.on_one_machine()
     assert told.control is not None
-    assert told.control.starts_at_once == 3
-    assert _for_one_machine(told) == told
-
-
-def test_one_machine_needs_no_labels() -> None:
-    several = settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}})
-    assert _for_one_machine(several).node_labels == {}
+    assert (told.control.starts_at_once, told.node_labels) == (3, {})
+    assert told.on_one_machine() == told
 
 
 def test_the_required_ports_depend_on_the_front_and_the_options() -> None:

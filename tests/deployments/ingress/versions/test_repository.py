@@ -125,9 +125,10 @@ async def test_accelerators_of_other_versions_are_not_available(world: World) ->
     assert (status, "cpu: 2 needed, 2 of other services, 3 there" in message) == (400, True)
     world.cluster.serving["one"]["deployed_app_config"] = None  # `offramp serve` started it
     assert refused(await load(world, second(world))) == (400, message)
-    world.run_on_cluster("one", "1", "/")
     world.cluster.cores = 4
-    await load(world, second(world))
+    await load(world, second(world, node_labels={"cpu": {"tier": "fast"}}))
+    assert world.cluster.serving["two"]["deployed_app_config"]["args"]["node_labels"] == {}, "one machine has none"
+    world.run_on_cluster("one", "1", "/")
     await load(world, second(world, max_queued=7))  # its own are not another's
     assert world.cluster.serving["two"]["deployed_app_config"]["args"]["max_queued"] == 7
 
