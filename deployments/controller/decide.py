@@ -636,8 +636,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         least_gain=settings.least_gain,
         reach=reach,
     )
-    words = verdict.words
-    new = NewPlan(placed=placed, reason=reason, words=words)
+    new = NewPlan(placed=placed, reason=reason, words=verdict.words)
     if verdict.change:
         trial = _trial(view, figures, placed) if _can_serve(view) else None
         return Outcome(plan=replace(new, trial=trial))
@@ -648,7 +647,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
         return Outcome(plan=NewPlan(placed=same, reason=reason, words="the controller's own thresholds again"))
-    keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {words}"
+    keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}"
     is_same = state.placed.plan.planned_stages == found.stages
     return Outcome(events=(keep,), rejected=None if is_same else new)
 

@@ -246,9 +246,7 @@ def _reached(seen: Interval, block: int) -> int:
 
 def _drops(now: Snapshot, recent: Interval) -> list[dict[str, Any]]:
     """Returns the drops by reason, most frequent first."""
-    totals: Counter[str] = Counter()
-    for report in now.ingresses:
-        totals.update(report.drops)
+    totals = sum((Counter(report.drops) for report in now.ingresses), Counter[str]())
     return [
         {"reason": reason, "total": total, "per_s": recent.drops.get(reason, 0) / (recent.seconds or 1.0)}
         for reason, total in sorted(totals.items(), key=lambda item: (-item[1], item[0]))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -123,8 +124,7 @@ def _stage_spans(begin_s: float, half_s: float, timing: Timing) -> Iterator[Span
             "offramp.batch_tokens": run.tokens,
             "offramp.target_batch": run.target,
         }
-        parts.append(("stage queue", run.queue_s, {}))
-        parts.append((f"split {run.first} to {run.end - 1}", run.compute_s, batch))
+        parts += [("stage queue", run.queue_s, {}), (f"split {run.first} to {run.end - 1}", run.compute_s, batch)]
     parts = parts or [("stage queue", timing.queue_s, {}), ("compute", timing.compute_s, {})]
     for name, seconds, attributes in [("hop", half_s, Attributes()), *parts, ("hop", half_s, Attributes())]:
         yield Span(name=name, begin_s=begin_s, end_s=begin_s + seconds, attributes=attributes)
@@ -166,8 +166,8 @@ class RequestRecord:
 
 TRACES_PATH = "/v1/traces"
 DEFAULT_RATIO = 0.01
-FLUSH_TIMEOUT_MS = 2000
-"""Timeout for sending the last spans when the ingress stops."""
+CLOSE_S = 2.0
+"""Timeout in seconds for sending the last spans when the ingress stops."""
 
 _REQUEST: ContextVar[RequestRecord | None] = ContextVar("offramp_traced_request", default=None)
 """The sampled request of the current task."""
@@ -262,9 +262,10 @@ class Tracer:
             span.end(record.ns(each.end_s))
 
     def close(self) -> None:
-        """Sends the remaining spans; blocks for at most `FLUSH_TIMEOUT_MS`."""
-        self._provider.force_flush(FLUSH_TIMEOUT_MS)
-        self._provider.shutdown()
+        """Sends the remaining spans; blocks for at most `CLOSE_S`, while the SDK would try for half a minute."""
+        closing = Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
     def on_call(self, replica: str, call: Call, message: StageCall) -> StageCall:
         """Records that a call is sent; returns its message, which asks the replica for the times of sampled inputs."""

@@ -6,7 +6,9 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,6 +151,11 @@ def test_tracing_without_its_package_is_refused_with_a_hint() -> None:
     assert said.returncode == 1
     assert "InputError: tracing needs OpenTelemetry's exporter over OTLP/HTTP" in said.stderr
     assert "pip install '.[tracing]'" in said.stderr
+
+
+def test_a_collector_that_does_not_answer_delays_the_end_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ops.tracing.CLOSE_S", 0.01)
+    Tracer(Mock(shutdown=Event().wait), ManualClock()).close()
 
 
 def test_invalid_tracing_settings_are_refused() -> None:
