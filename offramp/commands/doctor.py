@@ -220,18 +220,19 @@ def _taken(port: Port, haproxies: Sequence[RunningProcess]) -> Finding:
     by = "a process of another user" if holder is None else f"{holder.name}, pid {holder.pid}"
     text = f"{port.number} ({port.purpose}) is taken by {by}"
     elsewhere = "choose another port with --port" if variable is None else f"set {variable}"
+    # A service with one ingress and without gRPC and versions runs no HAProxy.
+    verdict: Verdict = "failed" if variable is None else "warning"
     if port.purpose == DASHBOARD:
         return Finding("ports", "ok", f"{text}; `offramp deploy` uses it")
     if holder is None:
-        return Finding("ports", "failed", text, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
+        return Finding("ports", verdict, text, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
     haproxy = next((each for each in haproxies if each.pid == holder.pid), None)
     if haproxy is None:
-        return Finding("ports", "failed", text, f"end it, or {elsewhere}")
+        return Finding("ports", verdict, text, f"end it, or {elsewhere}")
     if haproxy.is_orphan:
         return Finding("ports", "failed", text, f"kill {holder.pid}")
-    return Finding(
-        "ports", "warning", text, "a service runs here: use it, or stop it with Ctrl-C before you start another"
-    )
+    advice = "a service runs here: use it, or stop it with Ctrl-C before you start another"
+    return Finding("ports", "warning", text, advice)
 
 
 def ray(
@@ -376,16 +377,16 @@ def _haproxy() -> str | None:
     return path if os.access(path, os.X_OK) else None
 
 
-def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, int | None]:
-    """Checks a model folder, a checkpoint or a service file; returns the finding, and the port of a service."""
+def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, tuple[int, ...]]:
+    """Checks a model folder, a checkpoint or a service file; returns the finding, and the ports of a service."""
     try:
         if path.is_file():
             return _service(path, num_gpus)
         if not path.exists():
-            return Finding(GIVEN, "failed", f"{path}: no such file or folder", FIX_ADVICE), None
-        return (_model if (path / CARD_FILE).is_file() else _checkpoint)(path), None
+            return Finding(GIVEN, "failed", f"{path}: no such file or folder", FIX_ADVICE), ()
+        return (_model if (path / CARD_FILE).is_file() else _checkpoint)(path), ()
     except OfframpError as error:
-        return Finding(GIVEN, "failed", str(error) if str(path) in str(error) else f"{path}: {error}", FIX_ADVICE), None
+        return Finding(GIVEN, "failed", str(error) if str(path) in str(error) else f"{path}: {error}", FIX_ADVICE), ()
 
 
 def _model(folder: Path) -> Finding:
@@ -416,19 +417,20 @@ def _without_exits(description: str, advice: str) -> Finding:
     return Finding(GIVEN, "warning", f"{description}; no input leaves early", advice)
 
 
-def _service(path: Path, num_gpus: int) -> tuple[Finding, int]:
+def _service(path: Path, num_gpus: int) -> tuple[Finding, tuple[int, ...]]:
     from offramp.spec.file import check_service
 
     parts = check_service(path)
     check_model(parts.model)
-    counts, port = parts.inventory.counts, parts.document.ingress.port
+    counts, ingress = parts.inventory.counts, parts.document.ingress
+    ports = tuple(filter(None, (ingress.port, ingress.grpc_port)))
     needed = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
     cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
     description = f"{path}: {parts.document.name}, {parts.card.name} on {cluster}"
     if needed <= num_gpus:
-        return Finding(GIVEN, "ok", description), port
+        return Finding(GIVEN, "ok", description), ports
     advice = "serve it on machines with GPUs (offramp deploy), or change the cluster in the file"
-    return Finding(GIVEN, "failed", f"{description}; needs {needed} GPUs, {num_gpus} are here", advice), port
+    return Finding(GIVEN, "failed", f"{description}; needs {needed} GPUs, {num_gpus} are here", advice), ports
 
 
 DEFAULT_PORT = 8000
@@ -453,7 +455,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     listed = _output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
     gpus = [line.strip() for line in listed if line.strip()]
     checked = [check_target(path, len(gpus)) for path in targets]
-    numbers = [*needed, *(port for _, port in checked if port is not None)]
+    numbers = [*needed, *(port for _, ports in checked for port in ports)]
     processes = list(_processes())
     haproxies = [process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)]
     sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]

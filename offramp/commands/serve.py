@@ -105,10 +105,7 @@ def folder_settings(job: ServeJob, folder: Path, notify: Callable[[str], None]) 
     else:
         given = job.model_dump(include={"batch", "replicas", "device"}, exclude_unset=True)
         plan = resolve_plan(job.plan or "serial", folder, **given)
-    if job.dispatch is not None:
-        plan = replace(plan, dispatch=job.dispatch)
-    if (order := parse_order(job.order)) is not None:
-        plan = replace(plan, order=order)
+    plan = replace(plan, dispatch=job.dispatch or plan.dispatch, order=parse_order(job.order) or plan.order)
     return application_settings(document.model_copy(update={"model": model.model_copy(update=fields)}), plan)
 
 

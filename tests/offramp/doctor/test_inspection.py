@@ -66,17 +66,17 @@ def said_of(path: Path) -> str:
 
 
 def test_a_model_folder_is_checked_as_the_service_reads_it(folder: Path) -> None:
-    assert check_target(folder) == (Finding("given", "ok", f"{folder}: m, bert, 3 blocks, 2 labels"), None)
+    assert check_target(folder) == (Finding("given", "ok", f"{folder}: m, bert, 3 blocks, 2 labels"), ())
     (folder / CALIBRATION_FILE).unlink()
     advice = f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
     words = f"{folder}: m, bert, 3 blocks, 2 labels; no input leaves early"
-    assert check_target(folder) == (Finding("given", "warning", words, advice), None)
+    assert check_target(folder) == (Finding("given", "warning", words, advice), ())
 
 
 def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path: Path) -> None:
     words = f"{checkpoint}: a classifier of transformers, 2 labels, served as it is; no input leaves early"
     expected = Finding("given", "warning", words, f"offramp ramp {checkpoint} --data LOG")
-    assert check_target(checkpoint) == (expected, None)
+    assert check_target(checkpoint) == (expected, ())
     assert "nor a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
     assert said_of(tmp_path) == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
@@ -99,10 +99,10 @@ def test_a_service_file_is_checked_with_the_files_that_it_names(folder: Path) ->
         "schema_version: 1\nname: s\n"
         "model:\n  folder: model\n"
         "  latency:\n    V100: {batch: [1, 2], block_s: [[1, 1], [1, 1], [1, 1]], ramp_s: [[1, 1], [1, 1]]}\n"
-        "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250}\n"
+        "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250, grpc_port: 8251}\n"
     )
     service.write_text(text, encoding="utf-8")
-    assert check_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), 8250)
+    assert check_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), (8250, 8251))
     lacking, _ = check_target(service, 1)
     assert (lacking.verdict, "offramp deploy" in str(lacking.advice)) == ("failed", True)
     assert lacking.found == f"{service}: s, m on 3 V100; needs 3 GPUs, 1 are here"
