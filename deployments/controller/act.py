@@ -182,10 +182,12 @@ class ControlLoop:
             await self._look()
             if self.tuning.alarm is not None:  # otherwise it would be dropped with the controller's thresholds
                 await self._apply_thresholds(self.tuning.alarm)
-            placed = self.view.place(plan)
+            # Rests do not end under a held plan, so it uses stragglers too.
+            resting = () if hold else self.state.resting
+            placed = replace(self.view, state=replace(self.state, resting=resting)).place(plan)
             if not self.view.has_room(placed):
                 raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.counts}")
-            self.update_state(hold=hold)
+            self.update_state(hold=hold, resting=resting)
             await self._apply_plan(NewPlan(placed=placed, reason="asked", words="an operator's plan"))
             await self._finish_change()
         return placed.epoch

@@ -124,6 +124,8 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     scene.best = whole(3)
     await scene.ticks(24, EASY)
     assert scene.asked[-1].devices["cpu"].count == 3
+    await scene.loop.apply(plan_document(Plan(stages=whole(4))), hold=True)
+    assert scene.fleet.followed.avoided == {}, "under a held plan it would rest for ever"
 
 
 async def test_a_straggler_rests_where_its_type_is_too_busy_to_report_and_is_tried_again_later(tmp_path: Path) -> None:
