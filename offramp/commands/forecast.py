@@ -38,7 +38,7 @@ class Window(StrictDocument):
 def read_series(path: Path) -> SurvivalHistory:
     """Reads past windows, oldest first, from a CSV file; raises DataError with file and line.
 
-    Its columns are `inputs`, `0`, `1`, ... (one per block). An empty row or a window of 0 inputs is unknown.
+    Its columns are `inputs`, `0`, `1`, ... (one per block). An empty row is an unknown window, with NaN inputs.
     """
     check_file(path)
     with open_csv(path) as file:
@@ -52,14 +52,14 @@ def read_series(path: Path) -> SurvivalHistory:
             windows = [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
         except csv.Error as error:
             raise DataError(f"{path}:{rows.line_num}: {error}") from error
-    inputs_W = np.array([window.inputs if window else 0.0 for window in windows])
-    if not inputs_W.any():
+    inputs_W = np.array([window.inputs if window else np.nan for window in windows])
+    if not (inputs_W > 0).any():
         raise DataError(f"{path}: at least one window with inputs is needed")
     try:
         return SurvivalHistory(
             survival_WK=np.array([window.survival if window else [1.0] * len(blocks) for window in windows]),
             inputs_WK=np.repeat(inputs_W[:, np.newaxis], len(blocks), axis=1),
-            missing_W=inputs_W == 0,
+            missing_W=~(inputs_W > 0),
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -102,7 +102,7 @@ def run(job: ForecastJob) -> None:
     history = read_series(job.series)
     document, lines = forecast_document(forecast_survival(history, coverage=job.coverage)), list[str]()
     if job.window_s is not None:
-        rates_W = np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / job.window_s)
+        rates_W = history.inputs_WK[:, 0] / job.window_s
         forecast = forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s)
         rate_rps, low, high = forecast.rate_rps, forecast.low_rps, forecast.high_rps
         document["rate"] = {

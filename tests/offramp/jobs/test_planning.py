@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -216,26 +217,22 @@ FORECAST = SurvivalForecast(
 )
 
 
-def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
-    history = read_series(written(tmp_path / "series.csv", CSV))
-    assert history.missing_W.tolist() == [False, True, False]
-    assert history.survival_WK[[0, 2]].tolist() == [[1.0, 0.5, 0.25], [1.0, 0.6, 0.25]]
-    assert history.inputs_WK[:, 0].tolist() == [100, 0, 200]
-
-
 @pytest.mark.parametrize(
-    ("text", "encoding"),
+    ("text", "encoding", "inputs"),
     [
-        pytest.param(CSV.replace("\n\n", "\n,,,\n"), "utf-8", id="empty cells"),
-        pytest.param(CSV.replace("\n\n", "\n0,1,0.9,0.9\n"), "utf-8", id="no inputs, whatever its shares"),
-        pytest.param(CSV, "utf-8-sig", id="the mark that spreadsheets write first"),
+        pytest.param(CSV, "utf-8", math.nan, id="no cells"),
+        pytest.param(CSV.replace("\n\n", "\n,,,\n"), "utf-8", math.nan, id="empty cells"),
+        pytest.param(CSV.replace("\n\n", "\n0,1,0.9,0.9\n"), "utf-8", 0.0, id="no inputs, whatever its shares"),
+        pytest.param(CSV, "utf-8-sig", math.nan, id="the mark that spreadsheets write first"),
     ],
 )
-def test_a_missing_window_is_not_a_window_of_zeros(tmp_path: Path, text: str, encoding: str) -> None:
+def test_a_missing_window_is_not_a_window_of_zeros(tmp_path: Path, text: str, encoding: str, inputs: float) -> None:
     path = tmp_path / "series.csv"
     path.write_text(text, encoding=encoding)
-    assert read_series(path).missing_W.tolist() == [False, True, False]
-    assert read_series(path).inputs_WK[[0, 2], 0].tolist() == [100, 200]
+    history = read_series(path)
+    assert history.missing_W.tolist() == [False, True, False]
+    assert history.survival_WK[[0, 2]].tolist() == [[1.0, 0.5, 0.25], [1.0, 0.6, 0.25]]
+    np.testing.assert_equal(history.inputs_WK[:, 0], [100, inputs, 200])
 
 
 def test_a_forecast_is_plain_data_and_a_table() -> None:
@@ -260,7 +257,8 @@ def test_the_command_prints_the_next_window_and_its_rate(tmp_path: Path, capsys:
     survival = printed(capsys, "forecast", path)["survival"]
     assert survival[0] == 1
     assert max(0.4, survival[2]) < survival[1] < 0.7
-    for window_s, rate in ((10, "20.0"), (100_000, "0.002")):
+    for rows, window_s, rate in (("", 10, "20.0"), ("", 100_000, "0.002"), ("0,1,1,1\n", 10, "0")):
+        written(path, CSV + rows)
         assert run("forecast", path, "--window-s", window_s) == 0
         assert f"rate: {rate}/s" in capsys.readouterr().out
 
