@@ -239,11 +239,10 @@ def thresholds_found(view: View) -> Outcome | None:
     state, found, tuning = view.state, view.tuning.pending, view.tuning
     if found is None or (found.why != "alarm" and (state.trial is not None or view.is_changing)):
         return None
-    was_safe = tuning.is_safe(state.thresholds)
     active = {ramp: found.thresholds[ramp] for ramp in state.placed.plan.ramps if ramp in found.thresholds}
     # Inputs may leave at some ramp, but at none that is active in the plan: an exit was moved.
     is_moved = bool(active) and tuning.is_safe(active) and not tuning.is_safe(found.thresholds)
-    if state.hold or not (was_safe or is_moved or _is_too_careful(view, found.thresholds)):
+    if state.hold or not (tuning.is_safe(state.thresholds) or is_moved or _is_too_careful(view, found.thresholds)):
         return Outcome(thresholds=found)
     return Outcome(thresholds=found, replan="after an alarm" if found.why == "alarm" else "after new thresholds")
 
@@ -285,6 +284,8 @@ def _shrunk(view: View) -> NewPlan | None:
 
     Nothing has to start or move for it. The replan then compares other plans with it.
     """
+    # A straggler that was lost with its accelerator rests no more.
+    view = replace(view, state=replace(view.state, **ended_rests(view)))
     placed, left = view.place(view.state.placed.plan), dict[str, int]()
     resting = Counter(placed.avoided.values())
     for device in {stage.device for stage in placed.plan.stages}:

@@ -158,9 +158,8 @@ class RequestRecord:
             return [prepare]
         for each in inputs:
             each.end(ended_s)
-        by_end = sorted(inputs, key=lambda each: -each.end_s)
-        slowest = by_end[:MAX_INPUT_SPANS]
-        reply = Span(name="reply", begin_s=by_end[0].end_s, end_s=ended_s)
+        slowest = sorted(inputs, key=lambda each: -each.end_s)[:MAX_INPUT_SPANS]
+        reply = Span(name="reply", begin_s=slowest[0].end_s, end_s=ended_s)
         return [prepare, *(each for each in inputs if each in slowest), reply]
 
 

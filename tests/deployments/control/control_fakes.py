@@ -308,14 +308,14 @@ def as_many_as_there_are(asked: PlanProblem) -> Planned:
     return planned(asked, whole(asked.devices["cpu"].count))
 
 
-def one_is_slow(scene: Scene, replicas: int, *, shared: bool = False) -> None:
-    """Replicas have run twenty batches of four through all blocks; the third took twice as long as the profile.
+def one_is_slow(scene: Scene, replicas: int, *, slow: int = 2, shared: bool = False) -> None:
+    """Replicas have run twenty batches of four through all blocks; one took twice as long as the profile.
 
     `shared`: because others ran beside its batches.
     """
     for rank in range(replicas):
-        seconds = 20 * (0.08 if rank == 2 else 0.04)
-        is_shared = shared and rank == 2
+        seconds = 20 * (0.08 if rank == slow else 0.04)
+        is_shared = shared and rank == slow
         ran = TimesRun(first=0, end=4, ramps=(), size=4, batches=20, tokens=80, seconds=seconds, shared=is_shared)
         scene.fleet.times[f"cpu#{rank}"] = (ran,)
 
