@@ -199,12 +199,7 @@ def validated(job_class: type[Any], options: Mapping[str, Any]) -> Any:
     raise option_error(str(first["loc"][0]), first)
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Early-exit model serving on Ray Serve.",
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(requested: bool) -> None:
