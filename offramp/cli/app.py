@@ -114,6 +114,8 @@ def build(name: str) -> Any:
     fields = {each.alias or name: each for name, each in job_class.model_fields.items() if not each.exclude}
 
     def run(context_: typer.Context, **values: Any) -> None:
+        from offramp.commands.options import validated
+
         given = {
             name: value
             for name, value in values.items()
@@ -184,19 +186,6 @@ def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
     _, has_default, default = description.partition("None: ")
     text = default.split(". ")[0].rstrip(".") if has_default else "none"
     return f"{first}; default: {text}."
-
-
-def validated(job_class: type[Any], options: Mapping[str, Any]) -> Any:
-    """Returns an instance of the model with these options; raises InputError that names the first invalid option."""
-    from pydantic import ValidationError
-
-    from offramp.commands.options import option_error
-
-    try:
-        return job_class.model_validate(options)
-    except ValidationError as error:
-        [first, *_] = error.errors()
-    raise option_error(str(first["loc"][0]), first)
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import product
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, PlanError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from earlyexit.data.rows import LabelledRows
 
 
+Model = TypeVar("Model", bound=BaseModel)
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 """Equal to `optimizer.search.decision.Strategy`, whose import would slow down shell completion."""
 MAX_INGRESSES = 1000
@@ -63,14 +65,23 @@ Numbers = Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ..
 InSeconds = AfterValidator(lambda milliseconds: tuple(each / 1000 for each in milliseconds))
 
 
-def option_error(option: str, error: ErrorDetails) -> InputError:
-    """Returns the error for an option that pydantic refuses, with the option's name and value."""
-    message, value = error["msg"], error["input"]
-    if error["type"] == "literal_error":
-        allowed = ", ".join(re.findall("'(.*?)'", error["ctx"]["expected"]))
-        return InputError(f"--{option.replace('_', '-')} {value!r}; allowed: {allowed}")
+def validated(
+    model: type[Model], given: Mapping[str, Any], option_at: Callable[..., str] = lambda first, *_: str(first)
+) -> Model:
+    """Returns an instance of a model; raises InputError that names the option of the first invalid value.
+
+    `option_at`: returns the option of the field at a path. By default the first field of the path has its name.
+    """
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+    option, message, value = f"--{option_at(*first['loc']).replace('_', '-')}", first["msg"], first["input"]
+    if first["type"] == "literal_error":
+        allowed = ", ".join(re.findall("'(.*?)'", first["ctx"]["expected"]))
+        raise InputError(f"{option} {value!r}; allowed: {allowed}")
     shown = "" if isinstance(value, tuple | list) else f" {value!r}"  # such messages name the wrong item themselves
-    return InputError(f"--{option.replace('_', '-')}{shown}: {message[0].lower()}{message[1:]}")
+    raise InputError(f"{option}{shown}: {message[0].lower()}{message[1:]}")
 
 
 class Job(BaseModel):

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.choices import FrontSettings, IngressSettings, ModelSettings, TracingSettings, VersionSettings
@@ -16,7 +16,7 @@ from earlyexit.backends import BackendName
 from earlyexit.data.strict import StrictDocument, mistake_at
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.options import Address, Job, OrderName, option_error, parse_order
+from offramp.commands.options import Address, Job, OrderName, parse_order, validated
 
 JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")
@@ -153,9 +153,5 @@ class ServeJob(Job):
         for name in self.model_fields_set & set(OPTIONS):
             part, field = OPTIONS[name]
             document.setdefault(part, {})[field] = getattr(self, name)
-        try:
-            return ApplicationDocument.model_validate(document)
-        except ValidationError as error:
-            [first, *_] = error.errors()
-        place = tuple(map(str, first["loc"]))
-        raise option_error(next((name for name, at in OPTIONS.items() if at == place), ".".join(place)), first)
+        names = {place: name for name, place in OPTIONS.items()}
+        return validated(ApplicationDocument, document, lambda *at: names.get(at) or ".".join(map(str, at)))
