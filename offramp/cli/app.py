@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -148,8 +149,8 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     choices = get_args(value_type) if get_origin(value_type) is Literal else field.examples
     if choices:
         option["autocompletion"] = lambda incomplete: [each for each in choices if each.startswith(incomplete)]
-    if get_origin(value_type) is Literal:
-        value_type = str
+    if get_origin(value_type) is Literal or is_dataclass(value_type):
+        value_type = str  # which the model parses
     elif get_origin(value_type) is tuple and _base_type(get_args(value_type)[0]) in (int, float):
         value_type, default = str, default and ",".join(map(str, default))  # numbers separated by commas
     constraints = list(field.metadata)

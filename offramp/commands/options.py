@@ -289,22 +289,23 @@ class DemoJob(Job):
     """Port of the service."""
 
 
-OrderName = Annotated[
-    str | None,
+def _parse_order(value: Any) -> Any:
+    """Returns the order that a text names; raises InputError."""
+    try:
+        return OrderSpec.parse(value) if isinstance(value, str) else value
+    except PlanError as error:
+        raise InputError(f"--order: {error}") from error
+
+
+Order = Annotated[
+    OrderSpec | None,
+    BeforeValidator(_parse_order),
     Field(
         examples=["arrival", "deadline", "shortest", "das"],
         description="Order of queued inputs: arrival, deadline, shortest, or das (das:0.3 sets its eta). "
         "None: the plan's order, else deadline.",
     ),
 ]
-
-
-def parse_order(text: str | None) -> OrderSpec | None:
-    """Returns the order that `--order` names, None without the option; raises InputError."""
-    try:
-        return None if text is None else OrderSpec.parse(text)
-    except PlanError as error:
-        raise InputError(f"--order: {error}") from error
 
 
 class ProblemOption(Job):
@@ -320,7 +321,7 @@ class PlanJob(JsonOption, ProblemOption):
     The exit status is 3 if no plan meets the problem. The output then names the binding limit, and limits with a plan.
     """
 
-    order: OrderName = None
+    order: Order = None
     strategy: StrategyName = "best"
     """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
@@ -364,7 +365,7 @@ class SimulateJob(JsonOption, ProblemOption):
     The exit status is 3 if no plan meets the problem, and 130 after an interrupt, which prints the results so far.
     """
 
-    order: OrderName = None
+    order: Order = None
     arrivals: str
     """Arrival process: poisson:9000, uniform:9000, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or
     times:FILE."""

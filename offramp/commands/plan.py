@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from cluster.devices import find_device
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
-from offramp.commands.options import PlanJob, WhatIfJob, parse_order
+from offramp.commands.options import PlanJob, WhatIfJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text, show
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions, step_figures
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
@@ -378,14 +378,13 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
 
 def run(job: PlanJob) -> None:
     """Plans, writes the requested files, and prints the plan."""
-    order = parse_order(job.order)
     if job.plot is not None:
         check_picture(job.plot)
     files = read_problems(job.problem)
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
-    if order is not None:
-        files = tuple(replace(file, order=order) for file in files)
+    if job.order is not None:
+        files = tuple(replace(file, order=job.order) for file in files)
     result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:

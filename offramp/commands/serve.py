@@ -24,7 +24,6 @@ from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.folders import check_model, model_folder_for
-from offramp.commands.options import parse_order
 from offramp.commands.output import command, num_cores, run_in_subprocess, warn
 from offramp.spec.application import (
     application_settings,
@@ -105,7 +104,7 @@ def folder_settings(job: ServeJob, folder: Path, notify: Callable[[str], None]) 
     else:
         given = job.model_dump(include={"batch", "replicas", "device"}, exclude_unset=True)
         plan = resolve_plan(job.plan or "serial", folder, **given)
-    plan = replace(plan, dispatch=job.dispatch or plan.dispatch, order=parse_order(job.order) or plan.order)
+    plan = replace(plan, dispatch=job.dispatch or plan.dispatch, order=job.order or plan.order)
     return application_settings(document.model_copy(update={"model": model.model_copy(update=fields)}), plan)
 
 

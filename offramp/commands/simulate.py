@@ -19,7 +19,7 @@ from rich.table import Table
 from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
-from offramp.commands.options import SimulateJob, parse_order
+from offramp.commands.options import SimulateJob
 from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
 from offramp.commands.plan import NO_PLAN, answer
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
@@ -285,7 +285,6 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     Without a plan, prints the reason and raises typer.Exit.
     """
     thresholds = None if job.thresholds is None else parse_thresholds(job.thresholds)
-    order = parse_order(job.order)
     read = read_problem(job.problem)
     check_sequences(job, read.problem)
     file = with_lengths(read, job)
@@ -301,8 +300,8 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
         plan = replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
     if job.overlap_below is not None:
         plan = plan.with_splits(overlap_below=job.overlap_below)
-    if order is not None:
-        plan = replace(plan, order=order)
+    if job.order is not None:
+        plan = replace(plan, order=job.order)
     source = f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
     fields, description, inputs = draw_inputs(job, file, plan, thresholds)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn

@@ -16,7 +16,7 @@ from earlyexit.backends import BackendName
 from earlyexit.data.strict import StrictDocument, mistake_at
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.options import Address, Job, OrderName, parse_order, validated
+from offramp.commands.options import Address, Job, Order, validated
 
 JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")
@@ -125,7 +125,7 @@ class ServeJob(Job):
     """Number of replicas. None: 1; without --plan as many as this machine has room for."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a plan that is not from a file."""
-    order: OrderName = None
+    order: Order = None
     dispatch: Literal["work-conserving", "deferred", "filling"] | None = None
     """When a batch starts: at once (work-conserving), at once but next to a running batch only if it is full (filling),
     or when it is full or a deadline is near (deferred). None: the plan file's rule, else what suits the machine."""
@@ -138,7 +138,6 @@ class ServeJob(Job):
 
     def check(self) -> None:
         given = self.model_fields_set
-        parse_order(self.order)  # refused before a model is measured
         if self.model.is_file():
             if refused := sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *WITH_A_FILE}):
                 allowed = "--port, --grpc-port, --metrics-port, --restart"
