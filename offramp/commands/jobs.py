@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from cluster.devices import find_device
 from earlyexit.backends import BackendName
@@ -108,6 +108,18 @@ class RampJob(JsonOption, RowOptions):
     seed: Seed = 0
 
 
+def _check_name(name: str) -> str:
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(
+            f"invalid model name {name!r}: letters, digits, '.', '_' and '-' are allowed, and it must start with a "
+            "letter or digit; --name sets another name than the folder's"
+        )
+    return name
+
+
+ModelName = Annotated[str, AfterValidator(_check_name)]
+
+
 class ChainJob(JsonOption):
     """Chain a small model before a large one: inputs without a confident answer go on to the next model."""
 
@@ -115,12 +127,8 @@ class ChainJob(JsonOption):
     """Folders of calibrated models, from the smallest to the reference."""
     out: Path
     """Folder to write the chain to. It refers to the models' folders, and copies nothing."""
-    name: str | None = None
+    name: ModelName | None = None
     """Model name in URLs. None: the last model's."""
-
-    def check(self) -> None:
-        if self.name is not None:
-            check_name(self.name)
 
 
 class NewModelJob(Job):
@@ -128,7 +136,7 @@ class NewModelJob(Job):
 
     backbone: str
     """The network that gets ramps: a checkpoint, a file or your own function."""
-    name: str = ""
+    name: ModelName = Field(default="", validate_default=True)
     """Model name in URLs. None: the folder's name."""
     tokenizer: str | None = None
     """Tokenizer: checkpoint folder, hub name, minilm, mpnet or tokenizer.json. None: the backbone's."""
@@ -225,7 +233,6 @@ class TrainJob(NewModelJob):
         return data | {"task": default_task(data.get("backbone") or cls.model_fields["backbone"].default)}
 
     def check(self) -> None:
-        check_name(self.name)
         if self.task != TOKEN and (self.answers is not None or self.chat):
             raise InputError(f"--answers and --chat are only for decoders (--task {TOKEN})")
         if self.task == TOKEN and (self.joint or self.imitate or self.dtype != "float32"):
@@ -262,15 +269,6 @@ def default_task(backbone: str) -> str:
     except ValueError as error:
         raise ModelFolderError(f"{path}: not JSON: {error}") from error
     return TOKEN if isinstance(config, dict) and config.get("model_type") in GENERATES else LABEL
-
-
-def check_name(name: str) -> None:
-    """Raises InputError for an invalid model name."""
-    if re.fullmatch(NAME_PATTERN, name) is None:
-        raise InputError(
-            f"invalid model name {name!r}: letters, digits, '.', '_' and '-' are allowed, and it must start with a "
-            "letter or digit; --name sets another name than the folder's"
-        )
 
 
 class InjectJob(NewModelJob):
@@ -325,7 +323,6 @@ class InjectJob(NewModelJob):
         return values
 
     def check(self) -> None:
-        check_name(self.name)
         if self.backbone.endswith(PICKLES):
             raise InputError(
                 f"{self.backbone} is a pickle, which can run arbitrary code and is not loaded; give an ONNX file, or "
