@@ -30,8 +30,6 @@ else:
 
 THREADS_PER_CPU = 4
 """Maximum number of threads per CPU. More threads do not help, and tens of thousands crash the process."""
-CONTEXT = 64
-"""Default number of context tokens of a decode step."""
 
 
 class ProfileJob(Job):
@@ -49,8 +47,8 @@ class ProfileJob(Job):
     """Input lengths to measure, in tokens, special tokens included. For a decoder, 1 is one decode step of each
     sequence, and a larger length is a prompt of batch x length tokens. None: 16,32,64; for decoders 1,16; for inputs
     without tokens 1."""
-    context: int | None = Field(default=None, ge=1)
-    """For decoders: context tokens before each measured step, whose keys and values it reads. None: 64."""
+    context: int = Field(default=64, ge=1)
+    """For decoders: context tokens before each measured step, whose keys and values it reads."""
     repeats: int = Field(default=7, ge=1)
     """Number of measurement rounds. Results are medians over the rounds."""
     threads: int = Field(default=1, ge=1)
@@ -62,11 +60,6 @@ class ProfileJob(Job):
         limit = THREADS_PER_CPU * (os.cpu_count() or 1)
         if self.threads > limit:
             raise InputError(f"threads must be at most {limit}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
-
-    @property
-    def context_tokens(self) -> int:
-        """The number of context tokens before a measured step."""
-        return CONTEXT if self.context is None else self.context
 
 
 class ProfileOptions(JsonOption, ProfileJob):

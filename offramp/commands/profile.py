@@ -66,11 +66,11 @@ def splits_of(job: ProfileJob, model: Network) -> tuple[TimedSplit, ...]:
                 f"batch {job.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
                 f"most {model.max_length}"
             )
-        if job.context_tokens >= model.max_length:
-            raise InputError(f"a step after {job.context_tokens} tokens; the model takes at most {model.max_length}")
+        if job.context >= model.max_length:
+            raise InputError(f"a step after {job.context} tokens; the model takes at most {model.max_length}")
         # Additional context tokens, enough to measure the cost of context.
-        further = max(0, min(FURTHER * job.context_tokens, model.max_length - 1 - job.context_tokens))
-    elif job.context is not None:
+        further = max(0, min(FURTHER * job.context, model.max_length - 1 - job.context))
+    elif "context" in job.model_fields_set:
         raise InputError("--context is only for decoders, whose steps read the keys and values of earlier tokens")
     return profile_splits(model.num_blocks, model.ramp_indices, job.batches, lengths, model.chain.starts, further)
 
@@ -163,8 +163,8 @@ def _context(job: ProfileJob, model: Network) -> int | None:
         return None
     if isinstance(backbone, Seq2SeqBackbone):
         raise InputError("encoder-decoders cannot be profiled yet, because profiles have no cost of the source text")
-    open_memory(model, room_for(splits_of(job, model), job.context_tokens), "compute", 0)
-    return job.context_tokens
+    open_memory(model, room_for(splits_of(job, model), job.context), "compute", 0)
+    return job.context
 
 
 def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
