@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import json
-import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -198,19 +197,6 @@ def _prediction(row: Any, request_id: str) -> Prediction:
     if not prediction.task_values:
         raise KeyError("an answer")
     return prediction
-
-
-KEY_VARIABLE = "OFFRAMP_API_KEY"
-"""Keys are read from this variable or a file, not from the command line, which other users can see."""
-
-
-def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the key in the file, else that in the environment, else None; raises InputError for an unusable file."""
-    if file is None:
-        return environment.get(KEY_VARIABLE) or None
-    from deployments.keys import read_secret
-
-    return read_secret(file).strip()
 
 
 def key_header(api_key: str | None) -> dict[str, str]:

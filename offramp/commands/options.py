@@ -109,7 +109,7 @@ class JsonOption(Job):
 
 
 class ApiKeyOption(Job):
-    """The option `--api-key-file`."""
+    """The option `--api-key-file`. There is none for the key itself, because other users can see command lines."""
 
     api_key_file: Path | None = None
     """File that holds the service's API key. None: $OFFRAMP_API_KEY."""
@@ -117,9 +117,11 @@ class ApiKeyOption(Job):
     @property
     def api_key(self) -> str | None:
         """The API key, or None; raises InputError for an unusable file."""
-        from offramp.client.protocol import find_api_key  # imports numpy
+        if self.api_key_file is None:
+            return os.environ.get("OFFRAMP_API_KEY") or None
+        from deployments.keys import read_secret
 
-        return find_api_key(self.api_key_file)
+        return read_secret(self.api_key_file).strip()
 
 
 class ServerOptions(ApiKeyOption):

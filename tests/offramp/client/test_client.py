@@ -26,7 +26,8 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from offramp.client.client import LONGEST_S, AsyncClient, Client
-from offramp.client.protocol import ERRORS_BY_KIND, NoServerError, Prediction, find_api_key, predict_request
+from offramp.client.protocol import ERRORS_BY_KIND, NoServerError, Prediction, predict_request
+from offramp.commands.options import ApiKeyOption
 from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -280,7 +281,9 @@ async def test_the_asynchronous_client_gives_the_same_answers() -> None:
     assert sleeper.waits_s == [0.05]
 
 
-def test_the_key_is_found_sent_with_every_request_and_never_shown(tmp_path: Path) -> None:
+def test_the_key_is_found_sent_with_every_request_and_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Script(answer())
     client = Client("http://server", transport=httpx.MockTransport(server), api_key="alice-0123456789")
     client.predict("x")
@@ -291,12 +294,12 @@ def test_the_key_is_found_sent_with_every_request_and_never_shown(tmp_path: Path
     path = tmp_path / "key"
     path.write_text("alice-0123456789\n")
     path.chmod(0o600)
-    assert find_api_key(None, {}) is None
-    assert find_api_key(None, {"OFFRAMP_API_KEY": "bob-012345678901"}) == "bob-012345678901"
-    assert find_api_key(path, {"OFFRAMP_API_KEY": "bob-012345678901"}) == "alice-0123456789"
+    monkeypatch.setenv("OFFRAMP_API_KEY", "bob-012345678901")
+    assert ApiKeyOption().api_key == "bob-012345678901"
+    assert ApiKeyOption(api_key_file=path).api_key == "alice-0123456789"
     path.chmod(0o604)
     with pytest.raises(InputError, match="all users of this machine may read it"):
-        find_api_key(path, {})
+        _ = ApiKeyOption(api_key_file=path).api_key
 
 
 def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
