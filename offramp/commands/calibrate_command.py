@@ -35,8 +35,7 @@ def run(job: CalibrateOptions) -> None:
             save_calibration(card, records, job.out)
         report = _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
     print_result(report, lambda: calibration_tables(card.policy, report), as_json=job.as_json)
-    for each in report["warnings"]:
-        warn(each)
+    warn(*report["warnings"])
 
 
 def _calibrate_model(job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:

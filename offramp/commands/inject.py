@@ -278,8 +278,7 @@ def run(job: InjectOptions) -> None:
     elif job.labels is None:
         last = done.model.task.num_outputs - 1
         warn(f"answers are called 0 to {last}: name them with --labels FILE, one per line in the order of the outputs")
-    for each in done.warnings:
-        warn(each)
+    warn(*done.warnings)
     data, pair = ("FILE", job.pair_column) if done.held_out is None else (done.held_out, job.pair_column and PAIR)
     calibrate = command("calibrate", job.out, "--data", data, *(() if pair is None else ("--pair-column", pair)))
     print(f"next: {calibrate}, then {command('serve', job.out)}")

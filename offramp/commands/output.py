@@ -152,9 +152,10 @@ def print_result(
         print(line)
 
 
-def warn(message: str) -> None:
-    """Prints a warning on stderr."""
-    print(f"warning: {message}", file=sys.stderr)
+def warn(*messages: str) -> None:
+    """Prints warnings on stderr."""
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def command(*arguments: object) -> str:
