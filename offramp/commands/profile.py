@@ -173,12 +173,8 @@ def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
     `spread` is the median of `Point.spread`. Above a few percent, other programs used the machine.
     """
     return {
-        "model": profile.model,
-        "device": profile.device,
-        "backend": profile.backend,
-        "dtype": profile.dtype,
-        "device_name": profile.provenance["device_name"],
-        **{name: profile.provenance[name] for name in ("timings", "outliers", "spread")},
+        **{name: getattr(profile, name) for name in ("model", "device", "backend", "dtype")},
+        **{name: profile.provenance[name] for name in ("device_name", "timings", "outliers", "spread")},
         "rows": [
             {
                 "length": length,
