@@ -391,14 +391,8 @@ class AsyncClient:
         """Sends one request with all inputs."""
         if not are_texts(rows) and not self._metadata:
             self._metadata.update(await self.metadata())
-        request = predict_request(
-            rows,
-            self._metadata,
-            many=many,
-            request_id=options.get("request_id"),
-            truncate=options.get("truncate", False),
-            in_words=options.get("in_words", False),
-        )
+        of_request: dict[str, Any] = {name: value for name, value in options.items() if name != "timeout_s"}
+        request = predict_request(rows, self._metadata, many=many, **of_request)
         payload = await self._send_with_retries(request, options.get("timeout_s"))
         return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
 
