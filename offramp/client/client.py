@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -309,8 +309,10 @@ class AsyncClient:
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Waits until the server is ready; raises DeadlineError after `timeout_s`."""
-        if not await self._poll(partial(self._is_ok, "ready"), timeout_s, READY_POLL_S):
-            raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
+        async for left_s in self._checks(timeout_s, READY_POLL_S):
+            if await self._is_ok("ready", left_s):
+                return
+        raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     async def generates(self) -> dict[str, Any]:
         """Returns facts about a generating model, such as `max_model_len`, and its `ramps` below `offramp`."""
@@ -358,14 +360,12 @@ class AsyncClient:
         row = await self._await_state(model, version, ("READY", "UNAVAILABLE"), timeout_s)
         if row["state"] == "UNAVAILABLE":
             raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
-
-        async def is_served(left_s: float) -> bool:
-            """Serve may report an application as running a little earlier; another route prefix answers 404."""
+        # Serve may report an application as running a little earlier; another route prefix answers 404.
+        async for left_s in self._checks(until_s - self._clock.now_s(), POLL_S):
             outcome = await self._attempt(Request("model_ready", named={"model": model, "version": version}), left_s)
-            return not isinstance(outcome, Failure) or isinstance(outcome.error, InputError)
-
-        if not await self._poll(is_served, until_s - self._clock.now_s(), POLL_S):
-            raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
+            if not isinstance(outcome, Failure) or isinstance(outcome.error, InputError):
+                return
+        raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
 
     async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
         """Stops a version, and waits until it is gone."""
@@ -374,18 +374,13 @@ class AsyncClient:
 
     async def _await_state(self, model: str, version: str, states: Collection[str], timeout_s: float) -> Row:
         """Waits until the version has one of the states, and returns its row in the index; raises DeadlineError."""
-        row = {"state": ABSENT}
-
-        async def is_reached(_: float) -> bool:
-            nonlocal row
+        async for _ in self._checks(timeout_s, POLL_S):
             rows = await self.versions()
             named = (each for each in rows if (each["name"], each["version"]) == (model, version))
             row = next(named, {"state": ABSENT})
-            return row["state"] in states
-
-        if not await self._poll(is_reached, timeout_s, POLL_S):
-            raise DeadlineError(f"version {version!r} of {model!r} is {row['state']} after {timeout_s:g} s")
-        return row
+            if row["state"] in states:
+                return row
+        raise DeadlineError(f"version {version!r} of {model!r} is {row['state']} after {timeout_s:g} s")
 
     async def _predict(self, rows: Sequence[Input], options: PredictOptions, *, many: bool) -> list[Prediction]:
         """Sends one request with all inputs."""
@@ -441,14 +436,14 @@ class AsyncClient:
     async def _is_ok(self, operation: str, timeout_s: float) -> bool:
         return not isinstance(await self._attempt(Request(operation), timeout_s), Failure)
 
-    async def _poll(self, is_done: Callable[[float], Awaitable[bool]], timeout_s: float, poll_s: float) -> bool:
-        """Repeats a check, which gets the seconds that are left, until it holds; returns False after the timeout."""
+    async def _checks(self, timeout_s: float, interval_s: float) -> AsyncIterator[float]:
+        """Yields the seconds that are left, at least once, at intervals until the timeout."""
         until_s = self._clock.now_s() + timeout_s
-        while not await is_done(until_s - self._clock.now_s()):
-            if self._clock.now_s() + poll_s >= until_s:
-                return False
-            await resolve(self._sleep(poll_s))
-        return True
+        while True:
+            yield until_s - self._clock.now_s()
+            if self._clock.now_s() + interval_s >= until_s:
+                return
+            await resolve(self._sleep(interval_s))
 
     async def _attempt(self, request: Request, timeout_s: float) -> Outcome:
         http, operation, timeout_s = self._http, OPERATION_BY_NAME[request.operation], min(timeout_s, LONGEST_S)
