@@ -34,13 +34,7 @@ from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import Progress, by_batch, exit_outputs, importance_of, no_progress, times_measured
 from earlyexit.training.tokens import GenerationOptions, generate
 from earlyexit.words import alpha_for, num_words, relative_importance
-from offramp.commands.folders import (
-    forget_calibration,
-    keeps_answers,
-    members_of,
-    read_calibration,
-    save_calibration,
-)
+from offramp.commands.folders import forget_calibration, keeps_answers, members_of, read_calibration, save_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.thresholds import (
     CalibrationData,
