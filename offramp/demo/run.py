@@ -60,14 +60,14 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     from offramp.commands.train import train
 
     runs.mkdir(parents=True, exist_ok=True)
+    if data is not None and data.suffix == ".json":  # CLINC150 has these parts
+        learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
+    else:  # 60, 20 and 20 % of the rows of each label
+        learn, rest = read_labelled(data or TEXTS).divide(0.4, SEED)
+        validate, test = rest.divide(0.5, SEED)
     if data is None:
-        learn, validate, test = _divided(read_labelled(TEXTS))
         for name, part in (("train", learn), ("validation", validate), ("test", test)):
             write_labelled(part, runs, name)
-    elif data.suffix == ".json":  # CLINC150 has these parts
-        learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
-    else:
-        learn, validate, test = _divided(read_labelled(data))
     folder = runs / "model"
     source = str(data.resolve()) if data else "generated"
     if not (folder / CALIBRATION_FILE).is_file() or read_card(folder).provenance.get("data") != source:
@@ -81,12 +81,6 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     test = test.select(order)
     expected = Recorded(records=record_exits(folder, test, calibration), thresholds=calibration.thresholds)
     return Prepared(folder=folder, test=test, calibration=calibration, expected=expected)
-
-
-def _divided(rows: LabelledRows) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
-    """Returns 60 % of the rows of each label for training, 20 % for calibration and 20 % for testing."""
-    learn, rest = rows.divide(0.4, SEED)
-    return learn, *rest.divide(0.5, SEED)
 
 
 COLORS = {"stock": "#888888", "early-exit": SHRINKING, "planned": FUSED}
