@@ -162,17 +162,15 @@ class ServiceParts:
         If words are pruned, networks that measure attention are slower by the factor that the calibration has found.
         """
         document, card, devices = self.document.model, self.card, list(self.inventory.counts)
-        missing = [device for device in devices if device not in document.latency]
-        if missing:
-            message = f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}"
-            raise InputError(message, at=("model", "latency"))
+        with within("model", "latency"):
+            if missing := [device for device in devices if device not in document.latency]:
+                raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
+            entries = {device: document.latency[device] for device in devices}
+            tables = latency_tables(entries, card.num_blocks, card.ramps, self.base)
         real = ", ".join(device for device in devices if not device.startswith(EMULATED))
         if document.slower != 1 and real:
             message = f"slower {document.slower:g} is only for emulated accelerators, not for {real}"
             raise InputError(message, at=("model", "slower"))
-        with within("model", "latency"):
-            entries = {device: document.latency[device] for device in devices}
-            tables = latency_tables(entries, card.num_blocks, card.ramps, self.base)
         times = measuring_of(self.exits.records) if self.exits.prune else ()
         return {
             device: with_slower_networks(table.times(document.slower), card.chain.bounds, times)
