@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,9 +16,8 @@ from earlyexit.backends import BackendName
 from earlyexit.data.strict import StrictDocument, mistake_at
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.options import Address, Job, Order, validated
+from offramp.commands.options import Address, Job, Model, Order, validated
 
-JobT = TypeVar("JobT", bound=Job)
 BUILT_IN = ("stock", "early-exit", "serial")
 """Names of built-in plans, which need no file."""
 
@@ -92,7 +91,7 @@ WITH_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
 """Options of `offramp serve` that are allowed with a service file."""
 
 
-def _with_options(job: type[JobT]) -> type[JobT]:
+def _with_options(job: type[Model]) -> type[Model]:
     """Adds the fields of `OPTIONS` that a job does not declare."""
     fields: dict[str, Any] = {}
     for option, (part, name) in OPTIONS.items():
