@@ -22,7 +22,7 @@ from offramp import installed_version
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import TaskID
     from rich.table import Column, Table
 
     from earlyexit.training.ramps import Progress as Report
@@ -65,8 +65,11 @@ FIRST_LINE = 1000
 
 
 @contextmanager
-def progress_bars() -> Iterator[Report]:
-    """Yields a callback (step, done, total) that shows progress on stderr. A total of 0 means that it is unknown."""
+def progress_bars(*, transient: bool = False) -> Iterator[Report]:
+    """Yields a callback (step, done, total) that shows progress on stderr. A total of 0 means that it is unknown.
+
+    If stderr is not a terminal, lines are printed instead of bars. If `transient`, bars disappear, and no lines appear.
+    """
     if not sys.stderr.isatty():
         printed: dict[str, int] = {}
 
@@ -77,12 +80,14 @@ def progress_bars() -> Iterator[Report]:
                 of_total = f" / {total}" if total else ""
                 print(f"{step:<10} {done:>8}{of_total}", file=sys.stderr, flush=True)
 
-        yield print_line
+        yield (lambda *_: None) if transient else print_line
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    rate = TextColumn("{task.fields[rate]}")
-    with _bars(BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn(), TimeRemainingColumn()) as bars:
+    counts = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}")
+    columns = (*counts, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=transient) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(step: str, done: int, total: int) -> None:
@@ -92,25 +97,6 @@ def progress_bars() -> Iterator[Report]:
             bars.update(tasks[step], completed=done, rate=f"{done / elapsed_s:.1f}/s" if elapsed_s else "")
 
         yield report
-
-
-@contextmanager
-def progress_share(step: str) -> Iterator[Callable[[float], None]]:
-    """Yields a callback that takes the share done so far. The bar is drawn only if stderr is a terminal."""
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with _bars(*columns, transient=True, disable=not sys.stderr.isatty()) as bars:
-        task = bars.add_task(step, total=1.0)
-        yield lambda share: bars.update(task, completed=share)
-
-
-def _bars(*columns: ProgressColumn, **options: Any) -> Progress:
-    """Returns progress bars on stderr, each with its description."""
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn
-
-    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), **options)
 
 
 Result = TypeVar("Result")

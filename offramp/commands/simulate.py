@@ -20,7 +20,7 @@ from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob
-from offramp.commands.output import make_table, milliseconds, print_result, progress_share, provenance
+from offramp.commands.output import make_table, milliseconds, print_result, progress_bars, provenance
 from offramp.commands.plan import NO_PLAN, answer
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
@@ -485,8 +485,9 @@ def run(job: SimulateJob) -> None:
     try:
         scenario, predicted, document = prepare(job)
         play = _simulated if scenario.sequences is None else _simulated_sequences
-        with progress_share("simulate") as progress:
-            results = play(scenario, predicted, progress)
+        total_s = math.ceil(job.duration_s)
+        with progress_bars(transient=True) as progress:
+            results = play(scenario, predicted, lambda share: progress("simulated s", int(share * total_s), total_s))
     except KeyboardInterrupt:
         pass  # interrupted before the simulation
     if results is None:

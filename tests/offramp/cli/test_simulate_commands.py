@@ -291,7 +291,7 @@ def test_a_terminal_shows_a_bar_and_ctrl_c_prints_the_result_so_far(problem: Pat
     )
     os.close(its_end)
     seen = b""
-    while not re.search(rb" [1-9]\d?%", seen):
+    while not re.search(rb"[1-9]\d?/100", seen):
         seen += os.read(terminal, 4096)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
