@@ -82,7 +82,7 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
 
 def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
     """Returns the forecast of the next window as JSON data."""
-    shares_RS = np.stack([forecast.go_on_R, forecast.go_on_low_R, forecast.go_on_high_R], axis=1)
+    shares = (each.tolist() for each in (forecast.go_on_R, forecast.go_on_low_R, forecast.go_on_high_R))
     return {
         "coverage": forecast.coverage,
         "survival": forecast.survival_K.tolist(),
@@ -90,9 +90,7 @@ def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
         "survival_high": forecast.survival_high_K.tolist(),
         "ramps": [
             {"ramp": ramp, "go_on": go_on, "low": low, "high": high, "method": method.how, "reason": method.reason}
-            for ramp, ((go_on, low, high), method) in enumerate(
-                zip(shares_RS.tolist(), forecast.methods_R, strict=True)
-            )
+            for ramp, (go_on, low, high, method) in enumerate(zip(*shares, forecast.methods_R, strict=True))
         ],
     }
 
