@@ -17,12 +17,11 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from rich.console import Console
@@ -50,8 +49,7 @@ INPUT_STATUSES = (400, 413, 422, 500)
 ARRAYS = (".npy", ".npz")
 
 
-@dataclass(frozen=True, slots=True)
-class InputRow:
+class InputRow(NamedTuple):
     """An input of a stream."""
 
     id_columns: Mapping[str, object]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -198,15 +199,13 @@ NODES = "/api/v0/nodes"
 POLL_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
 class Dashboard:
     """The REST API of a Ray cluster's dashboard. Error messages are one line with the address."""
 
-    def __init__(
-        self, client: httpx.Client, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._client = client
-        self._clock = clock or MonotonicClock()
-        self._sleep = sleep
+    client: httpx.Client
+    clock: Clock = field(default_factory=MonotonicClock)
+    sleep: Callable[[float], None] = time.sleep
 
     def serve(self) -> dict[str, Any]:
         """Returns Serve's state: `applications` by name, and its options."""
@@ -253,17 +252,17 @@ class Dashboard:
 
     def _poll(self, name: str, limit_s: float) -> Iterator[dict[str, Any]]:
         """Yields the state of an application, {} if there is none, at intervals until the limit."""
-        end_s = self._clock.now_s() + limit_s
+        end_s = self.clock.now_s() + limit_s
         while True:
             yield self.serve()["applications"].get(name, {})
-            if self._clock.now_s() >= end_s:
+            if self.clock.now_s() >= end_s:
                 return
-            self._sleep(POLL_S)
+            self.sleep(POLL_S)
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        address = str(self._client.base_url).rstrip("/")
+        address = str(self.client.base_url).rstrip("/")
         try:
-            response = self._client.request(method, path, **options)
+            response = self.client.request(method, path, **options)
         except httpx.HTTPError as error:
             raise OfframpError(f"no Ray dashboard answers at {address} (`offramp serve` has none): {error}") from error
         if response.status_code in (401, 403):
