@@ -143,7 +143,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     """Returns the parameter for a field: an argument if the field's schema has the key `argument`, else an option."""
     value_type = _base_type(field.annotation)
     default: Any = inspect.Parameter.empty if field.is_required() else field.default
-    if default in ("", ()):
+    if default in ("", ()) or field.default_factory is not None:
         default = None
     option: dict[str, Any] = {"help": help_of(field, shows_default=default is None)}
     choices = get_args(value_type) if get_origin(value_type) is Literal else field.examples

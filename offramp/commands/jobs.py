@@ -187,7 +187,7 @@ class TrainJob(NewModelJob):
     backbone: str = "minilm"
     """Backbone: checkpoint folder or hub name, 'minilm' or 'mpnet' (packaged), state dict (.th, .pt, .pth),
     configuration of an untrained network (.json), or your own module:function."""
-    task: str = ""
+    task: str = Field(default_factory=lambda given: default_task(given["backbone"]))
     """What the model predicts: label, regression, pose (with --joints), segmentation (with --classes), token, or your
     own task (module:function). None: token for decoders and encoder-decoders, else label."""
     answers: int | None = Field(default=None, ge=1)
@@ -216,14 +216,12 @@ class TrainJob(NewModelJob):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in_task(cls, data: Any) -> Any:
-        if data.get("augment"):
-            from earlyexit.training.augmentation import Augmentation
-
-            data = {"augmentation": Augmentation()} | data
-        if data.get("task"):
+    def _fill_in_augmentation(cls, data: Any) -> Any:
+        if not data.get("augment"):
             return data
-        return data | {"task": default_task(data.get("backbone") or cls.model_fields["backbone"].default)}
+        from earlyexit.training.augmentation import Augmentation
+
+        return {"augmentation": Augmentation()} | data
 
     def check(self) -> None:
         if self.task != TOKEN and (self.answers is not None or self.chat):
