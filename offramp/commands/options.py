@@ -338,10 +338,9 @@ class PlanJob(JsonOption, ProblemOption):
     """Plan with the other strategies too, for comparison."""
 
     def check(self) -> None:
-        if self.threshold is not None and self.out is None:
-            raise InputError("--threshold goes with --out: it is written into the plan file")
-        if self.order is not None and self.out is None:
-            raise InputError("--order goes with --out: it is written into the plan file")
+        for name in ("threshold", "order"):
+            if getattr(self, name) is not None and self.out is None:
+                raise InputError(f"--{name} goes with --out: it is written into the plan file")
 
 
 class WhatIfJob(JsonOption, ProblemOption):
