@@ -23,6 +23,7 @@ from profiles.scores import SCORES, Score
 
 def run(job: CalibrateOptions) -> None:
     """Calibrates, and prints thresholds, their expected effect, and warnings."""
+    job = job.model_copy(update={"source": str(job.records or job.data)})
     if job.records is None:
         card, report = _calibrate_model(job)
     else:

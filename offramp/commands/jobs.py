@@ -463,11 +463,6 @@ class CalibrateOptions(JsonOption, LabelledRowOptions, CalibrateJob):
     test_part: str | None = Field(default=None, examples=["train", "val", "test"])
     """Part of the data of --test. None: all parts."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_source(cls, data: Any) -> Any:
-        return data | {"source": str(data.get("records") or data.get("data"))}
-
     def check(self) -> None:
         super().check()
         if self.records is not None:
