@@ -383,8 +383,7 @@ def run(job: PlanJob) -> None:
     files = read_problems(job.problem)
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
-    if job.order is not None:
-        files = tuple(replace(file, order=job.order) for file in files)
+    files = tuple(replace(file, order=job.order or file.order) for file in files)
     result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:

@@ -300,8 +300,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
         plan = replace(plan, policy=file.policy(plan.ramps) or NO_POLICY)
     if job.overlap_below is not None:
         plan = plan.with_splits(overlap_below=job.overlap_below)
-    if job.order is not None:
-        plan = replace(plan, order=job.order)
+    plan = replace(plan, order=job.order or plan.order)
     source = f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
     fields, description, inputs = draw_inputs(job, file, plan, thresholds)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
