@@ -612,9 +612,8 @@ def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
 
 def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
     """Returns settings for nodes that have all files in `folder`: `model/`, other exit records, state and keys."""
-    model, plan, control, access = Path(settings.model), settings.plan, settings.control, settings.access
-    if plan.policy is not None:
-        plan = replace(plan, policy=_moved(plan.policy, model, folder))
+    model, control, access = Path(settings.model), settings.control, settings.access
+    plan = replace(settings.plan, policy=_moved(settings.plan.policy, model, folder))
     if control is not None:
         state, policy = str(folder / Path(control.state).name), _moved(control.policy, model, folder)
         control = control.model_copy(update={"state": state, "policy": policy})
@@ -625,8 +624,8 @@ def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
     )
 
 
-def _moved(policy: PolicySpec, model: Path, folder: PurePosixPath) -> PolicySpec:
-    if policy.records is None:
+def _moved(policy: PolicySpec | None, model: Path, folder: PurePosixPath) -> PolicySpec | None:
+    if policy is None or policy.records is None:
         return policy
     records = Path(policy.records)
     inside = folder / MODEL / records.relative_to(model) if records.is_relative_to(model) else folder / records.name
