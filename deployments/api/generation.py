@@ -224,7 +224,7 @@ class GenerateService:
         asyncio.get_running_loop().call_soon(self._resume, running)
 
     def _resume(self, running: _RunningSequence) -> None:
-        if running.state.has_ended:
+        if running.state.placement.has_ended:
             return
         try:
             self._step(running)

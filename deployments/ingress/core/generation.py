@@ -44,7 +44,6 @@ class GenerationState(Generic[S]):
     """When the last token came; NaN before the first one."""
     num_tokens: int = 0
     """Generated tokens so far."""
-    has_ended: bool = False
 
     @property
     def waiting_since_s(self) -> float:
@@ -184,8 +183,7 @@ class GenerationLoop:
 
     def end(self, state: GenerationState[S], reason: str) -> None:
         """Ends a sequence, and frees its keys and values. `reason`: stop, length, or the kind of an error."""
-        assert not state.has_ended, "a sequence ends once"
-        state.has_ended = True
+        assert not state.placement.has_ended, "a sequence ends once"
         state.placement.end()
         self.num_running -= 1
         self.counts.ended[reason] += 1
