@@ -364,8 +364,8 @@ class Chains:
     def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:
         """Returns by how many seconds a request would be late; 0 if the next draws are in time.
 
-        Chains in which it would be late lose their turns, so that another try draws others; the least delay counts. If
-        tokens count, each input counts as one, so no input is refused that would be admitted once its length is known.
+        Chains in which it would be late come last, so that another try draws others; the least delay counts. If tokens
+        count, each input counts as one, so no input is refused that would be admitted once its length is known.
         """
         least_s = math.inf
         for _ in self.active:
@@ -375,8 +375,10 @@ class Chains:
             for chain, number in drawn.items():
                 per_input = (self._tokens_per_input or 1.0) if chain.admission.counts_tokens else 1.0
                 late_s[chain] = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
+            # So far behind the others that none of the inputs can be drawn for it.
+            last = min(before) - 2 * num_inputs * SHARE_UNITS
             for (chain, own_s), turn in zip(late_s.items(), before, strict=True):
-                chain.turn = turn - (num_inputs * SHARE_UNITS if own_s else 0)
+                chain.turn = last if own_s else turn
             least_s = min(least_s, max(late_s.values()))
             if not least_s:
                 break
