@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from pydantic_core import to_json
@@ -171,8 +171,7 @@ class OpenAiWriter(ResponseWriter):
         ours, is_last = self._ours(part), part.ended is not None
         delta = {} if is_last else {"content": part.text}
         content = {"delta": delta} if self._is_chat else {"text": part.text}
-        results = part.results if part.results and part.ended != "stop" else None
-        chunk = self._chunk(content, results, part.ended, ours)
+        chunk = self._chunk(content, [part], ours)
         if not is_last:
             return chunk
         usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._reports_usage else b""
@@ -185,9 +184,7 @@ class OpenAiWriter(ResponseWriter):
         ours, text = self._ours(*parts), self._echoed + "".join(part.text for part in parts)
         message = {"role": "assistant", "content": text, "refusal": None}
         content = {"message": message} if self._is_chat else {"text": text}
-        results = [each for part in parts if part.ended != "stop" for each in part.results]
-        choices = [self._choice(content, results, parts[-1].ended)]
-        return {**self._head, "choices": choices, "usage": self._usage, "offramp": ours}
+        return {**self._head, "choices": [self._choice(content, parts)], "usage": self._usage, "offramp": ours}
 
     @property
     def _usage(self) -> dict[str, int]:
@@ -195,33 +192,34 @@ class OpenAiWriter(ResponseWriter):
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     def _chunk(
-        self,
-        content: Mapping[str, Any],
-        results: Sequence[StepResult] | None = None,
-        ended: Ended | None = None,
-        ours: Mapping[str, Any] | None = None,
+        self, content: Mapping[str, Any], parts: Sequence[TextDelta] = (), ours: Mapping[str, Any] | None = None
     ) -> bytes:
-        chunk = self._chunk_head | {"choices": [self._choice(content, results, ended)]}
+        chunk = self._chunk_head | {"choices": [self._choice(content, parts)]}
         if self._reports_usage:
             chunk["usage"] = self._usage if self._is_usage_continuous else None
         return event(chunk | {"offramp": ours} if ours else chunk)
 
-    def _choice(
-        self, content: Mapping[str, Any], results: Sequence[StepResult] | None, ended: Ended | None
-    ) -> dict[str, Any]:
+    def _choice(self, content: Mapping[str, Any], parts: Sequence[TextDelta]) -> dict[str, Any]:
         """Returns a choice. It has the log-probabilities of its tokens, if there are some and they are reported."""
-        logprobs = None if results is None or self._num_top is None else self._logprobs(results)
+        ended = parts[-1].ended if parts else None
+        reported = [part for part in parts if part.results and part.ended != "stop"]
+        logprobs = self._logprobs(reported) if reported and self._num_top is not None else None
         return {"index": 0, **content, "logprobs": logprobs, "finish_reason": ended}
 
-    def _logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Returns the log-probabilities of tokens, and of the most probable alternatives."""
+    def _logprobs(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
+        """Returns the log-probabilities of the tokens of parts, and of the most probable alternatives."""
+        results = [each for part in parts for each in part.results]
         chosen = [self._rated(each.chosen.token, each.chosen.log_probability) for each in results]
         top = [[self._rated(*pair) for pair in each.likeliest_2k[:, : self._num_top].T.tolist()] for each in results]
         if self._is_chat:
             pairs = zip(chosen, [[_entry(*each) for each in of_token] for of_token in top], strict=True)
             return {"content": [{**_entry(*each), "top_logprobs": others} for each, others in pairs]}
         texts = [text for text, _ in chosen]
-        *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
+        rest, offsets = iter(texts), list[int]()
+        for part in parts:  # a part's text is shorter than those of its tokens if these are halves of a character
+            *starts, _ = accumulate(map(len, islice(rest, len(part.results))), initial=0)
+            offsets += [self._offset + min(start, len(part.text)) for start in starts]
+            self._offset += len(part.text)
         return {
             "tokens": texts,
             "token_logprobs": [value for _, value in chosen],

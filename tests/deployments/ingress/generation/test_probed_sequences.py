@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ async def test_probes_leave_others_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prompts, core = list(expected), service.dispatcher.core
-    monkeypatch.setattr(core, "_rng", _Turns([0.0, 1.0]))
+    monkeypatch.setattr(core, "_rng", SimpleNamespace(random=cycle([0.0, 1.0]).__next__))  # every other one is a probe
     monkeypatch.setattr(core, "options", replace(core.options, probe_share=0.5))
     said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
     full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]
@@ -118,14 +118,3 @@ async def test_a_probe_whose_replica_dies_goes_on_as_one(
     wanted = [row for each in alone.values() for row in rows_of(each)]
     assert_same(seen_rows(observed(service)), wanted)  # no token twice, none missing
     await service.all_free()
-
-
-class _Turns(random.Random):
-    """Says these numbers in turn."""
-
-    def __init__(self, numbers: Sequence[float]) -> None:
-        super().__init__()
-        self._numbers = cycle(numbers)
-
-    def random(self) -> float:
-        return next(self._numbers)
