@@ -189,13 +189,12 @@ class AnswerBlock(Block):
         return queries_MHd
 
     def attended(self, index: int, hidden_ND: Tensor, queries_MHd: Tensor, where: SidedPlaces, kv: KvStore) -> Tensor:
-        hidden_MD = self.attention.added(hidden_ND[where.answer_rows], kv.attend(index, where.own, queries_MHd))
+        rows = where.answer_rows
+        hidden_MD = self.attention.added(hidden_ND[rows], kv.attend(index, where.own, queries_MHd))
         crossing_MHd = self.crossing.by_head("query", self.crossing.before(hidden_MD))
         hidden_MD = self.crossing.added(hidden_MD, kv.attend(index, where.crossing, crossing_MHd))
         after_MD: Tensor = self.feed_forward(hidden_MD)
-        return (
-            after_MD if isinstance(where.answer_rows, slice) else hidden_ND.index_copy(0, where.answer_rows, after_MD)
-        )
+        return after_MD if isinstance(rows, slice) else hidden_ND.index_copy(0, rows, after_MD)
 
 
 WAVE_LENGTH = 10_000.0

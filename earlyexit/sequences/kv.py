@@ -448,11 +448,10 @@ class KvMemory:
             raise InputError("this model generates text: send a request for generation")
         if sequence != run.sequence:
             raise InputError(f"an input of sequence {run.sequence} was sent as one of sequence {sequence}")
-        if sequence not in self.num_tokens and run.start:
-            raise lost(sequence, f"its first {run.start} tokens are missing")
-        if run.start > self.num_tokens.get(sequence, 0):
-            raise lost(sequence, f"its tokens {self.num_tokens[sequence]} to {run.start - 1} are missing")
+        known = self.num_tokens.get(sequence, 0)
+        if run.start > known:
+            raise lost(sequence, f"its tokens {known} to {run.start - 1} are missing")
         self.kv.enter(sequence, run.limit)
         if run.end > self.kv.room_of(sequence):
             raise InputError(f"sequence {sequence} reserved {run.limit} tokens, but has {run.end}")
-        self.num_tokens[sequence] = max(run.end, self.num_tokens.get(sequence, 0))
+        self.num_tokens[sequence] = max(run.end, known)

@@ -24,6 +24,8 @@ PAGE_TOKENS = 16
 """Tokens per page. It is vLLM's page size: on average, half a page of each sequence is never used."""
 REPLACEMENT = "\ufffd"
 """The character that decoders return for an incomplete character."""
+CONTEXT_TOKENS, LONGEST_CHARACTER = 64, 4
+"""The tokens of a prompt on which later text may depend, and the most bytes of a character."""
 
 
 class TextStream:
@@ -35,7 +37,9 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
         """`prompt`: the tokens before the text. The text of the first new token may depend on them."""
         self._tokenizer = tokenizer
-        self._before = list(prompt)
+        # A whole prompt may take 0.1 s to decode. Its end must not begin within a character.
+        ends = [list(prompt[cut - CONTEXT_TOKENS :]) for cut in range(LONGEST_CHARACTER)]
+        self._before = next((end for end in ends if not tokenizer.decode(end).startswith(REPLACEMENT)), ends[0])
         """The tokens before the next text, which may depend on them."""
         self._new: list[int] = []
         """Later tokens, which have no text yet."""
@@ -204,9 +208,7 @@ class StepResult:
     ended: Ended | None
     exit: int
     """The block after which the token left."""
-    likeliest_2k: npt.NDArray[np.floating] = field(
-        default_factory=lambda: np.empty((2, 0), dtype=np.float32), compare=False, repr=False
-    )
+    likeliest_2k: npt.NDArray[np.floating] = field(compare=False, repr=False)
     """The answer from which the token was sampled: see `TokenTask`."""
 
 

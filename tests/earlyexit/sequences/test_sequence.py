@@ -151,10 +151,12 @@ def test_no_text_of_a_prompt_is_repeated(prompt: bytes, answer: bytes, given: li
 
 def test_invalid_bytes_after_characters_that_were_given_are_replaced() -> None:
     """Byte fallback decodes a run of bytes as a whole: its line feed is U+FFFD if later bytes are no character."""
-    vocabulary = {"<unk>": 0, "<0x0A>": 1, "<0xF0>": 2, "t": 3}
+    vocabulary = {"<unk>": 0, "<0x0A>": 1, "<0xF0>": 2, "t": 3, "<0xE2>": 4, "<0x86>": 5, "<0x92>": 6}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     assert list(map(TextStream(tokenizer, [3]).push, [1, 2, 3, 3])) == ["\n", "", "\ufffdt", "t"]
+    # The end of a long prompt, which is decoded alone, begins with a whole character.
+    assert list(map(TextStream(tokenizer, [4, 5, 6] * 30).push, [4, 5, 6])) == ["", "", "→"]
 
 
 @given(st.text("ab\u00e9\u2192", max_size=30), st.lists(st.text("ab\u00e9\u2192", min_size=1, max_size=4), max_size=3))

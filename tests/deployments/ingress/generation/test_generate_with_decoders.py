@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.requests import ClientDisconnect
 
@@ -310,7 +311,7 @@ async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what
     aborted: list[str] = []
     stream = Stream(1)
     stream.on_abort = lambda: aborted.append("told")
-    said = StepResult(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
+    said = StepResult(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1, likeliest_2k=np.empty((2, 0)))
     for _ in range(2):
         stream.put(said)
     assert await anext(stream) is said
