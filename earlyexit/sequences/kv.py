@@ -208,8 +208,8 @@ class KvStore:
         read_R, num_R = at_R + first_R, end_R - first_R
         is_adjacent_R = place_P[read_R + num_R - 1] - place_P[read_R] == num_R - 1
         few_R = (length_R <= FILLED_ROWS) & (num_R <= COPIED_TOKENS)
-        # Scattered pages must be copied in any case. On a GPU, a call per sequence would be bound by the host.
-        few_R |= (length_R == 1) & (~is_adjacent_R | (self.device.type != "cpu"))
+        if self.device.type != "cpu":  # a call per sequence would be bound by the host
+            few_R |= length_R == 1
         alone: list[Alone] = []
         for k in np.flatnonzero(~few_R).tolist():
             read_T = place_P[read_R[k] : read_R[k] + num_R[k]]
