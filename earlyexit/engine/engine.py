@@ -156,19 +156,16 @@ class ObservedTimes:
             batches, sum_tokens, sum_s = known.sums.get((size, shared_s > 0), (0, 0, 0.0))
             known.sums[size, shared_s > 0] = batches + 1, sum_tokens + tokens, sum_s + total_s - shared_s / 2
         end = bucket_end(size, tokens)
-        before_s = known.total_s.get(end)
-        if before_s is None:
+        if end not in known.total_s:  # the averages begin with the first batch
             insort(known.ends, end)
             known.total_s[end], known.first_s[end] = total_s, first_s
-        else:
-            known.total_s[end] = before_s + weight * (total_s - before_s)
-            known.first_s[end] += weight * (first_s - known.first_s[end])
-        if known.inputs:
-            known.inputs += SMOOTHING * (size - known.inputs)
-            known.tokens += SMOOTHING * (tokens - known.tokens)
-            known.mean_first_s += SMOOTHING * (first_s - known.mean_first_s)
-        else:
+        known.total_s[end] += weight * (total_s - known.total_s[end])
+        known.first_s[end] += weight * (first_s - known.first_s[end])
+        if not known.inputs:
             known.inputs, known.tokens, known.mean_first_s = size, tokens, first_s
+        known.inputs += SMOOTHING * (size - known.inputs)
+        known.tokens += SMOOTHING * (tokens - known.tokens)
+        known.mean_first_s += SMOOTHING * (first_s - known.mean_first_s)
 
     def _of_run(self, split: Split) -> _Measured:
         """Returns the batches of a split that has just run."""
@@ -578,7 +575,5 @@ class BatchEngine(Generic[P]):
         own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))
         ends_at = min((start for start in self._starts if start >= queue.split.end), default=math.inf)
         deeper = [split for split in self.splits if queue.split.end < split.end <= ends_at]
-        return [
-            own_s,
-            *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),
-        ]
+        later_s = [times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper]
+        return [own_s, *later_s]
