@@ -184,8 +184,13 @@ def _sample(log_probabilities_k: npt.NDArray[np.floating], sampling: Sampling, p
     logits_k = log_probabilities_k[: sampling.top_k].astype(np.float64) / max(sampling.temperature, 1e-300)
     weights_k = np.exp(logits_k - logits_k[0])
     cumulative_k = np.cumsum(weights_k)
+    total = cumulative_k[-1]
+    rest = round(1 - float(np.exp(log_probabilities_k, dtype=np.float64).sum()), 6)  # later digits are rounding errors
+    if sampling.top_k is None and rest > 0:
+        # The tokens that are not in the answer count too, as if each was as probable as the last one in it.
+        total += weights_k[-1] * rest / np.exp(log_probabilities_k[-1], dtype=np.float64)
     # The nucleus: the tokens up to the first one whose cumulative probability reaches top_p.
-    kept = 1 + int(np.searchsorted(cumulative_k, sampling.top_p * cumulative_k[-1] * (1 - 1e-12)))
+    kept = 1 + int(np.searchsorted(cumulative_k, sampling.top_p * total * (1 - 1e-6)))
     cumulative_k = cumulative_k[:kept]
     # Each place has its own generator, so that a sequence which restarts on another replica gets the same tokens.
     number = np.random.Generator(np.random.Philox(key=[sampling.seed, place])).random()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -176,8 +177,8 @@ ANSWER = np.array([[40.0, 7.0, 9.0, 3.0], np.log([0.5, 0.25, 0.15, 0.1])], dtype
 """Four tokens, the most probable first, and the logarithms of their probabilities."""
 
 
-def shares(sampling: Sampling, draws: int = 4000) -> dict[int, float]:
-    found = Counter(choose(ANSWER, sampling, place).token for place in range(draws))
+def shares(sampling: Sampling, draws: int = 4000, answer: NDArray[np.float32] = ANSWER) -> dict[int, float]:
+    found = Counter(choose(answer, sampling, place).token for place in range(draws))
     return {token: count / draws for token, count in found.items()}
 
 
@@ -210,6 +211,12 @@ def test_tokens_are_sampled_by_their_probabilities_temperature_seed_and_place() 
 )
 def test_only_the_most_probable_tokens_are_sampled(sampling: Sampling, left: set[int]) -> None:
     assert set(shares(sampling, 400)) == left
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "left"), [(1.0, 0.5, 1), (1.0, 0.8, 3), (0.5, 0.9, 3)])
+def test_tokens_that_are_not_in_the_answer_count_for_top_p(temperature: float, top_p: float, left: int) -> None:
+    """The answer has 0.9 of the probability. Squared, its tokens have 0.25, 0.0625 and 0.0225, and the others 0.015."""
+    assert len(shares(Sampling(temperature=temperature, top_p=top_p), 400, ANSWER[:, :3])) == left
 
 
 SHAPE = (2, 1, 2)
