@@ -29,7 +29,6 @@ from deployments.wire.messages import (
     EndSequences,
     Frames,
     FromIngress,
-    HostStage,
     MalformedError,
     StageCall,
     Timing,
@@ -122,7 +121,7 @@ class ReplicaLink:
     def host(self, assignment: Assignment) -> None:
         """Makes the replica host a stage, until another assignment of the same or a later plan arrives."""
         self._assignment = assignment
-        self._send(HostStage(assignment))
+        self._send(assignment)
 
     def close_when_idle(self) -> None:
         """Closes the connection as soon as all open calls are done."""

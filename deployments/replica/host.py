@@ -38,7 +38,6 @@ from deployments.wire.messages import (
     Chunk,
     EndSequences,
     Frames,
-    HostStage,
     MalformedError,
     ReplicaReport,
     SplitRun,
@@ -465,12 +464,12 @@ class _Connection:
                 self._cancel(message.serial)
             case EndSequences():
                 self._end_sequences(self._sequences.intersection(message.sequences))
-            case HostStage(assignment=assignment):
-                self._assignment = assignment
+            case Assignment():
+                self._assignment = message
                 try:
-                    self._host.follow(assignment)
+                    self._host.follow(message)
                 except Exception:  # the calls of that plan will be refused with the reason
-                    logger.exception("plan %d cannot be followed", assignment.epoch)
+                    logger.exception("plan %d cannot be followed", message.epoch)
 
     def _begin(self, call: StageCall) -> None:
         begun: dict[str, list[SplitRun]] = {call.piece.sample_ids[position]: [] for position in call.traced}

@@ -37,9 +37,11 @@ class Address:
     token: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What a replica does under one plan. It precedes the calls under this plan, so no replica can miss a new plan."""
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
+    """What a replica does under one plan. It precedes the calls under this plan, so no replica can miss a new plan.
+
+    A replica that follows a later plan runs these calls, and keeps its stage.
+    """
 
     epoch: int
     """The epoch of its plan. A replica follows the highest epoch that it has seen."""
@@ -103,7 +105,7 @@ def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
 
 
 class StageCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="begin"):
-    """A batch of inputs, or of survivors, for a stage, under the assignment of the latest `HostStage`."""
+    """A batch of inputs, or of survivors, for a stage, under the latest `Assignment` on its connection."""
 
     serial: int
     """The number of the call in its ingress. Messages about it carry the number."""
@@ -480,15 +482,6 @@ class EndSequences(msgspec.Struct, frozen=True, tag="end"):
     sequences: tuple[int, ...]
 
 
-class HostStage(msgspec.Struct, frozen=True, tag="host"):
-    """Assigns a stage of a plan to the replica. The calls after it on its connection are under this plan.
-
-    A replica that follows a later plan runs these calls, and keeps its stage.
-    """
-
-    assignment: Assignment
-
-
 class ReplyPart(msgspec.Struct, frozen=True, tag="part"):
     """A part of a call's reply. The call ends when its last input is settled."""
 
@@ -540,7 +533,7 @@ def _decode_other(type_: type, value: Any) -> object:
 
 
 MalformedError = msgspec.MsgspecError
-FromIngress: TypeAlias = StageCall | CancelCall | EndSequences | HostStage
+FromIngress: TypeAlias = StageCall | CancelCall | EndSequences | Assignment
 FromReplica: TypeAlias = ReplyPart | CallRefused
 encode: Callable[[FromIngress | FromReplica], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
 """Returns the bytes of a message, with copies of its arrays."""

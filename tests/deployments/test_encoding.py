@@ -26,7 +26,6 @@ from deployments.wire.messages import (
     Chunk,
     EndSequences,
     Frames,
-    HostStage,
     MalformedError,
     ReplyPart,
     SplitRun,
@@ -136,9 +135,9 @@ POLICIES = {
 }
 ASSIGNMENTS = {
     "stays": ASSIGNMENT,
-    "deferred": replace(ASSIGNMENT, dispatch="deferred"),
-    "another order": replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25)),
-    **{name: replace(ASSIGNMENT, policy=policy) for name, policy in POLICIES.items()},
+    "deferred": structs.replace(ASSIGNMENT, dispatch="deferred"),
+    "another order": structs.replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25)),
+    **{name: structs.replace(ASSIGNMENT, policy=policy) for name, policy in POLICIES.items()},
 }
 PARTS = {
     "everything": CHUNK,
@@ -155,7 +154,7 @@ def test_a_call_arrives_as_sent(call: StageCall) -> None:
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
 def test_an_assignment_arrives_as_sent(assignment: Assignment) -> None:
-    assert plain(decode_from_ingress(encode(HostStage(assignment)))) == plain(HostStage(assignment))
+    assert plain(decode_from_ingress(encode(assignment))) == plain(assignment)
 
 
 @pytest.mark.parametrize("chunk", PARTS.values(), ids=PARTS)
@@ -203,7 +202,7 @@ def test_decoded_arrays_are_read_only_views_of_the_frame() -> None:
     assert [array.flags.writeable for array in arrays] == [False] * 3
 
 
-def changed(message: StageCall | HostStage | ReplyPart, *path: str | int, to: Any) -> bytes:
+def changed(message: StageCall | Assignment | ReplyPart, *path: str | int, to: Any) -> bytes:
     """Returns the bytes of a message with one value replaced."""
     document = msgspec.msgpack.decode(encode(message))
     place = document
@@ -225,8 +224,8 @@ FROM_NO_INGRESS = {
     "field of another type": msgspec.msgpack.encode({"type": "forget", "serial": "1"}),
     "a replica's message": encode(ReplyPart(1, CHUNK)),
     "no deadlines": changed(CALL, "remaining_s", to=None),
-    "unknown dispatch": changed(HostStage(ASSIGNMENT), "assignment", "dispatch", to="lazy"),
-    "unknown answer": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "after_answer", to="go"),
+    "unknown dispatch": changed(ASSIGNMENT, "dispatch", to="lazy"),
+    "unknown answer": changed(ASSIGNMENT, "stage", "splits", 0, "after_answer", to="go"),
     "tensor too short": changed(CALL, "piece", "tensors", to=["<i4", [5], b"123"]),
     "tensor of another shape": changed(CALL, "piece", "tensors", to=["<i4", [6], b"1234"]),
     "tensor of objects": changed(CALL, "piece", "tensors", to=["O", [1], b"12345678"]),
@@ -234,7 +233,7 @@ FROM_NO_INGRESS = {
     "an unknown extension": changed(CALL, "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
     "no tensor": changed(CALL, "piece", "tensors", to=5),
     # Where a PlanError of __post_init__ would come out instead.
-    "no split": changed(HostStage(ASSIGNMENT), "assignment", "stage", "splits", 0, "end", to=0),
+    "no split": changed(ASSIGNMENT, "stage", "splits", 0, "end", to=0),
 }
 FROM_NO_REPLICA = {
     "nothing": b"",

@@ -24,7 +24,6 @@ from deployments.wire.messages import (
     CancelCall,
     Chunk,
     Frames,
-    HostStage,
     ReplyPart,
     StageCall,
     Timing,
@@ -268,7 +267,7 @@ class Caller:
             self.frames.send(frame)
 
     def begin(self, serial: int, sample_ids: str) -> None:
-        self.frames.send(encode(HostStage(ASSIGNMENT)))
+        self.frames.send(encode(ASSIGNMENT))
         self.frames.send(encode(call_of(sample_ids, serial)))
 
     async def part(self) -> tuple[int, str]:

@@ -172,7 +172,7 @@ async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
 def both(replica: Replica, epoch: int) -> list[Assignment]:
     """Two stages of one plan."""
     first, last = replica.assignment(epoch, FIRST), replica.assignment(epoch, LAST)
-    return [first, replace(last, slot="split-emulated-V100-1")]
+    return [first, structs.replace(last, slot="split-emulated-V100-1")]
 
 
 async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_before_it_is_told(replica: Replica) -> None:
@@ -199,10 +199,10 @@ async def test_a_replica_that_starts_during_a_change_to_a_plan_with_fewer_thresh
     runner = OneThreshold(replica.records(), 4)
     host = StageHost(computed, V100, runner, ManualClock(), replica.deliver)
     few, all_ramps = (PolicySpec(name="confidence", thresholds=dict.fromkeys(ramps, 0.5)) for ramps in ((2,), RAMPS))
-    coming = replace(replica.assignment(8, LAST), policy=few)
-    await host.prepare([coming, replace(replica.assignment(7, FIRST), policy=all_ramps)])
+    coming = structs.replace(replica.assignment(8, LAST), policy=few)
+    await host.prepare([coming, structs.replace(replica.assignment(7, FIRST), policy=all_ramps)])
     with pytest.raises(PlanError, match=r"active ramps \[0, 1\] have no threshold"):
-        await host.prepare([coming, replace(replica.assignment(8, FIRST), policy=few)])
+        await host.prepare([coming, structs.replace(replica.assignment(8, FIRST), policy=few)])
 
 
 async def test_a_replica_starts_for_the_followed_plan_where_it_cannot_run_the_coming_one(replica: Replica) -> None:

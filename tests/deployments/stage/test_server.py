@@ -14,7 +14,7 @@ import torch
 
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import CallServer, OpenCall, StageHost, chunks_by_call, split_runs
-from deployments.wire.messages import SILENT_S, Address, CallRefused, Chunk, HostStage, ReplyPart, SplitRun, encode
+from deployments.wire.messages import SILENT_S, Address, CallRefused, Chunk, ReplyPart, SplitRun, encode
 from earlyexit.engine.device import Answered, Failed, Observed, Release, Survivors
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, PlanError
@@ -116,7 +116,7 @@ async def test_a_plan_that_the_host_cannot_follow_ends_no_connection(
 
     monkeypatch.setattr(scene.host, "follow", refuse)
     caller = await scene.caller()
-    caller.frames.send(encode(HostStage(ASSIGNMENT)))
+    caller.frames.send(encode(ASSIGNMENT))
     caller.begin(1, "a")
     await scene.opened()
     assert "cannot be followed" in caplog.text
