@@ -29,7 +29,6 @@ from deployments.wire.messages import (
     EndSequences,
     Frames,
     FromIngress,
-    MalformedError,
     StageCall,
     Timing,
     assignments_of,
@@ -174,13 +173,7 @@ class ReplicaLink:
             self._end(serial, ConnectionError(f"{self.name} closed the connection"))
 
     def _on_frame(self, frame: memoryview) -> None:
-        try:
-            message = decode_from_replica(frame)
-        except MalformedError as error:  # from another version, for example: later frames cannot be trusted either
-            logger.warning("%s sent a malformed message: %s", self.name, error)
-            assert self._frames is not None
-            self._frames.abort()
-            return
+        message = decode_from_replica(frame)
         call = self._calls.get(message.serial)
         if call is None:  # cancelled in the meantime
             return

@@ -38,7 +38,6 @@ from deployments.wire.messages import (
     Chunk,
     EndSequences,
     Frames,
-    MalformedError,
     ReplicaReport,
     SplitRun,
     StageCall,
@@ -451,13 +450,7 @@ class _Connection:
             self.frames.abort()
 
     def _on_message(self, frame: memoryview) -> None:
-        try:
-            message = decode_from_ingress(frame)
-        except MalformedError as error:  # from another version, for example: later frames cannot be trusted either
-            logger.warning("an ingress sent a malformed message: %s", error)
-            self.frames.abort()
-            return
-        match message:
+        match message := decode_from_ingress(frame):
             case StageCall():
                 self._begin(message)
             case CancelCall():

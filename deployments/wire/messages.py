@@ -383,7 +383,10 @@ class Frames(asyncio.BufferedProtocol):
         *,
         longest: int = MAX_FRAME_BYTES,
     ) -> None:
-        """All callbacks run on the event loop. `on_frame` may keep its frame; `on_end` is called once."""
+        """All callbacks run on the event loop. `on_end` is called once.
+
+        `on_frame` may keep its frame. The connection is aborted if it raises MalformedError.
+        """
         self.longest = longest
         self._on_frame = on_frame
         self._on_end = on_end
@@ -431,7 +434,12 @@ class Frames(asyncio.BufferedProtocol):
             frame = left[LENGTH_BYTES:size]
             if self._memory is self._short:  # the next frames overwrite this buffer
                 frame = memoryview(bytes(frame))
-            self._on_frame(frame.toreadonly())
+            try:
+                self._on_frame(frame.toreadonly())
+            except MalformedError as error:  # from another version, for example: later frames cannot be trusted either
+                peer = self._transport and self._transport.get_extra_info("peername")
+                logger.warning("%s sent a malformed message: %s", peer, error)
+                self.abort()
             left = left[size:]
         if not self._is_open:
             left = left[:0]
