@@ -22,7 +22,7 @@ from deployments.ops.prometheus import Sample
 from deployments.process_setup import BackgroundTasks
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.controller_link import DeploymentHandles
-from deployments.wire.messages import IngressReport, ReplicaReport, assignments_on
+from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.store import check_prunable, read_card
@@ -134,11 +134,8 @@ class RayFleet(DeploymentHandles, Fleet):
         }
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        devices = dict.fromkeys(stage.device for stage in placed.plan.stages)
-        assignments = {deployment_name(device): assignments_on(device, [placed]) for device in devices}
-        await asyncio.gather(
-            *(self.broadcast(name, "prepare", each, timeout_s=PREPARE_S) for name, each in assignments.items())
-        )
+        names = {deployment_name(stage.device) for stage in placed.plan.stages}
+        await asyncio.gather(*(self.broadcast(name, "prepare", placed, timeout_s=PREPARE_S) for name in names))
 
     async def follow(self, placed: PlacedPlan) -> None:
         await self.broadcast("ingress", "follow", placed, timeout_s=FOLLOW_S)

@@ -217,19 +217,20 @@ class StageHost:
         current one, and the controller gets the error when it prepares the change.
         """
         try:
-            await self.prepare(assignments_on(self._device_name, plans))
+            await self.prepare(plans)
         except PlanError as error:
             if len(plans) == 1:
                 raise
             logger.warning("plan %d cannot be prepared: %s", plans[0].epoch, error)
-            await self.prepare(assignments_on(self._device_name, plans[1:]))
+            await self.prepare(plans[1:])
 
-    async def prepare(self, assignments: Sequence[Assignment]) -> None:
+    async def prepare(self, plans: Sequence[PlacedPlan]) -> None:
         """Compiles, loads and warms up all stages of one or two plans on this accelerator type, while it serves.
 
         The replica may have to host any of them. The warm-up uses the first plan's policy, which need not know the
         ramps of the other plan.
         """
+        assignments = assignments_on(self._device_name, plans)
         if not assignments:
             return
         policy = await asyncio.to_thread(self._make_ready, assignments)

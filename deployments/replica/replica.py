@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
 from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
-from deployments.wire.messages import Assignment, ReplicaReport
+from deployments.wire.messages import ReplicaReport
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, MemoryUse, Release, Survivors
 from earlyexit.engine.engine import Batch
@@ -77,9 +76,9 @@ class StageReplica(BackgroundTasks):
         if "_host" in vars(self):  # otherwise Serve has stopped the replica while it started
             self._metrics.export(self._host)
 
-    async def prepare(self, assignments: Sequence[Assignment]) -> None:
+    async def prepare(self, placed: PlacedPlan) -> None:
         """Prepares for a coming plan; returns when its stages are warm."""
-        await self._host.prepare(assignments)
+        await self._host.prepare([placed])
 
     async def report(self) -> ReplicaReport:
         """Returns the report for the controller."""

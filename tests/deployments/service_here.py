@@ -14,7 +14,7 @@ from deployments.ingress.dispatcher import CallTracer, Dispatcher, ReplicaLinks
 from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, assignments_of
+from deployments.wire.messages import Address
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.device import Runner
@@ -52,7 +52,7 @@ async def built(settings: ServeSettings, placed: PlacedPlan, starts: Sequence[in
     for slot, stage in placed.stage_of.items():
         runner = build_runner(settings, stage.device, clock=MonotonicClock())
         replicas.append(Replica(f"{slot}-r", settings, stage.device, runner, starts))
-        await replicas[-1].host.prepare([*assignments_of(placed).values()])
+        await replicas[-1].host.prepare([placed])
     return replicas
 
 

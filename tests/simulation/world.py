@@ -20,7 +20,7 @@ from deployments.controller.observe import Fleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, Frames, IngressReport, ReplicaReport, assignments_on
+from deployments.wire.messages import Address, Frames, IngressReport, ReplicaReport
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
@@ -651,8 +651,7 @@ class World(Fleet):
         for device in placed.occupied:
             for replica in self._of(device):
                 await self._reach()
-                if assignments := assignments_on(device, [placed]):
-                    await replica.host.prepare(assignments)
+                await replica.host.prepare([placed])
 
     async def follow(self, placed: PlacedPlan) -> None:
         self.watch.say(f"follow {placed.epoch}")

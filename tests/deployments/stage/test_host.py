@@ -24,7 +24,7 @@ from earlyexit.engine.device import Release, Step
 from earlyexit.engine.engine import Batch, Dispatch, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split, WirePiece
-from optimizer.plans.plan import PlacedPlan, PolicySpec, Stage, early_exit_plan, slot_name
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, early_exit_plan, slot_name
 from optimizer.plans.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.clock import ManualClock
@@ -169,10 +169,10 @@ async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
     assert [answer.exit for answer, _ in last.answers] == [3, 3]
 
 
-def both(replica: Replica, epoch: int) -> list[Assignment]:
-    """Two stages of one plan."""
-    first, last = replica.assignment(epoch, FIRST), replica.assignment(epoch, LAST)
-    return [first, structs.replace(last, slot="split-emulated-V100-1")]
+def plan_of(policy: PolicySpec, epoch: int, *splits: Split) -> PlacedPlan:
+    """Returns a plan with one stage per split."""
+    stages = tuple(Stage(device=V100, replicas=1, splits=(split,)) for split in splits)
+    return PlacedPlan(plan=Plan(stages=stages, policy=policy, epoch=epoch))
 
 
 async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_before_it_is_told(replica: Replica) -> None:
@@ -184,7 +184,7 @@ async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_befo
             return super().warm_up_pieces(split, size)
 
     replica.runner.inner = Warmed(replica.records(), 4)
-    await replica.host.prepare(both(replica, 7))
+    await replica.host.prepare([plan_of(policy_of(Path(replica.settings.model), 0.5), 7, FIRST, LAST)])
     assert set(warmed) == {FIRST, LAST}
     assert (replica.host.epoch, replica.host.slot) == (NOTHING, "")
     assert replica.host.report(replica="r", node="n").times == ()  # warming is no work
@@ -199,10 +199,8 @@ async def test_a_replica_that_starts_during_a_change_to_a_plan_with_fewer_thresh
     runner = OneThreshold(replica.records(), 4)
     host = StageHost(computed, V100, runner, ManualClock(), replica.deliver)
     few, all_ramps = (PolicySpec(name="confidence", thresholds=dict.fromkeys(ramps, 0.5)) for ramps in ((2,), RAMPS))
-    coming = structs.replace(replica.assignment(8, LAST), policy=few)
-    await host.prepare([coming, structs.replace(replica.assignment(7, FIRST), policy=all_ramps)])
-    with pytest.raises(PlanError, match=r"active ramps \[0, 1\] have no threshold"):
-        await host.prepare([coming, structs.replace(replica.assignment(8, FIRST), policy=few)])
+    await host.prepare([plan_of(few, 8, replace(FIRST, ramps=()), LAST), plan_of(all_ramps, 7, FIRST, LAST)])
+    assert host.report(replica="r", node="n").splits == ()
 
 
 async def test_a_replica_starts_for_the_followed_plan_where_it_cannot_run_the_coming_one(replica: Replica) -> None:
@@ -227,7 +225,8 @@ async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(rep
             return super().warm_up_pieces(split, size)
 
     replica.runner.inner = Slow(replica.records(), 4)
-    preparing = asyncio.create_task(replica.host.prepare([replica.assignment(5, FIRST)]))
+    coming = plan_of(policy_of(Path(replica.settings.model), 0.5), 5, FIRST, LAST)
+    preparing = asyncio.create_task(replica.host.prepare([coming]))
     await asyncio.to_thread(asked.wait, 10)
     assert await replica.told("cd", replica.assignment(6, LAST), next_block=2) == ("cd", "")
     go_on.set()
