@@ -34,7 +34,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from deployments.choices import TracingSettings
 from deployments.ingress.core.calls import Call
-from deployments.ingress.core.inputs import UNPRUNED, PendingInput, serial_and_attempt
+from deployments.ingress.core.inputs import PendingInput
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 
@@ -268,28 +268,26 @@ class Tracer:
 
     def on_call(self, replica: str, call: Call, message: StageCall) -> StageCall:
         """Records that a call is sent; returns its message, which asks the replica for the times of sampled inputs."""
-        if not self._inputs:
+        if not self._inputs or call.watch == "unpruned":  # copies of pruned texts are not recorded
             return message
         now_s, piece, assignment = self.clock.now_s(), message.piece, call.stage.assignment
         inputs: dict[str, InputSpan] = {}
         positions = []
-        for position, sample_id in enumerate(piece.sample_ids):
-            serial, attempt = serial_and_attempt(sample_id)
-            span = self._inputs.get(serial)
-            # Calls after the answer (of probes) and of the unpruned copies of pruned texts are not recorded.
-            if span is None or span.is_answered or attempt == UNPRUNED:
+        for position, (sample_id, each) in enumerate(zip(piece.sample_ids, call.inputs, strict=True)):
+            span = self._inputs.get(each.serial)
+            if span is None or span.is_answered:  # calls after the answer (of probes) are not recorded
                 continue
             attributes: Attributes = {
                 "offramp.slot": assignment.slot,
                 "offramp.replica": replica,
                 "offramp.plan_epoch": assignment.epoch,
-                ATTEMPT: attempt + 1,
+                ATTEMPT: each.attempt + 1,
                 "offramp.block": piece.next_block,
                 "offramp.call_inputs": len(piece.sample_ids),
             }
             stage = Span(name=f"stage {assignment.slot}", begin_s=now_s, attributes=attributes)
             before = (span.children or [span])[-1]
-            was_passed_on = before.attributes.get(ATTEMPT) == attempt + 1 and EXIT not in before.attributes
+            was_passed_on = before.attributes.get(ATTEMPT) == each.attempt + 1 and EXIT not in before.attributes
             crosses = piece.next_block in self._starts and was_passed_on and before.error is None
             span.enter(stage, int(piece.lengths_B[position]) if crosses else None)
             inputs[sample_id] = span

@@ -124,12 +124,6 @@ def sample_id_of(ingress: str, pending: PendingInput) -> str:
     return f"{pending.key}#{ingress}.{pending.serial}.{pending.attempt}"
 
 
-def serial_and_attempt(sample_id: str) -> tuple[int, int]:
-    """Returns an input's serial number and attempt from its id on the wire."""
-    _, serial, attempt = sample_id.rpartition("#")[2].split(".")
-    return int(serial), int(attempt)
-
-
 Inputs = Sequence[PendingInput]
 
 _deadline_of = attrgetter("deadline_s")

@@ -10,7 +10,6 @@ from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
@@ -21,11 +20,11 @@ from pydantic import ValidationError
 from deployments.api.operations import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.calls import Call
-from deployments.ingress.core.inputs import PendingInput
+from deployments.ingress.core.inputs import PendingInput, sample_id_of
 from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
 from deployments.versions.traffic import TrafficSplitter
 from deployments.wire.messages import Chunk, Timing
-from earlyexit.network.boundary import Answer, Encoded
+from earlyexit.network.boundary import Answer
 from tests.clock import ManualClock
 from tests.deployments.ingress.versions.version_world import FakeServed, a_request
 from tests.deployments.wire_fakes import ROUTE, answered, call_of, piece_of, survivors
@@ -45,11 +44,13 @@ class Scene:
         record = self.tracer.begin("POST /predict", {}, {})
         assert record is not None
         self.record = record
-        self.tracer.record_inputs([self.flight(serial) for serial in serials])
+        self.tracer.record_inputs([flight(serial) for serial in serials])
 
-    def flight(self, serial: int) -> PendingInput:
-        encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
-        return PendingInput(serial, 0.0, 1.0, encoded.length, encoded, request_id="r")
+
+def flight(serial: int, attempt: int = 0) -> PendingInput:
+    pending = PendingInput(serial, 0.0, 1.0, key="a")
+    pending.attempt = attempt
+    return pending
 
 
 class Followed(FakeServed):
@@ -57,7 +58,7 @@ class Followed(FakeServed):
 
     def __init__(self, scene: Scene, serial: int) -> None:
         super().__init__(version=str(serial))
-        self._tracer, self._input = scene.tracer, scene.flight(serial)
+        self._tracer, self._input = scene.tracer, flight(serial)
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         self._tracer.record_inputs([self._input])
@@ -74,24 +75,26 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     assert (list(scene.record.inputs), other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
     message = call_of([FIRST, SECOND])
-    assert scene.tracer.on_call("r1", a_call(), message) is message
+    assert scene.tracer.on_call("r1", a_call(flight(1), flight(2)), message) is message
 
 
-def a_call() -> Call:
-    return Call(ROUTE, [], 0.0, 0.0, None, 1, is_first=True)
+def a_call(*inputs: PendingInput) -> Call:
+    return Call(ROUTE, inputs, 0.0, 0.0, None, 1, is_first=True)
 
 
 def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
     message = call_of([FIRST, SECOND])
-    assert Scene(2).tracer.on_call("r1", a_call(), message) == structs.replace(message, traced=(1,))
+    call = a_call(flight(1), flight(2))
+    assert Scene(2).tracer.on_call("r1", call, message) == structs.replace(message, traced=(1,))
 
 
-def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
+def way_of(*steps: tuple[int, int, Chunk | None]) -> list[str]:
     """Returns the span names of an input. Each call takes a second (None: it fails), and so does each wait."""
     scene = Scene(1, starts=(0, 4))
-    for sample_id, block, chunk in steps:
-        call = a_call()
-        scene.tracer.on_call("r1", call, structs.replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
+    for attempt, block, chunk in steps:
+        call = a_call(flight(1, attempt))
+        ids = [sample_id_of("i", each) for each in call.inputs]
+        scene.tracer.on_call("r1", call, structs.replace(call_of(ids), piece=piece_of(ids, block)))
         scene.clock.advance(1.0)
         if chunk is not None:
             scene.tracer.on_reply(call, chunk)
@@ -103,9 +106,9 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
 
 def test_an_input_has_a_span_for_a_crossing_and_for_the_wait_of_a_retry() -> None:
     on, again = survivors([FIRST]), "a#i.1.1"
-    names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])))
+    names = way_of((0, 0, on), (0, 2, on), (0, 4, answered([FIRST])))
     assert names == ["queue", "stage split-cpu-0", "queue", "stage split-cpu-0", "crossing", "stage split-cpu-0"]
-    names = way_of((FIRST, 0, on), (FIRST, 4, None), (again, 4, answered([again])))
+    names = way_of((0, 0, on), (0, 4, None), (1, 4, answered([again])))
     assert names == ["queue", "stage split-cpu-0", "crossing", "stage split-cpu-0", "queue", "stage split-cpu-0"]
 
 
