@@ -322,7 +322,7 @@ class Ingress(BackgroundTasks):
         """Follows a plan, unless it is older than the present one. Raises PlanError if it does not fit."""
         self._dispatcher.follow(placed)
         if self._generation is not None:
-            self._generation.follow()
+            self._generation.loop.follow(self._core.placed.plan)
 
     async def suspend(self, reason: str) -> None:
         """Refuses all inputs, until a plan is to be followed again."""

@@ -139,10 +139,6 @@ class GenerateService:
         core = self.dispatcher.core
         self.loop = GenerationLoop(core.options, core.placed.plan, self.rng)
 
-    def follow(self) -> None:
-        """Admits sequences by the dispatcher's plan."""
-        self.loop.follow(self.dispatcher.core.placed.plan)
-
     def start(self, request: GenerateRequest) -> Stream:
         """Starts a sequence.
 

@@ -243,7 +243,7 @@ class Ingress:
     def follow(self, placed: PlacedPlan) -> None:
         """Follows a plan, as the deployment's `follow`."""
         self.dispatcher.follow(placed)
-        self.generation.follow()
+        self.generation.loop.follow(self.core.placed.plan)
 
     def check(self) -> None:
         """Checks the invariants of an ingress; called after every event."""

@@ -184,7 +184,7 @@ async def test_sequences_are_admitted_by_the_newest_plan() -> None:
     service = GenerateService(byte_tokenizer(), TokenTask(VOCABULARY), MAX_LENGTH, dispatcher, settings, clock)
     for placed in (new, old):
         dispatcher.follow(placed)
-        service.follow()
+        service.loop.follow(core.placed.plan)
     for _ in range(5):
         service.start(GenerateRequest(prompt=(1,), max_tokens=1))
 
