@@ -75,8 +75,8 @@ class IngressMetrics:
         """Requests by route and HTTP status. Requests over gRPC count under the corresponding HTTP status."""
         self.metrics = LazyMetrics()
 
-    def export(self, core: IngressCore, now_s: float, hops: collections.deque[tuple[str, float]]) -> None:
-        """Exports the core's counts since the last export. `hops`, from the dispatcher, are removed."""
+    def export(self, core: IngressCore, now_s: float, hops_s: dict[str, list[float]]) -> None:
+        """Exports the core's counts since the last export. `hops_s` is the dispatcher's, and is emptied."""
         counts = core.counts
         set_total, set_gauge, set_totals = self.metrics.set_total, self.metrics.set_gauge, self.metrics.set_totals
         for (route, status), number in self.finished.items():
@@ -86,13 +86,10 @@ class IngressMetrics:
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
         set_totals("offramp_drops", "Inputs without an answer, by reason", counts.drops, "reason")
         set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
-        hops_s = collections.defaultdict[str, list[float]](list)
-        while hops:
-            slot, seconds = hops.popleft()
-            hops_s[slot].append(seconds)
         for slot, values in hops_s.items():
             hop = "offramp_hop_seconds", "Time a call spent outside its stage"
             self.metrics.observe(*hop, SECONDS, values, slot=slot)
+        hops_s.clear()
         set_total("offramp_inputs", "Inputs that arrived, including refused ones", counts.arrived)
         set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", counts.in_slo)
         latencies = latencies_within(counts.latencies)
@@ -280,7 +277,7 @@ class Ingress(BackgroundTasks):
     async def _keep_exporting(self) -> None:
         while True:
             await asyncio.sleep(EXPORT_S)
-            self._metrics.export(self._core, self._clock.now_s(), self._dispatcher.hops)
+            self._metrics.export(self._core, self._clock.now_s(), self._dispatcher.hops_s)
             if self._generation is not None:
                 export_sequence_metrics(self._metrics.metrics, self._generation.loop)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, deque
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +39,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     waiting = {"num_waiting": 1, "num_unanswered": 1, "unanswered_tokens": 1}
     chains = SimpleNamespace(oldest_s=lambda _: {})
     core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, **waiting)
-    ingress.export(core, 0.0, deque([("cpu-0", 0.1)]))
+    ingress.export(core, 0.0, {"cpu-0": [0.1]})
     versions, stage, tally = VersionMetrics(ingress.metrics), StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
     stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -319,9 +319,6 @@ UNKNOWN = PendingInput(0, 0.0, 0.0)
 """Stands for inputs that a reply mentions but its call did not contain. No call and no chain holds it."""
 MISFIT = "the encoded inputs do not fit together"
 
-MOST_HOPS = 100_000
-"""The largest number of hop times that are kept for the metrics, which are exported once a second."""
-
 
 class Dispatcher(Driver):
     """The driver of one ingress, on its event loop."""
@@ -340,8 +337,8 @@ class Dispatcher(Driver):
         self._links = links
         links.owner, links.tracer = self, tracer
         self._codec = codec if isinstance(codec, ChainCodec) else None
-        self.hops: deque[tuple[str, float]] = deque(maxlen=MOST_HOPS)
-        """For parts of replies, the slot and the seconds that were spent outside the stage."""
+        self.hops_s: defaultdict[str, list[float]] = defaultdict(list)
+        """By slot, the seconds that parts of replies spent outside the stage. The export of metrics empties it."""
         self._serial = 0
         self._is_pump_scheduled = False
         self._alarm: asyncio.TimerHandle | None = None
@@ -528,7 +525,7 @@ class Dispatcher(Driver):
         self._schedule_pump()
         if timings := chunk.survivor_timings or [timing for _, timing in chunk.answers]:
             inside_s = max([timing.queue_s + timing.compute_s for timing in timings])
-            self.hops.append((call.stage.slot, max(0.0, now_s - call.started_s - inside_s)))
+            self.hops_s[call.stage.slot].append(max(0.0, now_s - call.started_s - inside_s))
 
 
 def by_block(

@@ -51,8 +51,7 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     scene.clock.advance(1.0)
     call.send_on("b", next_block=2)
     await turns()
-    hops = [*scene.dispatcher.hops]
-    assert hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
+    assert scene.dispatcher.hops_s == {"split-cpu-0": [0.25, 1.25]}  # 0.25 s in the queue, 0.5 s computing
 
 
 async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_left() -> None:
