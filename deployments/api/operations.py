@@ -48,10 +48,7 @@ def _answer(name: str, description: str, base: type[BaseModel] = Body, /, **fiel
 
     `fields`: the type of each required field; the type and the default of each other field.
     """
-    types: dict[str, Any] = {
-        field: type_ if isinstance(type_, tuple) else (type_, ...) for field, type_ in fields.items()
-    }
-    body: type[BaseModel] = create_model(name, __base__=base, __doc__=description, **types)
+    body: type[BaseModel] = create_model(name, __base__=base, __doc__=description, **fields)
     return body
 
 
