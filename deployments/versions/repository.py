@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +55,14 @@ class VersionRoutes:
         Raises InputError, UnknownModelError, and ModelFolderError for a folder without a model.
         """
         model, parameters = await self._parsed(request)
-        async with self._applications() as (serve, running):
+        cluster, own = self._versions.cluster, self._versions.settings
+        async with self._lock:
+            serve, running = await cluster.applications(), await cluster.running()
             settings = await asyncio.to_thread(self._settings, model, parameters)
             new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
             for each in running:
                 _check_apart(each, new)
-            cluster, own, others = self._versions.cluster, self._versions.settings, Counter(claimed(serve, new.app))
+            others = Counter(claimed(serve, new.app))
             if serve["applications"].get(own.app, {}).get("deployed_app_config") is None:  # `offramp serve` started it
                 others += Counter(max_accelerators(own))
                 settings = settings.on_one_machine()
@@ -78,13 +79,15 @@ class VersionRoutes:
         Raises UnknownModelError, and InputError for a version that answers requests without a version.
         """
         model, parameters = await self._parsed(request)
-        async with self._applications() as (serve, running):
+        cluster = self._versions.cluster
+        async with self._lock:
+            serve, running = await cluster.applications(), await cluster.running()
             loaded = {each.version: each.app for each in running if each.model == model}
             version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
             if version not in loaded:
                 raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(loaded)}")
             await self._versions.check_free(model, version)
-            await self._versions.cluster.put(without_application(serve, loaded[version]))
+            await cluster.put(without_application(serve, loaded[version]))
         return {}
 
     async def canary(self, request: HttpRequest) -> Mapping[str, Any]:
@@ -108,14 +111,6 @@ class VersionRoutes:
         body = await request.parsed(LoadBody, empty=b"{}")
         self._versions.check_control()
         return request.path_params["model"], body.parameters
-
-    @asynccontextmanager
-    async def _applications(self) -> AsyncIterator[tuple[dict[str, Any], list[AnnouncedApp]]]:
-        """Surrounds a change of the applications, with Serve's details and the running versions of all models."""
-        async with self._lock:
-            cluster = self._versions.cluster
-            serve, announced = await cluster.applications(), await cluster.announced()
-            yield serve, [each for each in announced if each.app in serve["applications"]]
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         """Returns the settings of the request or, if it has none, those in the repository's folder."""
