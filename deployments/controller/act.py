@@ -271,7 +271,7 @@ class ControlLoop:
         """
         reports = await self._fleet.ingress_reports()
         now_s = self._clock.now_s()
-        interval = counts_between(self._reported, reports, self._reported_s, now_s) if self._reported else None
+        interval = counts_between(self._reported, reports, self._reported_s, now_s)
         if reports:
             self._reported_s = now_s
             self._reported |= {report.name: replace(report, probes=None) for report in reports}

@@ -65,7 +65,7 @@ def within(snapshots: Sequence[Snapshot], seconds: float) -> Sequence[Snapshot]:
 def _between(before: Snapshot, now: Snapshot) -> Interval:
     """Returns the counts of all ingresses between two snapshots; none in 0 s without reports, or if no time passed."""
     earlier = {report.name: report for report in before.ingresses}
-    seen = counts_between(earlier, now.ingresses, before.at_s, now.at_s) if earlier else None
+    seen = counts_between(earlier, now.ingresses, before.at_s, now.at_s)
     return seen or Interval(since_s=now.at_s, at_s=now.at_s)
 
 

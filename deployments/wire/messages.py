@@ -326,11 +326,11 @@ def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
 def counts_between(
     before: Mapping[str, IngressReport], now: Sequence[IngressReport], since_s: float, at_s: float
 ) -> Interval | None:
-    """Returns the counts of all ingresses since their earlier reports, by name; None without new reports or time.
+    """Returns the counts of all ingresses since their earlier reports, by name; None without reports or time.
 
     An ingress without an earlier report started at zero.
     """
-    if not now or at_s <= since_s:
+    if not before or not now or at_s <= since_s:
         return None
     earlier = [before[report.name] for report in now if report.name in before]
     return Interval(since_s=since_s, at_s=at_s, **_summed(now, earlier))
