@@ -43,12 +43,11 @@ def build(settings: dict[str, Any]) -> Application:
     if checked.tracing is not None:
         checked.tracing.check()
     replicas = initial_replicas(checked)
-    for device in replicas:
-        check_emulated(checked, device, card)
     # At level INFO, Serve creates a log record for every request, even if it is not written.
     logs = {"enable_access_log": checked.access_log, "log_level": "INFO" if checked.access_log else "WARNING"}
     types = []
     for device, number in replicas.items():
+        check_emulated(checked, device, card)
         labels = checked.node_labels.get(device)
         options = find_device(device).actor_options | ({"label_selector": labels} if labels else {})
         router = RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter))

@@ -521,9 +521,8 @@ def build_runner(
         return _torch_runner(settings, device)
     card = read_card(Path(settings.model))
     emulated, table = _emulation_of(settings, device, card)
-    is_from_records = is_recorded(settings, device)
     return PacedRunner(
-        _recorded_runner(settings, device, card) if is_from_records else _torch_runner(settings, device),
+        _recorded_runner(settings, device, card) if is_recorded(settings, device) else _torch_runner(settings, device),
         table,
         card.ramps,
         time_scale=emulated.time_scale,

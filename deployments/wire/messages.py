@@ -250,13 +250,9 @@ def _summed(parts: Sequence[Counts], less: Sequence[Counts] = ()) -> dict[str, A
         added, removed = ([getattr(each, name) for each in counts] for counts in (parts, less))
         if isinstance(added[0], int):
             summed[name] = sum(added) - sum(removed)
-            continue
-        by_key: Counter[Any] = Counter()
-        for each in added:
-            by_key.update(each)
-        for each in removed:
-            by_key.subtract(each)
-        summed[name] = dict(+by_key)
+        else:
+            more, fewer = (sum(map(Counter, counts), Counter[Any]()) for counts in (added, removed))
+            summed[name] = dict(more - fewer)
     return summed
 
 
