@@ -215,9 +215,6 @@ class Counts:
     """Words that were pruned."""
 
 
-COUNT_FIELDS = tuple(each.name for each in fields(Counts))
-
-
 @dataclass(slots=True, kw_only=True)
 class Interval(Counts):
     """The counts of all ingresses from `since_s` to `at_s` (wall clock)."""
@@ -240,20 +237,20 @@ def total(intervals: Sequence[Interval]) -> Interval | None:
     if not intervals:
         return None
     since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
-    return Interval(since_s=since_s, at_s=at_s, **_summed(intervals))
+    return Interval(since_s=since_s, at_s=at_s, **summed(intervals))
 
 
-def _summed(parts: Sequence[Counts], less: Sequence[Counts] = ()) -> dict[str, Any]:
-    """Returns the sum of counts, less the sum of others, by field."""
-    summed: dict[str, Any] = {}
-    for name in COUNT_FIELDS:
+def summed(parts: Sequence[Counts], less: Sequence[Counts] = ()) -> dict[str, Any]:
+    """Returns the sum of counts, less the sum of others, by the name of the field."""
+    sums: dict[str, Any] = {}
+    for name in [each.name for each in fields(Counts)]:
         added, removed = ([getattr(each, name) for each in counts] for counts in (parts, less))
         if isinstance(added[0], int):
-            summed[name] = sum(added) - sum(removed)
+            sums[name] = sum(added) - sum(removed)
         else:
             more, fewer = (sum(map(Counter, counts), Counter[Any]()) for counts in (added, removed))
-            summed[name] = dict(more - fewer)
-    return summed
+            sums[name] = dict(more - fewer)
+    return sums
 
 
 @dataclass(slots=True, kw_only=True)
@@ -329,7 +326,7 @@ def counts_between(
     if not before or not now or at_s <= since_s:
         return None
     earlier = [before[report.name] for report in now if report.name in before]
-    return Interval(since_s=since_s, at_s=at_s, **_summed(now, earlier))
+    return Interval(since_s=since_s, at_s=at_s, **summed(now, earlier))
 
 
 _key_of = attrgetter("first", "end", "ramps", "after_answer", "size", "shared")

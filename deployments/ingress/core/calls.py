@@ -24,7 +24,7 @@ from deployments.ingress.core.routes import (
     StageRoute,
     weight_of,
 )
-from deployments.wire.messages import BUCKET, COUNT_FIELDS, Counts
+from deployments.wire.messages import BUCKET, Counts
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plans.plan import PlacedPlan
 
@@ -247,11 +247,6 @@ class IngressCounts(Counts):
     slo_s: float
     retries: Counter[str] = field(default_factory=Counter)
     """Inputs that were retried or lost because a replica failed, by slot."""
-
-    def totals(self) -> dict[str, Any]:
-        """Returns all counts, by their field names in an `IngressReport`."""
-        counted = {name: getattr(self, name) for name in COUNT_FIELDS}
-        return {name: count if isinstance(count, int) else dict(count) for name, count in counted.items()}
 
     def record_answers(self, block: int, latencies_s: Sequence[float], num_tokens: int) -> None:
         """Counts the answers of one exit."""

@@ -40,7 +40,7 @@ from deployments.ingress.core.calls import (
 )
 from deployments.ingress.core.inputs import ASIDE, CALL_GRACE_S, Chain, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.routes import ReplicaLoad, lost
-from deployments.wire.messages import IngressReport
+from deployments.wire.messages import IngressReport, summed
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.network.boundary import Answer
@@ -438,7 +438,7 @@ class IngressCore(Unanswered):
             oldest_epoch=self.oldest_epoch,
             unanswered=self.num_unanswered,
             waiting=self.num_waiting,
-            **self.counts.totals(),
+            **summed([self.counts]),
         )
 
 

@@ -36,16 +36,16 @@ def test_answers_within_the_slo_are_counted(slo_s: float, in_slo: int) -> None:
     counts = IngressCounts(slo_s=slo_s)
     for seconds in (0.1, 0.5, 0.51):
         counts.record_answers(3, [seconds], 1)
-    assert (counts.answered, counts.totals()["in_slo"], counts.exits) == (3, in_slo, {3: 3})
+    assert (counts.answered, counts.in_slo, counts.exits) == (3, in_slo, {3: 3})
 
 
 def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
     counts, ends = IngressCounts(slo_s=math.inf), ("0.01", "0.05", "0.1", "0.2", "+Inf")
     for seconds in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
         counts.record_answers(1, [seconds], 1)
-    assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 3, 3, 4, 5]
+    assert [latencies_within(counts.latencies)[le] for le in ends] == [1, 3, 3, 4, 5]
     counts.record_answers(1, [0.04, 0.03], 2)  # the first in a bucket that was read, both below one end
-    assert [latencies_within(counts.totals()["latencies"])[le] for le in ends] == [1, 5, 5, 6, 7]
+    assert [latencies_within(counts.latencies)[le] for le in ends] == [1, 5, 5, 6, 7]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])
