@@ -144,7 +144,7 @@ class GenerationLoop:
             self._waiting_prompt_tokens -= state.sequence.num_prompt
             self.counts.ttft[bucket_of(state.ttft_s)] += 1
             self._ttft.answered(state.ttft_s, state.ahead_tokens, state.sequence.num_prompt, now_s)
-        else:
+        elif self._tpot.is_on:  # otherwise every token would take time for nothing
             self._tpot.answered(state.tpot_s, self.num_running - 1, 1, now_s)
 
     def retry(self, state: GenerationState[S], error: OfframpError) -> float:
