@@ -97,12 +97,13 @@ def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[Head
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(WATCH_S):
-            statuses = {f"{name} {each.pid}": each.poll() for name, each in processes.items()}
-            ended = [f"{name} {_describe_end(status)}" for name, status in statuses.items() if status is not None]
-            if ended:
-                on_loss(HeadLostError(f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"))
-                return
+        ended: list[str] = []
+        while not ended and not over.wait(WATCH_S):
+            for name, each in processes.items():
+                if (status := each.poll()) is not None:
+                    ended.append(f"{name} {each.pid} {_describe_end(status)}")
+        if ended:
+            on_loss(HeadLostError(f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"))
 
     watching = threading.Thread(target=watch, name="head watch", daemon=True)
     watching.start()
