@@ -112,7 +112,7 @@ def test_a_sequence_that_cannot_keep_its_slo_is_refused() -> None:
     strict = replace(given, sequences=replace(given.sequences, tpot_slo_s=5.0))
     counts = generate(strict).counts[0]
     assert counts.refused > 0
-    assert counts.begun + counts.refused == 8
+    assert counts.ended.total() + counts.refused == 8
 
 
 def test_equal_scenarios_give_equal_outcomes() -> None:

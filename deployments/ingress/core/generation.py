@@ -65,8 +65,6 @@ class GenerationState(Generic[S]):
 class GenerationCounts:
     """Counts since the start of the ingress. They never decrease."""
 
-    begun: int = 0
-    """Admitted sequences."""
     refused: int = 0
     """Sequences that were refused because their SLOs could not be kept."""
     ended: Counter[str] = field(default_factory=Counter)
@@ -127,7 +125,6 @@ class GenerationLoop:
         """Starts an admitted sequence; returns its state. The caller sends its first step."""
         state = GenerationState(sequence, KVPlacement(next(self._numbers)), now_s, self._waiting_prompt_tokens)
         sequence.begin(state.placement.number)
-        self.counts.begun += 1
         self.counts.prompt_tokens += sequence.num_prompt
         self.num_running += 1
         self._waiting_prompt_tokens += sequence.num_prompt

@@ -297,7 +297,7 @@ async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
         ):
             with pytest.raises(error):
                 service.begin(prompt, **asked)
-        assert service.service.loop.counts.begun == 0
+        assert service.service.loop.num_running == 0
         service.begin((1,))
         with pytest.raises(OverloadedError):
             service.begin((2,))
