@@ -57,10 +57,6 @@ class Span:
     children: list[Span] = field(default_factory=list)
     error: str | None = None
 
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.begin_s
-
 
 class InputSpan(Span):
     """The span of an input. Its children are its waits and its visits to stages, in turn."""
@@ -89,7 +85,7 @@ class InputSpan(Span):
         stage.end_s, stage.error = now_s, error
         if timing is not None:
             # The difference may be negative, because the clocks of two machines may run at different speeds.
-            hop_s = max(0.0, stage.seconds - timing.queue_s - timing.compute_s)
+            hop_s = max(0.0, now_s - stage.begin_s - timing.queue_s - timing.compute_s)
             seconds = {"queue": timing.queue_s, "compute": timing.compute_s, "hop": hop_s}
             stage.attributes |= {f"offramp.{name}_s": value for name, value in seconds.items()}
             stage.children = list(_stage_spans(stage.begin_s, hop_s / 2, timing))

@@ -130,7 +130,7 @@ def spans_of(*inputs: InputSpan, ended_s: float) -> list[Span]:
 def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
     [_, each, _] = spans_of(visited((12.0, 13.0), Timing(queue_s=0.5, compute_s=0.75)), ended_s=13.0)
     assert each.children[-1].attributes["offramp.hop_s"] == 0.0
-    assert [span.seconds for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
+    assert [span.end_s - span.begin_s for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
 
 
 def test_only_the_slowest_of_many_inputs_have_spans() -> None:
