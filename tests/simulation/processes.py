@@ -168,7 +168,7 @@ class WatchedDispatcher(Dispatcher):
 
     def send(self, send: SendCall) -> None:
         inputs, budget = send.call.inputs, send.call.stage.budget(send.block)
-        if send.call.is_first:
+        if send.call.is_pending:
             full = len(inputs) <= budget.inputs and sum(each.tokens for each in inputs) <= (budget.tokens or math.inf)
             self._watch.expect(full or len(inputs) == 1, "a call of new inputs is one batch at most")
             self.sent.update(inputs)

@@ -46,12 +46,11 @@ class Call:
     """What replicas observe of its inputs; None: nothing."""
     serial: int
     """Its number in its ingress."""
-    is_first: bool
-    """Whether the call takes new inputs to the first block."""
+    is_pending: bool
+    """Whether the call takes new inputs to the first block, and none has left it yet. Early answers do not count,
+    because they make no room for another call."""
     counts_as_full: bool = field(default=False, init=False)
     """Whether its batch may begin beside a running one under the dispatch rule `filling`, whatever its size."""
-    has_reply: bool = field(default=False, init=False)
-    """Whether an input has left the call. Early answers do not count, because they make no room for another call."""
     num_remaining: int = field(default=0, init=False)
     """Inputs that have not left the call."""
     hosting: ReplicaLoad[Any] | None = field(default=None, init=False)
@@ -360,10 +359,9 @@ class Unanswered:
             self._num_open[epoch] -= 1
             if not self._num_open[epoch]:
                 del self._num_open[epoch]
-        if not call.has_reply:  # the batch has run, so another call may be sent
-            call.has_reply = True
-            if call.is_first:
-                self.chains.count_calls(call.stage.slot, -1)
+        if call.is_pending:  # the batch has run, so another call may be sent
+            call.is_pending = False
+            self.chains.count_calls(call.stage.slot, -1)
 
     def refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
         """Raises AdmissionError for inputs that would miss a deadline in `left_s` by `late_s`."""

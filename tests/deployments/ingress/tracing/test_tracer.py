@@ -79,7 +79,7 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
 
 
 def a_call(*inputs: PendingInput) -> Call:
-    return Call(ROUTE, inputs, 0.0, 0.0, None, 1, is_first=True)
+    return Call(ROUTE, inputs, 0.0, 0.0, None, 1, is_pending=True)
 
 
 def test_a_call_requests_the_runs_of_only_the_sampled_inputs() -> None:
