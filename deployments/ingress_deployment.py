@@ -195,18 +195,11 @@ class Ingress(BackgroundTasks):
         ask_all = DeploymentHandles(self._settings.app).try_broadcast
         self._state = StateRoutes(facts, self._core, ask_all, self._controller, WallClock())
         self._page = LivePage(self._state.event, self._clock)
-        self._service = InferService(
-            codec,
-            self._dispatcher,
-            self._settings,
-            self._clock,
-            inputs=self.card.inputs if self.card.chain.is_one else None,  # a chain's codec checks its inputs itself
-        )
+        inputs = self.card.inputs if self.card.chain.is_one else None  # a chain's codec checks its inputs itself
+        self._service = InferService(codec, self._dispatcher, self._settings, self._clock, inputs=inputs)
         self._generation: GenerateService | None = None
         if isinstance(codec, PromptCodec) and isinstance(self.task, TokenTask):
-            self._generation = GenerateService(
-                codec.tokenizer, self.task, codec.max_length, self._dispatcher, self._settings, self._clock
-            )
+            self._generation = GenerateService(codec, self.task, self._dispatcher, self._settings, self._clock)
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         export = VersionMetrics(self._metrics.metrics).export

@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from starlette.requests import ClientDisconnect
-from tokenizers import Tokenizer
 
 from deployments.api.service import ABANDONED
 from deployments.ingress.core.generation import GenerationLoop, GenerationState
@@ -19,6 +18,7 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.boundary import Answer, PackedArray
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
@@ -123,10 +123,8 @@ class _RunningSequence:
 class GenerateService:
     """Generates the sequences of one ingress. Callbacks send the next steps, so there is no task per sequence."""
 
-    tokenizer: Tokenizer
+    codec: PromptCodec
     task: TokenTask
-    max_length: int
-    """Most tokens of the model, for prompt and answer together."""
     dispatcher: Dispatcher
     settings: ServeSettings
     clock: Clock
@@ -151,9 +149,9 @@ class GenerateService:
             raise InputError(message, param="timeout_s")
         sequence = TokenSequence(
             request.prompt,
-            TextStream(self.tokenizer, request.prompt if self.task.start is None else (), request.stops),
+            TextStream(self.codec.tokenizer, request.prompt if self.task.start is None else (), request.stops),
             max_tokens=request.max_tokens,
-            max_length=self.max_length,
+            max_length=self.codec.max_length,
             ends=() if request.ignores_ends else self.task.ends,
             sampling=request.sampling,
             chunk=self.settings.prompt_chunk,

@@ -25,6 +25,7 @@ from deployments.replica.host import CallServer, StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, IngressReport
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import OfframpError
@@ -52,8 +53,9 @@ from tests.simulation.network import HOST, Network
 CALIBRATED = dict.fromkeys(RAMPS, 0.6)
 """The calibrated thresholds; no input may leave with a lower score."""
 MAX_ATTEMPTS = 3
-TOKENIZER = byte_tokenizer()
-VOCABULARY = TOKENIZER.get_vocab_size()
+CODEC = PromptCodec(64)
+CODEC.tokenizer = byte_tokenizer()
+VOCABULARY = CODEC.tokenizer.get_vocab_size()
 SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
 
 
@@ -233,9 +235,8 @@ class Ingress:
         codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
         self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, codec)
         self.service = InferService(codec, self.dispatcher, settings, loop.events)
-        self.generation = GenerateService(
-            TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng
-        )
+        task = TokenTask(VOCABULARY)
+        self.generation = GenerateService(CODEC, task, self.dispatcher, settings, loop.events, rng=self.rng)
 
     def _link(self, *given: Any) -> ReplicaLink:
         return self._context.copy().run(ReplicaLink, *given)

@@ -19,6 +19,7 @@ from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, DeadlineError, InputError, OverloadedError, StageUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.model import EarlyExitModel, TorchRunner
@@ -42,6 +43,8 @@ from tests.earlyexit.families.decoders import (
 from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq, seq2seq
 
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 64, 128, 12
+CODEC = PromptCodec(MAX_LENGTH)
+CODEC.tokenizer = byte_tokenizer()
 THRESHOLD = 0.9
 POLICY = PolicySpec(name="confidence", thresholds=THRESHOLD)
 KIND = "t5 gated"
@@ -83,7 +86,7 @@ class Service:
     def begin_service(self, running: Running, task: TokenTask, settings: ServeSettings) -> None:
         self.dispatcher = running.dispatcher
         clock, rng = MonotonicClock(), random.Random(0)
-        self.service = GenerateService(byte_tokenizer(), task, MAX_LENGTH, running.dispatcher, settings, clock, rng=rng)
+        self.service = GenerateService(CODEC, task, running.dispatcher, settings, clock, rng=rng)
 
     def begin(self, prompt: tuple[int, ...], **asked: Any) -> Stream:
         fields: dict[str, Any] = {"prompt": prompt, "max_tokens": MAX_TOKENS} | asked
@@ -181,7 +184,7 @@ async def test_sequences_are_admitted_by_the_newest_plan() -> None:
     core = IngressCore("i", old, IngressOptions(tpot_slo_s=1.0), random.Random(0))
     settings, clock = ServeSettings(model="none", plan=old.plan), MonotonicClock()
     dispatcher = Dispatcher(core, FixedLinks({}), clock)
-    service = GenerateService(byte_tokenizer(), TokenTask(VOCABULARY), MAX_LENGTH, dispatcher, settings, clock)
+    service = GenerateService(CODEC, TokenTask(VOCABULARY), dispatcher, settings, clock)
     for placed in (new, old):
         dispatcher.follow(placed)
         service.loop.follow(core.placed.plan)
