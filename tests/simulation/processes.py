@@ -55,7 +55,7 @@ CALIBRATED = dict.fromkeys(RAMPS, 0.6)
 MAX_ATTEMPTS = 3
 CODEC = PromptCodec(64)
 CODEC.tokenizer = byte_tokenizer()
-VOCABULARY = CODEC.tokenizer.get_vocab_size()
+TASK = TokenTask(CODEC.tokenizer.get_vocab_size())
 SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
 
 
@@ -225,7 +225,7 @@ class Ingress:
             slack=settings.slack,
             admits=not watch.sequences,
             shape=SHAPE,
-            loss=TokenTask(VOCABULARY).loss if watch.sequences else label_loss,
+            loss=TASK.loss if watch.sequences else label_loss,
             probe_share=settings.probe_share,
         )
         self.core = IngressCore(name, placed, rules, self.rng)
@@ -235,8 +235,7 @@ class Ingress:
         codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
         self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, codec)
         self.service = InferService(codec, self.dispatcher, settings, loop.events)
-        task = TokenTask(VOCABULARY)
-        self.generation = GenerateService(CODEC, task, self.dispatcher, settings, loop.events, rng=self.rng)
+        self.generation = GenerateService(CODEC, TASK, self.dispatcher, settings, loop.events, rng=self.rng)
 
     def _link(self, *given: Any) -> ReplicaLink:
         return self._context.copy().run(ReplicaLink, *given)

@@ -21,7 +21,7 @@ from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer
 from earlyexit.network.piece import Piece
-from tests.deployments.wire_fakes import ASSIGNMENT, LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
+from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 
 
 class Scene:
@@ -116,7 +116,6 @@ async def test_a_plan_that_the_host_cannot_follow_ends_no_connection(
 
     monkeypatch.setattr(scene.host, "follow", refuse)
     caller = await scene.caller()
-    caller.frames.send(encode(ASSIGNMENT))
     caller.begin(1, "a")
     await scene.opened()
     assert "cannot be followed" in caplog.text
