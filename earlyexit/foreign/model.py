@@ -87,11 +87,6 @@ class Divisible(ForeignModel):
     codec: NamedSpec = field(default_factory=dict)
     """The codec of its inputs."""
 
-    @property
-    def called(self) -> str:
-        """The name of the model in messages."""
-        return self.name
-
     @abstractmethod
     def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
         """Returns the tensors that cross a cut. Raises GraphError or ModelFolderError if they cannot cross."""
@@ -137,7 +132,7 @@ class Divisible(ForeignModel):
         longest = bisect_left(range(1, most), True, key=lambda tokens: not _runs(backbone, tokens))
         if asked or not longest:
             raise GraphError(
-                f"{self.called} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}"
+                f"{self.name} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}"
             )
         return longest
 
@@ -157,7 +152,7 @@ class Divisible(ForeignModel):
         described = ", ".join(f"{name!r} {list(values[0].shape)}" for name, values in trials.items())
         hint = "; several can be the answer, choose one with --output" if candidates else ""
         raise GraphError(
-            f"{self.called} is no classifier: for {batches[0]} inputs it returns {described}; one output of two or "
+            f"{self.name} is no classifier: for {batches[0]} inputs it returns {described}; one output of two or "
             f"more numbers for each input is needed{hint}"
         )
 

@@ -168,8 +168,7 @@ class GraphConfig(Entry):
 
 
 FILE, WEIGHTS_SUFFIX = "graph.onnx", ".data"
-FILES = (FILE, FILE + WEIGHTS_SUFFIX)
-"""The file of the graph and the file of its weights."""
+"""The file of the graph, and the ending of the file of its weights."""
 INLINE_BYTES = 1024
 """Smaller tensors stay in the graph's file, because ONNX Runtime reads shapes while it opens a session."""
 

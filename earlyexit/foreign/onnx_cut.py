@@ -76,10 +76,6 @@ class DivisibleGraph(OnnxModel, Divisible):
     session: Any
     """Returns the outputs of the file, and all tensors between blocks."""
 
-    @property
-    def called(self) -> str:
-        return "the graph"
-
     def run(self, names: Sequence[str], values: Tensors, layout: Layout) -> dict[str, Array]:
         """Returns tensors for inputs from the codec. Raises GraphError if the graph cannot run them."""
         codec_values = zip(self.entry.codec_inputs, self.entry.enter(values), strict=True)

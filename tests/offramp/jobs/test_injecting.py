@@ -68,6 +68,13 @@ def uncut_answers(network: nn.Module, encoded: Sequence[Encoded]) -> torch.Tenso
     return answers
 
 
+def full_outputs(folder: Path, rows: LabelledRows) -> tuple[list[Encoded], torch.Tensor]:
+    """Returns encoded rows, and the full model's outputs for them."""
+    model = load_model(folder)
+    encoded = rows.encode(find_codec(model.info.codec, folder))
+    return encoded, exit_outputs(model, encoded)[model.num_blocks - 1]
+
+
 def quick_ramps(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
     """Times in which ramps are faster than blocks, which they are not in models as small as these."""
     return np.ones(model.num_blocks), np.full(len(model.ramp_indices), 0.1)
@@ -86,11 +93,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_full_model_answers_as_the_module_and_kept_rows_calibrate_it(folder: Path) -> None:
-    network, _ = pictures()
-    model = load_model(folder)
-    encoded = rows_of(20).encode(find_codec(model.info.codec, folder))
-    assert exit_outputs(model, encoded)[model.num_blocks - 1].equal(uncut_answers(network, encoded))
-    card = read_card(folder)
+    (network, _), model, card = pictures(), load_model(folder), read_card(folder)
+    encoded, outputs = full_outputs(folder, rows_of(20))
+    assert outputs.equal(uncut_answers(network, encoded))
     assert card.provenance["backbone_sha256"] == model.backbone.sha256()
     assert (card.family, card.head_style, card.label_names) == ("exported", "given", ("0", "1", "2"))
     held = read_labelled(folder / "held_out.zip")
@@ -109,11 +114,9 @@ def test_calibration_does_not_change_the_modules_scores(folder: Path, tmp_path: 
         shutil.copytree(folder, out)
     calibrate(out, read_labelled(out / "held_out.zip"), LOOSE)
     assert read_calibration(out).policy == "entropy"
-    model, (network, _) = load_model(out), pictures()
-    encoded = rows_of(20).encode(find_codec(model.info.codec, out))
-    theirs = uncut_answers(network, encoded).softmax(1)
-    scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
-    assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
+    encoded, outputs = full_outputs(out, rows_of(20))
+    theirs = uncut_answers(pictures()[0], encoded).softmax(1)
+    assert torch.allclose(outputs.softmax(1), theirs, atol=1e-4, rtol=0)
 
 
 def test_calibration_does_not_change_an_onnx_files_scores(tmp_path: Path) -> None:
@@ -123,11 +126,9 @@ def test_calibration_does_not_change_an_onnx_files_scores(tmp_path: Path) -> Non
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")
     injected_into(tmp_path / "m", rows_of(2 * HELD), backbone=str(path), **PIXELS, hold_out=0.5)
     calibrate(tmp_path / "m", read_labelled(tmp_path / "m" / "held_out.zip"), LOOSE)
-    model, answer = load_model(tmp_path / "m"), uncut(path)
-    encoded = rows_of(20).encode(find_codec(model.info.codec, tmp_path / "m"))
-    scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
+    answer, (encoded, outputs) = uncut(path), full_outputs(tmp_path / "m", rows_of(20))
     theirs = torch.from_numpy(np.concatenate([answer(picture_feeds(each)) for each in encoded])).softmax(1)
-    assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
+    assert torch.allclose(outputs.softmax(1), theirs, atol=1e-4, rtol=0)
 
 
 def test_a_file_that_rounds_its_inputs_is_tried_with_the_users_rows_and_keeps_its_scores(tmp_path: Path) -> None:
@@ -145,11 +146,9 @@ def test_a_file_that_rounds_its_inputs_is_tried_with_the_users_rows_and_keeps_it
     calibrate(tmp_path / "m", rows, LOOSE)
     with pytest.raises(DataError, match=r"rows without labels; --metric harm needs labels"):
         calibrate(tmp_path / "m", rows, CalibrateJob(budget=0.2, metric="harm"))
-    model = load_model(tmp_path / "m")
-    encoded = rows.encode(find_codec(model.info.codec, tmp_path / "m"))[:50]
-    scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
+    _, outputs = full_outputs(tmp_path / "m", rows.select(range(50)))
     [wanted] = runtime.InferenceSession(path).run(None, {"bytes": letters[:50]})
-    assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
+    assert torch.allclose(outputs.softmax(1), torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
 
 
 def test_an_impossible_cut_is_reported_and_a_model_without_a_cut_is_refused(tmp_path: Path, capsys: Captured) -> None:
@@ -175,8 +174,8 @@ def test_sets_of_tensors_cut_a_module_with_a_mask_without_changing_its_answers(t
     network, _ = masked()
     model = injected_into(tmp_path, rows_of(), backbone=f"{HERE}:masked", sets=True).model
     assert [len(cut) for cut in model.info.provenance["cuts"]] == [2, 2, 2, 1]
-    encoded = rows_of(20).encode(find_codec(model.info.codec, tmp_path))
-    assert exit_outputs(load_model(tmp_path), encoded)[model.num_blocks - 1].equal(uncut_answers(network, encoded))
+    encoded, outputs = full_outputs(tmp_path, rows_of(20))
+    assert outputs.equal(uncut_answers(network, encoded))
 
 
 @pytest.mark.parametrize(
