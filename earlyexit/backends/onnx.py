@@ -299,7 +299,7 @@ def _fingerprint(model: EarlyExitModel) -> str:
 
 
 # Part of the name of every file. Increase it if `_ModelGraph` or the export changes, so that old files are not used.
-EXPORT_VERSION = 7
+EXPORT_VERSION = 8
 # The first opset with Gelu as one node. From opset 23 on, attention is one node too, but ONNX Runtime 1.31 does not
 # accept a mask that is the same for all queries.
 OPSET = 20
@@ -372,15 +372,16 @@ class _GraphLayout(Layout):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         # Replaces Layout's cached properties.
         vars(self).update(tensors, uniform=False, scheme="slotted", _shares_rows=True)
-        self._has_tokens = "mask_BT" in tensors
-        self.num_inputs, self.longest = tensors["mask_BT" if self._has_tokens else "lengths_B1"].shape
+        self.num_inputs, self.longest = tensors["mask_BT" if "mask_BT" in tensors else "lengths_B1"].shape
+        self.exit_reads_tokens = False
+        """Whether the tensor that the next exit reads has a row per token, rather than one per input."""
 
     def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
         # Floats, because every block would convert a bool mask again.
         return torch.where(seen, 0.0 if bias_HTT is None else bias_HTT, -torch.inf)
 
     def per_input(self, values: Tensor) -> bool:
-        return not self._has_tokens
+        return not self.exit_reads_tokens
 
 
 class _ModelGraph(nn.Module):
@@ -398,6 +399,7 @@ class _ModelGraph(nn.Module):
             values = tuple(each.clone() for each in after)  # a tensor that a block does not change needs another name
             outputs += values
             if _has_head(self.model, block):
+                layout.exit_reads_tokens = self.model.takes(block + 1)[0].per_token
                 outputs.append(self.model.exit_outputs(block, values, layout))
         return tuple(outputs)
 

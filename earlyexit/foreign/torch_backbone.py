@@ -237,7 +237,7 @@ class ExportedBackbone(Backbone):
             padded = [each.to(dtype_of(types[name])) for name, each in zip(names, padded, strict=True)]
         from_layout = [LAYOUT_INPUTS[name](layout).to(dtype_of(types[name])) for name in graph.takes[num_tensors:-2]]
         module = self.module(index, padded[0].device)
-        sizes = (len(padded[0]), layout.longest)
+        sizes = (layout.num_inputs, layout.longest)
         return list(module(*padded, *from_layout, *sizes, *self.weights.named(graph.weights)))
 
     def module(self, index: int, device: torch.device) -> fx.GraphModule:

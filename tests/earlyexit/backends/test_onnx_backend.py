@@ -27,6 +27,7 @@ from earlyexit.network.model import ChainNetwork, Cut, EarlyExitModel, TorchRunn
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.foreign.test_exported import inputs_of, model_of
 from tests.earlyexit.network.chains import chained, follow, inputs_for, offline
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, piece_of
 from tests.earlyexit.network.models import small
@@ -96,6 +97,17 @@ def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment:
             torch.testing.assert_close(onnx_logits_BC, logits_BC, atol=1e-4, rtol=0)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["pictures", "texts"])
+def test_a_traced_module_runs_any_number_of_inputs_to_its_end(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    whole = Segment(first=0, end=model.num_blocks, ramp=None)
+    segments = opened(model, tmp_path, whole)
+    for count in (1, 3, 5):
+        piece = piece_of(model, POLICY, inputs_of(name, count))
+        torch.testing.assert_close(segments.run(whole, piece)[1], model.run(whole, piece)[1], atol=1e-4, rtol=0)
+
+
 LAST = Segment(first=1, end=2, ramp=None)
 EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=None)]
 """The segments between all ramps, and one of two blocks with an exit, which most tests run."""
@@ -132,8 +144,7 @@ def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
 
 @pytest.mark.gpu
 def test_onnx_runtime_and_torch_agree_on_a_gpu(cache: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    if CUDA not in runtime.get_available_providers():
+    if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no CUDA: it is not that of offramp[gpu]")
     model = fresh_model().to("cuda")
     segments = opened(model, cache, *EXPORTED)
@@ -214,22 +225,18 @@ def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, 
     torch.testing.assert_close(segments.run(one, piece), model.run(one, piece), rtol=0, atol=0)
 
 
-def test_bfloat16_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
-        OnnxSegments(small().to(torch.bfloat16), tmp_path)
-
-
+@pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this one has CUDA")
 def test_without_cuda_the_error_says_what_to_install() -> None:
-    if CUDA in pytest.importorskip("onnxruntime").get_available_providers():
-        pytest.skip("this one has CUDA")
     message = r"has no CUDAExecutionProvider; it has .*CPUExecutionProvider.*; install offramp\[gpu\] in the place of"
     with pytest.raises(PlanError, match=message):
         load_runtime("cuda")
 
 
-def test_without_onnxruntime_the_error_says_so(
+def test_bfloat16_and_a_missing_onnxruntime_are_refused(
     model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
+        OnnxSegments(small().to(torch.bfloat16), tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(PlanError, match=r"install offramp\[onnx\] or offramp\[gpu\]"):
         OnnxSegments(model, tmp_path)
