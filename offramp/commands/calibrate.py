@@ -94,17 +94,19 @@ def calibrate(
         raise DataError(f"{job.source}: rows without labels; --metric harm needs labels")
     labels = data.targets(task, find_codec(card.codec, folder)) if is_labelled else None
     outputs, tokens_N = compute_outputs(folder, card, data, job.dtype, progress, fitted=not is_one)
-    if labels is None:  # the full model's answers are the labels
+    truth_N = labels
+    if truth_N is None:  # ramps are calibrated for the full model's answers
         [(_, raw)] = outputs
-        labels = raw[card.num_blocks - 1].argmax(1).numpy()
+        truth_N = task.answer(raw[card.num_blocks - 1]).numpy()
     model = load_model(folder) if is_one else None
     if model is None:
         facts |= {MEMBERS: members_of(folder, card)}
     else:
-        outputs = _scaled(model, outputs, labels, design)
+        outputs = _scaled(model, outputs, truth_N, design)
     records = join_records(
-        outputs, policy, task, labels, choice=(design, job.budget), provenance=facts, tokens_N=tokens_N
+        outputs, policy, task, truth_N, choice=(design, job.budget), provenance=facts, tokens_N=tokens_N
     )
+    records = records if is_labelled else replace(records, true_losses_NE=None)  # the accuracy is unknown
     costs = measured_costs(job.latency, records) or (None if is_one else parameters_by_block(folder, card))
     recorded = CalibrationData(
         job=job, views=[records], facts=facts, task=task, labels=labels, costs=costs, first=card.chain.starts[-1]

@@ -279,13 +279,11 @@ def calibration_warnings(
     alternatives: Mapping[str, CalibrationCard],
     model: Mapping[str, Any] | None,
     reference: str | None,
-    *,
-    labelled: bool = True,
 ) -> list[str]:
     """Returns reasons against using a calibration, with advice.
 
     `alternatives`: a chain's other calibrations, by name. `model`: its provenance. `reference`: the name of a chain's
-    last model, None for a single model. `labelled`: whether the accuracy is known.
+    last model, None for a single model.
     """
     tested, warnings = card.tested, list[str]()
     if not card.thresholds:
@@ -304,5 +302,4 @@ def calibration_warnings(
                 "without the chain"
             )
     saved = None if warnings else 1 - tested["work_share"]
-    accuracy = tested["full_accuracy"] if labelled else None
-    return [*warnings, *warnings_of(accuracy, tested.get("constant_accuracy"), saved, model)]
+    return [*warnings, *warnings_of(tested["full_accuracy"], tested.get("constant_accuracy"), saved, model)]

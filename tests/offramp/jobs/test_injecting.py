@@ -101,7 +101,7 @@ def test_the_full_model_answers_as_the_module_and_kept_rows_calibrate_it(folder:
     held = read_labelled(folder / "held_out.zip")
     assert len(held) == HELD
     calibrated, records = calibrate(folder, held, LOOSE)
-    assert records.outcome({}).full_accuracy == 1.0, "the model agrees with itself"
+    assert records.outcome({}).full_accuracy == 1.0, "the rows that are kept are labelled with the model's answers"
     assert set(calibrated.thresholds) <= set(model.ramp_indices)
 
 
