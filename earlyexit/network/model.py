@@ -216,13 +216,13 @@ class EarlyExitModel(nn.Module, SegmentRunner):
 
     def exit_outputs(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
         """Returns the outputs of the exit after `block`, divided by its temperature, in float32 (B, C)."""
-        return self.outputs_of(block, self.exit_head(block).gather(hidden[0], layout))
+        return self.outputs_of(block, self.gathered(block, hidden, layout))
 
     # The next four methods let a policy decide before an exit's outputs are computed.
 
-    def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
-        """Returns the features (B, ...) that the ramp's head reads, for a hidden state before or after its block."""
-        return self.exit_head(ramp).gather(tensors[0], self.layout(lengths_B))
+    def gathered(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
+        """Returns the features (B, ...) that the exit's head reads, for a hidden state before or after its block."""
+        return self.exit_head(block).gather(hidden[0], layout)
 
     def outputs_of(self, exit_block: int, gathered: Tensor) -> Tensor:
         """Returns the exit's outputs (B, *output_shape) for the result of `gathered`."""
@@ -363,7 +363,7 @@ class Foreseen(ExitOutput):
     @cached_property
     def gathered(self) -> Tensor:
         """The input of the ramp's head, (B, ...), on the device where it was computed."""
-        return self._network.gathered(self._ramp, self._after, self._before.lengths_B)
+        return self._network.gathered(self._ramp, self._after, self._network.layout(self._before.lengths_B))
 
     @cached_property
     def score_B(self) -> Tensor:
@@ -372,7 +372,8 @@ class Foreseen(ExitOutput):
             head = self._network.exit_head(self._ramp)
             assert isinstance(head, NormedRamp)
             return to_host(head.foresee(self.gathered).float().sigmoid())
-        before = self._network.gathered(self._ramp, self._before.tensors, self._before.lengths_B)
+        layout = self._network.layout(self._before.lengths_B)
+        before = self._network.gathered(self._ramp, self._before.tensors, layout)
         similarity_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
         return to_host(similarity_B.clamp(0, 1))
 
@@ -483,9 +484,9 @@ class Cut:
         """Runs the model's last blocks, and the shared head once for their outputs and the deferred inputs."""
         model = self._model
         assert model is not None
-        last = model.num_blocks - 1
-        hidden = model.run_blocks(segment.first, segment.end, piece.tensors, model.layout(piece.lengths_B))
-        last_BD = model.before_head(last, model.gathered(last, hidden, piece.lengths_B))
+        last, layout = model.num_blocks - 1, model.layout(piece.lengths_B)
+        hidden = model.run_blocks(segment.first, segment.end, piece.tensors, layout)
+        last_BD = model.before_head(last, model.gathered(last, hidden, layout))
         assert last_BD is not None, "the full model has the head that its ramps share"
         answers, (outputs_BC,) = self._run_shared_head(deferred, (last, last_BD))
         output, state_BS = self._exit_output(segment, piece, (), outputs_BC)

@@ -170,11 +170,7 @@ def exit_features(
 
     They are float32 in host memory, N * D * 4 bytes per exit. The backbone runs once for all exits.
     """
-
-    def gathered(block: int, hidden: Tensors, layout: Layout) -> Tensor:
-        return model.exit_head(block).gather(hidden[0], layout)
-
-    return _together(len(encoded), by_batch(model, encoded, gathered, "features", progress=progress))
+    return _together(len(encoded), by_batch(model, encoded, model.gathered, "features", progress=progress))
 
 
 def train_ramps(
