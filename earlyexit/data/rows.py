@@ -216,7 +216,7 @@ def read_labelled(
         with open_images(path, part=part) as images:
             labels = images.labels if label_column is not None else ("",) * len(images)
             return LabelledRows(columns={IMAGE: objects(images)}, labels=labels, files=_full_names(images))
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return _labelled_arrays(path, labelled=label_column is not None)
     names = {TEXT: text_column} if pair_column is None else {TEXT: text_column, PAIR: pair_column}
     rows = read_table(path, tuple(names.values()), label_column, part)
@@ -229,7 +229,7 @@ def read_labelled(
 
 def check_part(path: Path, part: str | None) -> None:
     """Raises DataError if a part is named of a file that has none."""
-    if part is not None and path.suffix != ".json" and not is_images(path):
+    if part is not None and path.suffix.lower() != ".json" and not is_images(path):
         raise DataError(f"{path}: no part {part!r}: only CLINC150's .json, folders and .zip have parts")
 
 
@@ -238,10 +238,10 @@ def has_labels(path: Path, *, label_column: str = "label", part: str | None = No
     if is_images(path):
         with open_images(path, part=part) as images, suppress(DataError):
             return bool(images.labels)
-    if path.suffix == ".npz" and zipfile.is_zipfile(path):
+    if path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:  # reads no array
             return f"{LABELS}.npy" in archive.namelist()
-    return path.suffix == ".json" or has_column(path, label_column)
+    return path.suffix.lower() == ".json" or has_column(path, label_column)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from earlyexit.errors import DataError
 Row = tuple[int, tuple[str, ...], str]
 """Line number, texts, label."""
 TABLES = (".csv", ".tsv", ".jsonl")
+csv.field_size_limit(10_000_000)  # by default 131,072 characters; a quote that is never closed makes longer cells
 
 
 def read_table(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> list[Row]:
@@ -44,19 +45,20 @@ def stream_rows(
     that are not blank are the texts. Raises DataError with file and line.
     """
     check_file(path)
-    known = TABLES if label_column is not None else (*TABLES, ".txt")
-    if path.suffix not in (*known, ".json"):
+    known, suffix = TABLES if label_column is not None else (*TABLES, ".txt"), path.suffix.lower()
+    if suffix not in (*known, ".json"):
         raise DataError(f"{path}: unknown suffix {path.suffix!r}; known: {', '.join(known)}, .json (CLINC150's form)")
-    if path.suffix in TABLES:
+    if suffix in TABLES:
         return stream_table(path, text_columns, label_column)
     if len(text_columns) > 1:
         raise DataError(f"{path}: rows of {' and '.join(text_columns)} must be .csv, .tsv or .jsonl")
-    return _clinc(path, part) if path.suffix == ".json" else stream_lines(path)
+    return _clinc(path, part) if suffix == ".json" else stream_lines(path)
 
 
 def has_column(path: Path, name: str) -> bool:
     """Returns whether the first row of a table has a column with a name."""
-    return path.suffix in TABLES and path.is_file() and any(name in row for _, row in islice(_rows(path, ()), 1))
+    is_table = path.suffix.lower() in TABLES and path.is_file()
+    return is_table and any(name in row for _, row in islice(_rows(path, ()), 1))
 
 
 def stream_lines(path: Path) -> Iterator[Row]:
@@ -85,7 +87,8 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
 
 
 def _rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    return _json_rows(path, columns) if path.suffix == ".jsonl" else csv_rows(path, columns, tabs=path.suffix == ".tsv")
+    suffix = path.suffix.lower()
+    return _json_rows(path, columns) if suffix == ".jsonl" else csv_rows(path, columns, tabs=suffix == ".tsv")
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def run(job: BenchJob) -> None:
 
 def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
     """Returns the inputs, and their labels if the data has any that are texts."""
-    named = "label_column" in job.model_fields_set and job.data.suffix != ".txt"
+    named = "label_column" in job.model_fields_set and job.data.suffix.lower() != ".txt"
     labelled = named or has_labels(job.data, label_column=job.label_column, part=job.part)
     rows = job.read(job.data, **({} if labelled else {"label_column": None}))
     return inputs_of(rows.columns), rows.labels if labelled and not rows.part_names else None

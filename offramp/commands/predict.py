@@ -220,7 +220,7 @@ def map_folder(folder: Path | None, model_inputs: Mapping[str, str], paths: Iter
     if model_inputs != IMAGES:
         raise InputError("--maps: only models for images answer class maps, and this model takes other inputs")
     for path in paths:
-        if path.suffix in ARRAYS:
+        if path.suffix.lower() in ARRAYS:
             raise InputError(f"--maps: class maps are named after image files; {path} has none: give a folder or .zip")
         if path.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"--maps {folder}: the folder contains the input {path}; choose another folder")
@@ -360,19 +360,20 @@ def _short_text(value: Any) -> str:
 
 def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str, ...], Iterator[InputRow]]:
     """Returns the names of `InputRow.id_columns`, and the inputs of the file or of standard input."""
-    names = tuple(model_inputs) if job.data is not None and job.data.suffix in ARRAYS else _text_names(model_inputs)
+    are_arrays = job.data is not None and job.data.suffix.lower() in ARRAYS
+    names = tuple(model_inputs) if are_arrays else _text_names(model_inputs)
     if job.data is None:
         if len(names) > 1 or model_inputs == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}, not single texts: give --data")
         return names, (InputRow({names[0]: line}, line) for line in lines_of(sys.stdin, "standard input"))
-    if is_images(job.data) != (model_inputs == IMAGES) and job.data.suffix not in ARRAYS:
+    if is_images(job.data) != (model_inputs == IMAGES) and not are_arrays:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
     if job.pair_column is not None and len(names) < 2:
         raise InputError(f"--pair-column {job.pair_column}: the model takes no pairs of texts")
     columns = (job.text_column, *(job.pair_column if job.pair_column is not None else name for name in names[1:]))
     rows = stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
     first = list(islice(rows, 1))  # refuses a file that cannot be read before any output is written
-    return ("row",) if job.data.suffix in ARRAYS else names, chain(first, rows)
+    return ("row",) if are_arrays else names, chain(first, rows)
 
 
 def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[InputRow]:
@@ -385,7 +386,7 @@ def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = 
     if is_images(path):
         with open_images(path, part=part) as images:
             yield from (InputRow({"image": name}, content) for name, content in zip(images.names, images, strict=True))
-    elif path.suffix in ARRAYS:
+    elif path.suffix.lower() in ARRAYS:
         yield from _arrays(path, tuple(columns))
     else:
         for _, row, _ in stream_rows(path, tuple(columns.values()), part=part):

@@ -58,7 +58,7 @@ def run(job: RampJob) -> None:
 def read_log(job: RampJob, labels: tuple[str, ...]) -> LabelledRows:
     """Returns the rows of the log, with labels if each row has one of the checkpoint's labels."""
     column = "label" if job.label_column is None and has_labels(job.data, part=job.part) else job.label_column
-    may_lack_some = job.data.suffix in TABLES and column is not None  # other formats have labels for all rows or none
+    may_lack_some = job.data.suffix.lower() in TABLES and column is not None  # other formats label all rows or none
     rows = job.read(job.data, label_column=None if may_lack_some else column)
     if may_lack_some:
         rows = rows.with_labels(label for _, _, label in stream_table(job.data, (job.text_column,), column))

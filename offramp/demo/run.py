@@ -60,7 +60,7 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     from offramp.commands.train import train
 
     runs.mkdir(parents=True, exist_ok=True)
-    if data is not None and data.suffix == ".json":  # CLINC150 has these parts
+    if data is not None and data.suffix.lower() == ".json":  # CLINC150 has these parts
         learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
     else:  # 60, 20 and 20 % of the rows of each label
         learn, rest = read_labelled(data or TEXTS).divide(0.4, SEED)

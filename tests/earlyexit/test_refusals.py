@@ -452,7 +452,7 @@ FILES: dict[str, FileCase] = {
     "table: empty file": (labelled, "d.csv", ""),
     "table: not UTF-8": (labelled, "d.csv", b"text,label\n" + b"a,x\n" * 9999 + b"\xff,y\n"),
     "table: ending": (labelled, "d.txt", "a x\n"),
-    "table: endless field": (labelled, "d.csv", f"text,label\na,x\n{'b' * 200_000},y\n"),
+    "table: endless field": (labelled, "d.csv", f"text,label\na,x\n{'b' * 11_000_000},y\n"),
     "table: absent": (labelled, "d.csv", None),
     "table: one side missing": (paired, "d.csv", "a,b,label\nx,y,1\nx, ,1\n"),
     "table: pairs of clinc": (paired, "d.json", CLINC),

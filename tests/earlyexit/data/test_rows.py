@@ -53,8 +53,8 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
             '\ufeff{"text": "pay my bill", "label": "bills"}\n\n{"text": "a \\"b\\" c", "label": "other"}\n\n',
             id="jsonl with a mark and blank lines",
         ),
-        pytest.param("d.json", json.dumps(CLINC), id="clinc"),
-        pytest.param("d.csv", '\ufefftext,label\npay my bill,bills\n"a ""b"" c",other\n', id="csv as Excel writes it"),
+        pytest.param("d.JSON", json.dumps(CLINC), id="clinc"),
+        pytest.param("d.CSV", '\ufefftext,label\npay my bill,bills\n"a ""b"" c",other\n', id="csv as Excel writes it"),
     ],
 )
 def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, content: str) -> None:
@@ -62,10 +62,10 @@ def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, cont
     assert (data.texts, data.labels) == (TEXTS, LABELS)
 
 
-def test_texts_without_labels_are_lines(tmp_path: Path) -> None:
-    path = tmp_path / "texts.txt"
-    path.write_text("play jazz\n\nstop\n", encoding="utf-8-sig")
-    assert read_labelled(path, label_column=None).texts == ("play jazz", "stop")
+@pytest.mark.parametrize(("name", "long"), [("texts.txt", "stop"), ("texts.CSV", "a b " * 50_000)])
+def test_texts_without_labels_are_lines_or_cells_of_any_length(tmp_path: Path, name: str, long: str) -> None:
+    path = write(tmp_path, name, f"\ufefftext\n\n{long}\n")
+    assert read_labelled(path, label_column=None).texts == ("text", long)[name.endswith("CSV") :]
 
 
 def test_a_random_share_of_every_label_but_never_all_is_split_off() -> None:
