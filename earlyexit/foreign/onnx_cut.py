@@ -121,14 +121,15 @@ class DivisibleGraph(OnnxModel, Divisible):
     def blocks(self, cuts: Sequence[Sequence[str]]) -> OnnxBackbone:
         cuts = [*cuts, self.flow.outputs]
         sizes = self._sizes(cuts)
-        answers = self.trials[self.flow.outputs[0]][0]
-        sums = np.abs(answers.sum(1) - 1)
+        [output] = self.flow.outputs
+        answers = self.trials[output][0].astype(np.float32)
+        are_shares = (answers >= 0).all() and (np.abs(answers.sum(1) - 1) < SURE).all()
         config = GraphConfig(
             **dict(self.entry),
             file=FILE,
             sha256=fingerprint(self.folder, FILE),
             cuts=tuple(tuple(crossing(name, self.trials[name]) for name in cut) for cut in cuts),
-            outputs="probabilities" if (answers >= 0).all() and (sums < SURE).all() else "logits",
+            outputs="probabilities" if are_shares or self.flow.maker[output].op == "Sigmoid" else "logits",
             sizes={name: sizes_of(name, self.trials[name]) for name in sizes},
         )
         return OnnxBackbone(config, self.folder)

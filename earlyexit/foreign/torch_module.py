@@ -233,8 +233,11 @@ class TorchModel(Divisible):
         return {symbol: name for size, name in sizes if (symbol := _symbol(size)) is not None}
 
     def _input_spec(self, name: str) -> TensorSpec:
-        """Returns the codec's tensor for an input, with int32 for integers. Raises ModelFolderError: see `spec`."""
-        if self._nodes[name].meta["val"].dtype not in (torch.int64, torch.int32):
+        """Returns the codec's tensor for an input: int32 for integers, uint8 for bool. Raises as `spec` does."""
+        dtype = self._nodes[name].meta["val"].dtype
+        if dtype == torch.bool:
+            return replace(self._spec(name, "uint8"), below=2)
+        if dtype not in (torch.int64, torch.int32):
             return self.spec(name)
         # The integers must be below the number of rows of the smallest table in which they are looked up; 2 if unknown.
         below = min((self._weights[table].shape[0] for table in self.flow.tables(name)), default=2)

@@ -105,6 +105,8 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if lacking := sorted(name for name in absent if not name.startswith("pooler.")):
         raise ModelFolderError(f"the weights of {source!r} lack {lacking[0]} in the shape of its configuration")
+    if broken := [name for name, weights in hf_model.named_parameters() if not weights.isfinite().all()]:
+        raise ModelFolderError(f"the weights of {source!r} have NaN or infinite numbers in {broken[0]}")
     return family.from_transformers(hf_model.eval(), pairs=pairs), config.model_type
 
 

@@ -104,11 +104,11 @@ def lacking(name: str, make: Callable[[], Any]) -> Read:
     return read
 
 
-def misfit(**config: Any) -> Read:
-    """A checkpoint whose weights are of another configuration."""
+def misfit(noise: float = 0.1, **config: Any) -> Read:
+    """A checkpoint whose weights are of another configuration, or no numbers."""
 
     def read(folder: Path) -> object:
-        hf_model("bert", classifies=False).save_pretrained(folder)
+        hf_model("bert", classifies=False, noise=noise).save_pretrained(folder)
         hf_config("bert", **config).save_pretrained(folder)
         return load_pretrained(str(folder))
 
@@ -128,6 +128,7 @@ REFUSED: dict[str, Read] = {
     "checkpoint: no weights of a decoder's block": lacking("model.layers.3.mlp.up_proj.weight", hf_decoder),
     "checkpoint: other sizes": misfit(intermediate_size=50),
     "checkpoint: an unknown activation": misfit(hidden_act="swoosh"),
+    "checkpoint: no numbers": misfit(noise=float("nan")),
     "checkpoint: a decoder": misfit(is_decoder=True),
     "checkpoint: relative positions": misfit(position_embedding_type="relative_key"),
     "weights: no bias": resnet("fc.bias", None),

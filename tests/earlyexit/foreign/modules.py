@@ -300,7 +300,7 @@ class Categories(Indexed):
 
 
 def categories() -> Given:
-    return _seeded(Categories), {"codes": torch.tensor([[1, 2], [3, 4]]), "numbers": torch.ones(2, 1)}
+    return _seeded(Categories), {"codes": torch.tensor([[1, 2], [3, 4]]), "numbers": torch.tensor([[True], [False]])}
 
 
 class Plain(nn.Module):

@@ -44,6 +44,7 @@ pictures (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] LAST) {
 ENDS = {
     "flat": "flat = Flatten(pooled) logits = Gemm(flat, head, bias)",
     "probabilities": "flat = Flatten(pooled) sums = Gemm(flat, head, bias) answers = Softmax <axis = 1> (sums)",
+    "separate": "flat = Flatten(pooled) sums = Gemm(flat, head, bias) answers = Sigmoid(sums)",
     "reshaped": "rows = Constant <value_ints = [1, 8]> () flat = Reshape(pooled, rows) logits = Gemm(flat, head, bias)",
 }
 BLOCK = """
@@ -91,7 +92,7 @@ words (int64[B, T] input_ids, int64[B, T] attention_mask) => (float[B, 3] logits
 def pictures_graph(*, end: str = "flat", batch: str = "B", seed: int = 0) -> onnx.ModelProto:
     """Three convolutions, the second with a skip connection; its cut tensors are r0, r1, r2."""
     text = PICTURES.replace("END", ENDS[end]).replace("BATCH", batch)
-    text = text.replace("LAST", "answers" if end == "probabilities" else "logits")
+    text = text.replace("LAST", "answers" if end in ("probabilities", "separate") else "logits")
     shapes = {"w0": (6, 3, 3, 3), "w1": (6, 6, 3, 3), "w2": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}
     return _model(text, shapes, seed)
 

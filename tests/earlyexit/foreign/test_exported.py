@@ -107,9 +107,7 @@ def test_crossing_tensors_are_described() -> None:
     assert backbone.max_length == 24, "as far as there are positions"
     boundaries = [backbone.boundary(block) for block in range(backbone.num_blocks)]
     assert all(len(each) == 1 for each in boundaries)
-    assert boundaries[0][0].per_token
-    assert boundaries[-1][0].shape == (3,)
-    assert not boundaries[-1][0].per_token
+    assert (boundaries[0][0].per_token, boundaries[-1][0].per_token, boundaries[-1][0].shape) == (True, False, (3,))
 
 
 def test_other_weights_or_another_graph_in_the_folder_are_refused(tmp_path: Path) -> None:
@@ -194,10 +192,10 @@ def test_tokens_are_bounded_by_their_table_and_weights_of_any_type_have_a_finger
     assert (before == after, before == backbone.sha256()) == (False, True)
 
 
-def test_integers_of_arrays_are_features_of_a_fixed_number_and_unknown_tables_may_be_small() -> None:
+def test_integers_and_bools_of_arrays_are_features_and_unknown_tables_may_be_small() -> None:
     graph = read_foreign(f"{foreign.__name__}:categories", ForeignOptions(arrays=True), open_size=1)
     inputs = cut_at(graph).backbone.inputs
-    assert [(each.shape, each.per_token) for each in inputs] == [((2,), False), ((1,), False)]
+    assert [(each.shape, each.dtype) for each in inputs] == [((2,), "int32"), ((1,), "uint8")]
 
 
 @pytest.mark.parametrize("place", ["types", "weights"])
