@@ -212,8 +212,7 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     Raises InputError for a model folder, and ModelFolderError with advice for other folders.
     """
     if (folder / CARD_FILE).is_file():
-        calibrate = command("calibrate", folder, "--data", "ROWS")
-        raise InputError(f"{folder} is a model folder already; to calibrate its exits: {calibrate}")
+        raise InputError(f"{folder} is a model folder already; to calibrate its exits: {calibrate_command(folder)}")
     path = folder / CONFIG
     if not path.is_file():
         neither = f" is neither a model folder (no {CARD_FILE}) nor a checkpoint of transformers (no {CONFIG})"

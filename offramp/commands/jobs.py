@@ -45,8 +45,8 @@ class ProfileJob(Job):
     """Batch sizes to measure."""
     lengths: Sizes | None = None
     """Input lengths to measure, in tokens, special tokens included. For a decoder, 1 is one decode step of each
-    sequence, and a larger length is a prompt of batch x length tokens. None: 16,32,64; for decoders 1,16; for inputs
-    without tokens 1."""
+    sequence, and a larger length is a prompt of batch x length tokens. None: 16,32,64, as far as the model takes them;
+    for decoders 1,16; for inputs without tokens 1."""
     context: int = Field(default=64, ge=1)
     """For decoders: context tokens before each measured step, whose keys and values it reads."""
     repeats: int = Field(default=7, ge=1)

@@ -55,7 +55,8 @@ FURTHER = 7
 def splits_of(job: ProfileJob, model: Network) -> tuple[TimedSplit, ...]:
     """Returns the splits to time for a profile; raises InputError for lengths that the model does not support."""
     keeps = model.members[0].backbone.kept_bytes > 0
-    lengths = job.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
+    usual = STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS
+    lengths = job.lengths or tuple(each for each in usual if each <= model.max_length) or (model.max_length,)
     if lengths[-1] > model.max_length:
         raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
     further = 0
