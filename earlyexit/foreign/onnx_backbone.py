@@ -284,10 +284,10 @@ class OnnxBackbone(Backbone):
                 shutil.copyfile(source, target)
 
     def _logits(self, rows: Tensor) -> Tensor:
-        """Returns the logits of the graph's outputs. Probabilities of 0 have a finite logarithm."""
+        """Returns the logits of the graph's outputs. The logarithms of tiny probabilities are finite, and not noise."""
         if self.config.outputs != "probabilities":
             return rows
-        return rows.clamp_min(torch.finfo(torch.float32).tiny).log()
+        return rows.clamp_min(torch.finfo(getattr(torch, self.config.cuts[-1][0].dtype)).tiny).log()
 
     @cached_property
     def _graph(self) -> Any:
