@@ -25,6 +25,7 @@ from optimizer.search.label_search import (
     ABORTED,
     CLOSED,
     COMPLETE,
+    MAX_STAGES,
     TOTAL,
     ChainLimits,
     completion_bounds,
@@ -130,14 +131,6 @@ def most_promising(candidates: Sequence[Chain], most: int) -> list[Chain]:
     return [chain for _, chain in sorted(turns, key=lambda turn: turn[0])[:most]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPlan:
-    """A plan that a master problem found."""
-
-    plan: FeasiblePlan
-    used: tuple[Chain, ...]
-
-
 def search_chains(problem: PlanProblem, space: Space) -> Found:
     """Returns the best plan that was found, and a proven bound."""
     names = payable_names(problem)
@@ -156,7 +149,7 @@ class ChainSearch:
     relaxation: Relaxation
     _demand: Demand = field(init=False)
     _graph: Graph = field(init=False)
-    _best: MixedPlan | None = None
+    _best: FeasiblePlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
     _mixed_bound: float | None = None
@@ -180,9 +173,9 @@ class ChainSearch:
             bound = worst_value(self.problem, (bound, self._mixed_bound))
         if self._best is None:
             return Found(plans=(), bound=bound)
-        value = objective_value(self.problem, self._best.plan.figures)
+        value = objective_value(self.problem, self._best.figures)
         bound = value if gap_between(value, bound) <= SOLVED else bound
-        return Found(plans=(self._best.plan, *self._others), bound=bound)
+        return Found(plans=(self._best, *self._others), bound=bound)
 
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
@@ -195,10 +188,11 @@ class ChainSearch:
         self._improve(candidates)
         for _ in range(MAX_ROUNDS):
             before, bound = self._best, self._bound.value
-            if before is None or gap_between(objective_value(self.problem, before.plan.figures), bound) <= SOLVED:
+            if before is None or gap_between(objective_value(self.problem, before.figures), bound) <= SOLVED:
                 break
-            self._improve(list(dict.fromkeys([*candidates, *before.used, *self._replacements(before)])))
-            if self._best is not None and self._best.plan is before.plan:
+            candidates = list(dict.fromkeys([*candidates, *self._replacements(before)]))
+            self._improve(candidates)
+            if self._best is before:
                 break
         return False
 
@@ -253,11 +247,10 @@ class ChainSearch:
                 high, step = middle, 2 * step
         return priced
 
-    def _replacements(self, best: MixedPlan) -> list[Chain]:
+    def _replacements(self, best: FeasiblePlan) -> list[Chain]:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
         priced: list[Chain] = []
-        figures = best.plan.figures
-        chains = chains_of(best.plan.stages, self.problem.num_blocks)
+        figures, chains = best.figures, chains_of(best.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
             left_C = self._demand.count_C.astype(float)
             for stage in (stage for other in chains if other is not chain for stage in other):
@@ -271,7 +264,8 @@ class ChainSearch:
     def _splits(self) -> tuple[Graph, bool]:
         """Returns the graph of splits, and whether it is complete."""
         problem, space = self.problem, self.space
-        nodes, is_complete = (None if space.splits_per_stage or space.several_stages else end_nodes(problem)), True
+        nodes = None if space.splits_per_stage or space.several_stages else end_nodes(problem)
+        is_complete = problem.num_blocks <= MAX_STAGES or not space.several_stages
         if nodes is None and num_splits(problem, space) > MAX_SPLITS:
             nodes, is_complete = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR), False
         payable = replace(problem, devices={name: problem.devices[name] for name in self._names})
@@ -299,14 +293,14 @@ class ChainSearch:
             candidates = most_promising(candidates, MAX_CHAINS)
         for mixture in best_mixtures(candidates, self._demand):  # exit records may prefer a plan of a single chain
             self._mixed_bound = mixture.bound
-            mixed = self._mixed_plan(mixture)
+            mixed = self._plan_of(mixture)
             if mixed is None:
                 continue
-            self._others.append(mixed.plan)
+            self._others.append(mixed)
             if self._best is None or self._merit(mixed) > self._merit(self._best):
                 self._best = mixed
 
-    def _mixed_plan(self, mixture: Mixture) -> MixedPlan | None:
+    def _plan_of(self, mixture: Mixture) -> FeasiblePlan | None:
         """Returns a mixture's plan, or None if it has no chains or breaks a promise."""
         if not mixture.chains:
             return None
@@ -317,8 +311,7 @@ class ChainSearch:
         )
         total = sum(mixture.rates)
         shares = () if self.problem.required_per_s is None else tuple(rate / total for rate in mixture.rates)
-        plan = if_feasible(self.problem, stages, shares)
-        return None if plan is None else MixedPlan(plan=plan, used=mixture.chains)
+        return if_feasible(self.problem, stages, shares)
 
-    def _merit(self, mixture: MixedPlan) -> tuple[float, ...]:
-        return merit(self.problem, mixture.plan.figures)
+    def _merit(self, plan: FeasiblePlan) -> tuple[float, ...]:
+        return merit(self.problem, plan.figures)

@@ -127,7 +127,7 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
     if _may_have_several_chains(problem, space):
         found = _several_chains(problem, space)
         if problem.required_per_s is not None:
-            searches = (search_chains,)  # it explains why there is no plan
+            searches = (_several_chains,)  # it explains why there is no plan
     else:
         found = _one_chain(problem, space, searches)
     return _decided(problem, space, found, searches)
@@ -173,8 +173,9 @@ def _decided(problem: PlanProblem, space: Space, found: Found, searches: tuple[S
         fastest = best_plan(replace(other, objective=MaximizeRate()), searches)
         return None if fastest is None else fastest.figures.rate_per_s
 
-    quick = [partial(search_exactly, any_plan=True) if each is search_exactly else each for each in searches]
-    any_plan = partial(best_plan, among=quick)
+    exact = partial(search_exactly, any_plan=True)
+    quick: dict[Search, Search] = {search_exactly: exact, _several_chains: search_chains}
+    any_plan = partial(best_plan, among=[quick.get(each, each) for each in searches])
     resolution = SLO_RESOLUTION_AT_SCALE if is_too_big(problem, space) else SLO_RESOLUTION
     return why_infeasible(
         problem,

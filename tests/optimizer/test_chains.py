@@ -255,7 +255,7 @@ def test_a_rate_between_the_fastest_plan_and_the_bound_is_refused_with_both() ->
 
 
 def table(batches: tuple[int, ...], block_ms: list[list[float]], ramp_ms: list[list[float]]) -> LatencyTable:
-    return LatencyTable(batches=batches, block_s_NB=np.array(block_ms) / 1e3, ramp_s_EB=np.array(ramp_ms) / 1e3)
+    return LatencyTable.of_rows(batches, block_ms, ramp_ms).times(1e-3)
 
 
 def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_devices_to_another_chain() -> None:
@@ -302,11 +302,25 @@ def test_refusals_count_the_accelerators_of_all_chains_and_name_an_slo_that_has_
     )
 
 
-def test_plans_of_several_chains_are_no_worse_than_the_best_of_one() -> None:
-    problem = read_problem(Path("examples/problems/bert_large_hetero.yaml")).problem
+def alternating() -> PlanProblem:
+    """Returns a problem of seven blocks that are fast on V100 and T4 in turn: the best plan has seven stages."""
+    fast_and_slow = [[1.0] if block % 2 else [100.0] for block in range(8)]
+    latency = {"T4": table((1,), fast_and_slow[:7], []), "V100": table((1,), fast_and_slow[1:], [])}
+    devices = {"T4": Supply(count=3, usd_per_hour=1.0), "V100": Supply(count=4, usd_per_hour=1.0)}
+    return plain_problem(survival_N=(1.0,) * 7, ramps=(), latency=latency, devices=devices)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [read_problem(Path("examples/problems/bert_large_hetero.yaml")).problem, alternating()],
+    ids=["24 blocks", "seven stages"],
+)
+def test_plans_of_several_chains_are_no_worse_than_the_best_of_one(problem: PlanProblem) -> None:
     one, several = planned(replace(problem, most_chains=1)), planned(replace(problem, most_chains=3))
     assert several.figures.rate_per_s >= one.figures.rate_per_s * (1 - 1e-9)
     assert several.figures.rate_per_s <= several.bound
+    too_fast = replace(problem, most_chains=3, objective=MinimizeCost(rate_per_s=1.1 * several.bound))
+    assert refused(too_fast).highest_rate_per_s == several.figures.rate_per_s
 
 
 LENGTH, LONG = 32, 128
