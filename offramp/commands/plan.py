@@ -18,7 +18,7 @@ from earlyexit.errors import InputError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text, show
-from optimizer.cost.evaluate import ExpectedSplit, merit, predictions, step_figures
+from optimizer.cost.evaluate import ExpectedSplit, merit, predictions
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
 from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.steps import generation_of, sequence_figures
@@ -244,7 +244,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         no_plan = _no_plan_document(answer.decision) | message
         return {"no_plan": no_plan, "strategy": answer.decision.strategy, "baselines": answer.baselines}
     planned, figures = answer.planned, answer.planned.figures
-    sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **step_figures(figures)))
+    sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, figures))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
     hop_rates = (each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None for each in figures.stages)
     return {

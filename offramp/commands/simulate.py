@@ -25,7 +25,7 @@ from offramp.commands.plan import NO_PLAN, answer
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import check_policy, policy_of_records, read_calibration_file
-from optimizer.cost.evaluate import Evaluation, evaluate, step_figures, violations
+from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.steps import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec
@@ -384,7 +384,7 @@ def _simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Pr
     played = generate(scenario, progress=progress)
     if not played.tokens_K.any():
         return None
-    expected = sequence_figures(scenario.problem, scenario.plan.stages, **step_figures(predicted))
+    expected = sequence_figures(scenario.problem, scenario.plan.stages, predicted)
     simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
     sequences = {"predicted_sequences": asdict(expected), "simulated": simulated}
     return {"interrupted": played.interrupted, **sequences, "notes": []}

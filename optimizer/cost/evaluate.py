@@ -36,7 +36,7 @@ from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_
 from optimizer.cost.queues import Load
 from optimizer.generation.steps import broken_promises, seconds_of_steps
 from optimizer.plans.plan import Stage, chains_of
-from optimizer.problems.networks import Subproblem, crossings, subproblem_of
+from optimizer.problems.networks import Subproblem, subproblem_of
 from optimizer.problems.problem import (
     MaximizeRate,
     MinimizeCost,
@@ -326,7 +326,7 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
     ramp_budget = problem.ramp_budget
     if ramp_budget is not None and figures.ramp_overhead > ramp_budget * (1 + TOLERANCE):
         texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, and {ramp_budget:.3%} are allowed")
-    return [*texts, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
+    return [*texts, *(text for _, text in broken_promises(problem, stages, figures))]
 
 
 def milliseconds(seconds: float) -> str:
@@ -368,12 +368,6 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
                 chain_loads.append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / reached_by))
         loads_by_chain.append(chain_loads)
     return loads_by_chain
-
-
-def step_figures(figures: Evaluation) -> dict[str, float]:
-    """Returns the figures that `optimizer.generation.steps` needs."""
-    hops_s = sum(each.hop_s for each in figures.stages)
-    return {"rate_per_s": figures.served_per_s, "latency_s": figures.latency_s, "hops_s": hops_s}
 
 
 def _expected_split(
@@ -434,7 +428,7 @@ def _hop_s(problem: PlanProblem, split: Split, share_N: Sequence[float]) -> floa
 
 def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
     """Returns the seconds from a network's end to the next network, without the hop at a stage's end; 0 elsewhere."""
-    if split.end not in crossings(problem):
+    if split.end not in problem.networks[:-1]:
         return 0.0
     return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, split, share_N))
 
@@ -442,7 +436,7 @@ def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Seque
 def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
     """Returns the time to fill a split's batch. The ingress fills one batch; inside a stage each replica fills one."""
     split = stage.splits[index]
-    num_filling = 1 if index == 0 or split.first in crossings(problem) else stage.replicas
+    num_filling = 1 if index == 0 or split.first in problem.networks[:-1] else stage.replicas
     waits = split.batch > problem.tokens_per_input
     return _ratio(num_filling * split.batch * waits, rate_per_s * share_N[split.first])
 

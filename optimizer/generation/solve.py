@@ -8,26 +8,20 @@ plan found is taken. The gap bounds how far it may be from the optimum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from optimizer.cost.evaluate import evaluate, merit, step_figures, violations
+from optimizer.cost.evaluate import evaluate, merit, violations
 from optimizer.generation.steps import broken_promises, generation_of, running_sequences, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.problems.what_if import with_batch_limit
-from optimizer.search.decision import Decision, Found, NoPlan, Planned, Strategy, if_feasible
-from optimizer.search.space import SPACES, Space
+from optimizer.search.decision import Decision, Found, NoPlan, Planned, if_feasible
+from optimizer.search.space import CONTAINED, Space
 
 ExactPlanner = Callable[[PlanProblem, Space], Decision]
-PARTS: Mapping[Strategy, tuple[Strategy, ...]] = {
-    "best": ("stock", "early-exit", "serial"),
-    "serial": ("stock", "early-exit"),
-    "e3": ("early-exit",),
-}
-"""Strategies whose plans a space contains. They have fewer splits, so fewer sequences keep their batches full."""
 
 
 def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPlanner) -> Decision:
@@ -44,7 +38,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     figures = evaluate(problem, first.stages)
     if not violations(problem, first.stages, figures):
         return first
-    parts = (space, *(SPACES[name] for name in PARTS.get(space.strategy, ())), *_smaller_stages(problem, space))
+    parts = (space, *CONTAINED.get(space.strategy, ()), *_smaller_stages(problem, space))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
     decisions = [each for part in parts for each in _limited(relaxed, part, limits, solve_exactly)]
     plans = dict.fromkeys(
@@ -56,7 +50,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     )
     kept = [plan for plan in (if_feasible(problem, stages) for stages in plans) if plan is not None]
     if not kept:
-        broken = [promise for promise, _ in broken_promises(problem, first.stages, **step_figures(figures))]
+        broken = [promise for promise, _ in broken_promises(problem, first.stages, figures)]
         return NoPlan(strategy=space.strategy, binding=broken[-1])
     best = max(kept, key=lambda plan: merit(problem, plan.figures))
     return Found(plans=(best, *kept), bound=first.bound).planned(problem, space.strategy)

@@ -30,11 +30,6 @@ def network_sets(problem: PlanProblem) -> tuple[Used, ...]:
     return tuple((*others, last) for size in range(last + 1) for others in combinations(range(last), size))
 
 
-def crossings(problem: PlanProblem) -> frozenset[int]:
-    """Returns the blocks at which networks begin, except for the first network."""
-    return frozenset(problem.networks[:-1])
-
-
 def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
     """Returns the ramps in these networks."""
     return tuple(ramp for ramp in problem.ramps if used_networks(problem.networks, {ramp})[0] in used)

@@ -115,8 +115,7 @@ def _may_have_several_chains(problem: PlanProblem, space: Space) -> bool:
 def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> Decision:
     """Solves a problem whose networks are all used."""
     if problem.in_time:
-        plain = partial(_solve, space=space, searches=searches)
-        return solve_in_time(problem, plain, lambda other: _bound(other, space) is not None)
+        return solve_in_time(problem, space, partial(_solve, searches=searches), _bound)
     if problem.lengths is not None:
         return _per_input(problem, _solve(in_tokens(problem), space, searches))
     if space.strategy == "pame":

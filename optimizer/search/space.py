@@ -52,6 +52,12 @@ SPACES: dict[Strategy, Space] = {
     # The whole model, replicated, with the exits that a search over recorded batches finds (PAME, ICS'22, section 6).
     "pame": Space(strategy="pame", splits_per_stage=False, several_stages=False),
 }
+CONTAINED: dict[Strategy, tuple[Space, ...]] = {
+    "best": (SPACES["stock"], SPACES["early-exit"], SPACES["serial"]),
+    "serial": (SPACES["stock"], SPACES["early-exit"]),
+    "e3": (SPACES["early-exit"],),
+}
+"""Spaces that the space of a strategy contains. Their plans have fewer splits."""
 
 
 def payable_names(problem: PlanProblem) -> tuple[str, ...]:

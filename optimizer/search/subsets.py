@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from optimizer.cost.evaluate import TOLERANCE, evaluate, merit, objective_value, queue_s
+from optimizer.cost.evaluate import TOLERANCE, evaluate, merit, objective_value
 from optimizer.problems.networks import Subproblem, Used, network_sets
 from optimizer.problems.problem import MaximizeRate, PlanProblem
 from optimizer.search.decision import Binding, Decision, NoPlan, Planned, gap_between
+from optimizer.search.in_time import excess_s
 
 Incumbent = tuple[Subproblem, Planned]
 Solve = Callable[[PlanProblem], Decision]
@@ -54,7 +55,7 @@ def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decisi
 
 def _may_beat(problem: PlanProblem, bound: float, part: Subproblem, best: Incumbent) -> bool:
     """Returns whether a subproblem with this bound may have a better plan than the incumbent."""
-    if _excess_s(best):
+    if excess_s(best[0].problem, best[1]):
         return True
     value = objective_value(problem, best[1].figures)
     if math.isclose(bound, value, rel_tol=TOLERANCE):
@@ -64,7 +65,7 @@ def _may_beat(problem: PlanProblem, bound: float, part: Subproblem, best: Incumb
 
 def _beats(problem: PlanProblem, one: Incumbent, other: Incumbent) -> bool:
     """Compares plans by their excess, by the objective, then by the number of networks, then by `merit`."""
-    excesses = [_excess_s(each) for each in (one, other)]
+    excesses = [excess_s(part.problem, planned) for part, planned in (one, other)]
     if excesses[0] != excesses[1]:
         return excesses[0] < excesses[1]
     values = [objective_value(problem, each[1].figures) for each in (one, other)]
@@ -74,14 +75,6 @@ def _beats(problem: PlanProblem, one: Incumbent, other: Incumbent) -> bool:
     if sizes[0] != sizes[1]:
         return sizes[0] < sizes[1]
     return merit(problem, one[1].figures) > merit(problem, other[1].figures)
-
-
-def _excess_s(incumbent: Incumbent) -> float:
-    """Returns by how much a plan exceeds the SLO with its queues, as `solve_in_time` may; 0 if it keeps the SLO."""
-    part, planned = incumbent
-    needed_s = planned.figures.latency_s + queue_s(part.problem, planned.stages, planned.figures)
-    limit_s = part.problem.slo.limit_s
-    return needed_s - limit_s if needed_s > limit_s * (1 + TOLERANCE) else 0.0
 
 
 def _in_cascade(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent], bounds: Sequence[float]) -> Planned:

@@ -9,7 +9,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.evaluate import evaluate, merit, objective_value, step_figures, violations
+from optimizer.cost.evaluate import evaluate, merit, objective_value, violations
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
@@ -301,7 +301,7 @@ def test_figures_of_sequences_follow_littles_law() -> None:
     problem = with_memory(5000.0 + 700 * 100.5)
     stages = planned(problem).stages
     figures = evaluate(problem, stages)
-    said = sequence_figures(problem, stages, **step_figures(figures))
+    said = sequence_figures(problem, stages, figures)
     assert said.token_s == pytest.approx(said.running / figures.rate_per_s)
     assert said.tokens_per_s == pytest.approx(figures.rate_per_s * 5 / 4)
     assert said.sequences_per_s == pytest.approx(figures.rate_per_s / 4)
