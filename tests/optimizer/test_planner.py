@@ -67,9 +67,7 @@ def test_the_nearest_limits_of_an_infeasible_problem_are_returned(strategy: Stra
 def test_e3_keeps_a_batch_that_a_smaller_one_beats_in_one_split() -> None:
     # Of 10 inputs 9 leave after block 0, which is faster at batch 1 (1000/s) than at 4 (4 / 0.005 = 800/s). But then
     # block 1 does 1 / (0.1 * 0.100) = 100/s, against 4 / (0.1 * 0.010) = 4000/s at batch 4, and E3 has one batch.
-    table = LatencyTable(
-        batches=(1, 4), block_s_NB=np.array([[0.001, 0.005], [0.100, 0.010]]), ramp_s_EB=np.zeros((1, 2))
-    )
+    table = LatencyTable.of_rows((1, 4), [[0.001, 0.005], [0.100, 0.010]], [[0.0, 0.0]])
     problem = plain_problem(survival_N=(1.0, 0.1), latency={"cpu": table}, devices={"cpu": Supply(count=2)})
     assert planned(problem, "e3").figures.rate_per_s == pytest.approx(4 / 0.005)
 
@@ -175,10 +173,7 @@ def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_n
 
 
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
-    quick = {
-        name: LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * 1e-6, ramp_s_EB=table.ramp_s_EB * 0)
-        for name, table in problem().latency.items()
-    }
+    quick = {name: table.times(1e-6) for name, table in problem().latency.items()}
     link = Link(bandwidth_bytes_per_s=1.0)
     decision = planned(replace(problem(), latency=quick, link=link))
     assert len(decision.stages) == 1, "a hop of 196608 s would bound the rate"
@@ -256,6 +251,10 @@ def test_ramp_budgets_and_cost_budgets_that_bind_are_named() -> None:
     problem = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02))
     none = refused(problem, "early-exit")
     assert (none.binding, none.nearest_slo_s, none.highest_rate_per_s) == ("ramps", None, None)
+    # Batches of 8 would be faster, but their ramps take a fifth of a block. At 1/s, batches of 4 fill too slowly.
+    table = LatencyTable.of_rows((4, 8), [[0.004, 0.005]] * 2, [[0.00004, 0.001]])
+    fast = two_blocks(latency={"A": table}, objective=MinimizeLatency(rate_per_s=3000, ramp_budget=0.02))
+    assert refused(fast, "early-exit").highest_rate_per_s == pytest.approx(511, rel=0.01)
     decision = planned(two_blocks(objective=MaximizeRate()), "apparate")
     assert decision.figures == planned(two_blocks(objective=MaximizeRate()), "stock").figures
 

@@ -24,9 +24,9 @@ from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch
 from optimizer.search.space import Space, parts_of
 from optimizer.search.walks import tables_of
 
-# The highest rate within a ramp budget: its relative resolution, and the least one tried, relative to that without one.
+# The highest rate within a ramp budget: its relative resolution, and how often the one without it is halved at most.
 RATE_RESOLUTION = 0.01
-LEAST_RATE = 1e-3
+MOST_HALVES = 20
 MOST_STATES = 40_000_000
 """Size of a table with a number for every block and state of a split: a third of a gigabyte."""
 BUSIEST = 0.8
@@ -152,10 +152,9 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     if fastest.figures.ramp_overhead <= budget:
         return high
     plain = _fastest(problem, no_ramps) if space.ramps in ("choose", "split-ends") else None
-    low = high * LEAST_RATE if plain is None else plain.figures.rate_per_s
-    if plain is None and not has_plan(low):
-        return None
-    while high > low * (1 + RATE_RESOLUTION):
+    halves = (high / 2**power for power in range(1, MOST_HALVES))
+    low = next(filter(has_plan, halves), None) if plain is None else plain.figures.rate_per_s
+    while low is not None and high > low * (1 + RATE_RESOLUTION):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if has_plan(middle) else (low, middle)
     return low
