@@ -31,10 +31,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return NoPlan(strategy=space.strategy, binding="ttft")
     first = solve_exactly(relaxed, space)
     if isinstance(first, NoPlan):
-        rate_per_s = first.highest_rate_per_s
-        if rate_per_s and isinstance(solve_generation(problem.with_rate(rate_per_s), space, solve_exactly), NoPlan):
-            first = replace(first, highest_rate_per_s=None)  # no plan of this rate keeps the promises to sequences
-        return _blame_first_token(problem, first)
+        return _checked(problem, first, lambda other: solve_generation(other, space, solve_exactly))
     figures = evaluate(problem, first.stages)
     if not violations(problem, first.stages, figures):
         return first
@@ -79,12 +76,21 @@ def _limited(
             largest = max(split.batch for stage in decision.stages for split in stage.splits)
 
 
-def _blame_first_token(problem: PlanProblem, no_plan: NoPlan) -> NoPlan:
-    """Reports the first token as the reason if only the tighter SLO of `_without_promises` has no plan."""
-    nearest_s = no_plan.nearest_slo_s
-    if no_plan.binding != "latency" or nearest_s is None or nearest_s > problem.slo.latency_s:
+def _checked(problem: PlanProblem, no_plan: NoPlan, solve: Callable[[PlanProblem], Decision]) -> NoPlan:
+    """Returns the reason, with a rate and an SLO only if a plan of them keeps the promises to sequences too.
+
+    It is the first token if only the tighter SLO of `_without_promises` has no plan.
+    """
+    rate_per_s, slo = no_plan.highest_rate_per_s, replace(problem.slo, latency_s=no_plan.nearest_slo_s or 0.0)
+    if rate_per_s and isinstance(solve(problem.with_rate(rate_per_s)), NoPlan):
+        no_plan = replace(no_plan, highest_rate_per_s=None)
+    if no_plan.nearest_slo_s is None:
         return no_plan
-    return replace(no_plan, binding="ttft", nearest_slo_s=None)
+    if slo.latency_s <= problem.slo.latency_s:
+        return replace(no_plan, binding="ttft", nearest_slo_s=None)
+    patient, relaxed = replace(problem, slo=slo), _without_promises(replace(problem, slo=slo))
+    is_in_time = relaxed is not None and relaxed.slo == slo  # else the first token needs quicker steps
+    return no_plan if is_in_time and isinstance(solve(patient), Planned) else replace(no_plan, nearest_slo_s=None)
 
 
 def _without_promises(problem: PlanProblem) -> PlanProblem | None:

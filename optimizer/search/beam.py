@@ -18,7 +18,7 @@ from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.exact import search_exactly
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
-from optimizer.search.relaxation import CuttingPlanes, DualBound, Relaxation, solve_relaxation
+from optimizer.search.relaxation import CuttingPlanes, Relaxation, solve_relaxation
 from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
 from optimizer.search.walks import Prices
@@ -46,7 +46,7 @@ def search_at_scale(problem: PlanProblem, space: Space) -> Found:
 
     Without a plan, the bound says whether one may exist.
     """
-    founds = [Found(plans=search.plans(), bound=search.bound.value) for search in _searches(problem, space)]
+    founds = [Found(plans=search.plans(), bound=search.relaxation.bound.value) for search in _searches(problem, space)]
     bound = best_value(problem, (found.bound for found in founds))
     single = search_exactly(problem, replace(space, splits_per_stage=False, several_stages=False))
     return joined(problem, [*founds, *([single] if single else [])], bound)
@@ -54,7 +54,7 @@ def search_at_scale(problem: PlanProblem, space: Space) -> Found:
 
 def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
     """Returns a bound on the rate, or on the cost, of all plans of a space; None if no plan exists."""
-    bounds = [search.bound.value for search in _searches(problem, space)]
+    bounds = [search.relaxation.bound.value for search in _searches(problem, space)]
     return best_value(problem, bounds) if bounds else None
 
 
@@ -76,15 +76,10 @@ class ScaleSearch:
     relaxation: Relaxation
     _plans: list[FeasiblePlan] = field(default_factory=list)
 
-    @property
-    def bound(self) -> DualBound:
-        """The bound on the objective."""
-        return self.relaxation.bound
-
     def plans(self) -> tuple[FeasiblePlan, ...]:
         """Returns all plans found that keep every promise, the best first."""
         graph, one_split = self._graph(1), replace(self.space, splits_per_stage=False)
-        singles = single_split_stages(graph, self.problem.required_per_s or self.bound.value)
+        singles = single_split_stages(graph, self.problem.required_per_s or self.relaxation.bound.value)
         single_prices, prices = self._prices(singles, one_split), self._prices(graph, self.space)
         for width in WIDTHS:
             self._climb(singles, single_prices, width, COARSE, one_split)
@@ -116,8 +111,8 @@ class ScaleSearch:
         planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=stage_oracle(graph, space))
         rate = self.problem.required_per_s
         if rate is None:
-            return planes.tightened(self.bound).prices
-        return planes.least_cost(rate, self.bound.prices).prices
+            return planes.tightened(self.relaxation.bound).prices
+        return planes.least_cost(rate, self.relaxation.bound.prices).prices
 
     def _climb(self, graph: Graph, prices: Prices, width: int, resolution: float, space: Space) -> None:
         """Searches for better plans in steps towards the bound. A step that finds nothing halves the next one."""
@@ -126,8 +121,8 @@ class ScaleSearch:
         while graph.num_moves > 0:
             best = self._best
             value = worst if best is None else objective_value(self.problem, best.figures)
-            step = (self.bound.value - value) * share
-            if share < LEAST_STEP if best is None else abs(step) <= resolution * abs(self.bound.value):
+            step = (self.relaxation.bound.value - value) * share
+            if share < LEAST_STEP if best is None else abs(step) <= resolution * abs(self.relaxation.bound.value):
                 return
             plan = self._search_at(graph, prices, value + step, width, space)
             if plan is None or (best is not None and self._merit(plan) <= self._merit(best)):

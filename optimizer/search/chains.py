@@ -35,7 +35,7 @@ from optimizer.search.label_search import (
 )
 from optimizer.search.master import Chain, Demand, Mixture, best_mixtures
 from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
-from optimizer.search.relaxation import DualBound, Relaxation, solve_relaxation
+from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
 from optimizer.search.step import Labels
 from optimizer.search.walks import Prices
@@ -168,7 +168,7 @@ class ChainSearch:
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
-        is_complete, bound = self._search(), self._bound.value
+        is_complete, bound = self._search(), self.relaxation.bound.value
         if is_complete and self._mixed_bound is not None:
             bound = worst_value(self.problem, (bound, self._mixed_bound))
         if self._best is None:
@@ -180,14 +180,16 @@ class ChainSearch:
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
         self._graph, is_whole = self._splits()
-        finished, candidates = price_chains(self._graph, self._limits(self._bound.prices, self._names, math.inf))
+        finished, candidates = price_chains(
+            self._graph, self._limits(self.relaxation.bound.prices, self._names, math.inf)
+        )
         if is_whole and finished and len(candidates) <= MAX_CHAINS:
             self._improve(candidates)
             return True
         candidates += self._chains_by_types()
         self._improve(candidates)
         for _ in range(MAX_ROUNDS):
-            before, bound = self._best, self._bound.value
+            before, bound = self._best, self.relaxation.bound.value
             if before is None or gap_between(objective_value(self.problem, before.figures), bound) <= SOLVED:
                 break
             candidates = list(dict.fromkeys([*candidates, *self._replacements(before)]))
@@ -250,14 +252,15 @@ class ChainSearch:
     def _replacements(self, best: FeasiblePlan) -> list[Chain]:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
         priced: list[Chain] = []
-        figures, chains = best.figures, chains_of(best.stages, self.problem.num_blocks)
+        bound, figures = self.relaxation.bound, best.figures
+        chains = chains_of(best.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
             left_C = self._demand.count_C.astype(float)
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
-            spare_per_s = 0.0 if self.problem.required_per_s is not None else self._bound.value - figures.rate_per_s
-            limits = self._limits(self._bound.prices, self._names, rate + spare_per_s)._replace(count_C=left_C)
+            spare_per_s = 0.0 if self.problem.required_per_s is not None else bound.value - figures.rate_per_s
+            limits = self._limits(bound.prices, self._names, rate + spare_per_s)._replace(count_C=left_C)
             priced += self._chains_at_rates(self._graph, limits, rate)
         return priced
 
@@ -272,10 +275,6 @@ class ChainSearch:
         return build_graph(payable, space.ramps, nodes=nodes), is_complete
 
     @property
-    def _bound(self) -> DualBound:
-        return self.relaxation.bound
-
-    @property
     def _names(self) -> tuple[str, ...]:
         return self.relaxation.planes.names
 
@@ -283,7 +282,7 @@ class ChainSearch:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
         price_C = np.array([float(by_name.get(name, 0.0)) for name in self._graph.device_names])
-        rate = min(rate, self.problem.required_per_s or self._bound.value)
+        rate = min(rate, self.problem.required_per_s or self.relaxation.bound.value)
         limits = limits_of_prices(price_C, prices.latency, rate, self.space)
         return limits._replace(limit_s=float(self.problem.slo.limit_s))
 

@@ -268,9 +268,8 @@ def three_sizes(table: LatencyTable) -> LatencyTable:
 def test_the_reason_of_infeasibility_is_found_within_seconds() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
     objective = MinimizeLatency(rate_per_s=500_000, ramp_budget=0.02)
-    asked = replace(
-        problem, objective=objective, latency={name: three_sizes(of) for name, of in problem.latency.items()}
-    )
+    latency = {name: three_sizes(of) for name, of in problem.latency.items()}
+    asked = replace(problem, objective=objective, latency=latency)
     solve(two_blocks(objective=objective), "best")  # compiles the kernels before the time is measured
     began_s = process_time()
     none = refused(asked)
@@ -320,9 +319,6 @@ def test_a_search_that_is_too_narrow_reports_its_gap() -> None:
 def test_a_model_that_is_too_large_is_refused() -> None:
     blocks = 1000
     table = LatencyTable(batches=(1,), block_s_NB=np.full((blocks, 1), 0.001), ramp_s_EB=np.zeros((blocks - 1, 1)))
-    problem = two_blocks(
-        survival_N=tuple(np.linspace(1, 0.5, blocks).tolist()),
-        latency={"A": table, "B": table},
-    )
+    problem = two_blocks(survival_N=tuple(np.linspace(1, 0.5, blocks).tolist()), latency={"A": table, "B": table})
     with pytest.raises(PlanError, match="leave out some ramps or batch sizes"):
         solve(problem, "serial")

@@ -15,7 +15,7 @@ from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
 from optimizer.generation.steps import chunk_of, running_sequences, sequence_figures, step_table
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.problems.problem import MinimizeCost, MinimizeLatency, PlanProblem, Slo
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Planned, Strategy
 from optimizer.search.planner import solve
@@ -287,6 +287,9 @@ def test_promises_of_memory_and_first_tokens_are_kept_or_reported() -> None:
     for ttft_s in (0.05, 0.3):
         none = asking(slow, ttft_s=ttft_s)
         assert no_plan_text(none, refused(none)).startswith(f"no plan: the TTFT of {1000 * ttft_s:.0f} ms binds")
+    for ttft_s, nearest_s in ((0.3, None), (0.5, pytest.approx(0.0698, rel=1e-2))):  # 0.3 s need shorter steps
+        none = replace(asking(slow, ttft_s=ttft_s), slo=Slo(latency_s=0.02, slack=0.0))
+        assert refused(none).nearest_slo_s == nearest_s
 
 
 def test_a_model_that_is_too_large_for_one_accelerator_is_planned_in_stages() -> None:
