@@ -117,7 +117,8 @@ class ScaleSearch:
     def _climb(self, graph: Graph, prices: Prices, width: int, resolution: float, space: Space) -> None:
         """Searches for better plans in steps towards the bound. A step that finds nothing halves the next one."""
         share = STEP if self._plans else FIRST_STEP
-        worst = 0.0 if self.problem.required_per_s is None else self.problem.max_usd_per_hour
+        most_usd = self.problem.max_usd_per_hour * (1 + 2 * LEAST_STEP)  # so that the last step allows the whole cost
+        worst = 0.0 if self.problem.required_per_s is None else most_usd
         while graph.num_moves > 0:
             best = self._best
             value = worst if best is None else objective_value(self.problem, best.figures)
@@ -133,7 +134,8 @@ class ScaleSearch:
     def _search_at(self, graph: Graph, prices: Prices, level: float, width: int, space: Space) -> FeasiblePlan | None:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
         planes, required_per_s = self.relaxation.planes, self.problem.required_per_s
-        rate, usd = (level, self.problem.max_usd_per_hour) if required_per_s is None else (required_per_s, level)
+        most_usd = self.problem.max_usd_per_hour
+        rate, usd = (level, most_usd) if required_per_s is None else (required_per_s, min(level, most_usd))
         limits = limits_of_plans(planes, prices, space, rate, usd)
         _, labels, ends_L = search_labels(graph.moves, limits, UNLIMITED, width, True)
         if len(ends_L) == 0:

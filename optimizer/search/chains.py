@@ -69,12 +69,10 @@ SOLVED = 2e-4
 
 def price_chains(graph: Graph, limits: ChainLimits, most: int = MAX_LABELS) -> tuple[bool, list[Chain]]:
     """Returns whether all chains of a graph that mixtures may use were found with `most` labels, and the chains."""
-    least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).least_PS[0, CLOSED])
-    if math.isinf(least):
-        return True, []
     outcome, chains = _search(graph, limits, most, most)
     if outcome == COMPLETE:
         return True, chains
+    least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).least_PS[0, CLOSED])
     best: list[Chain] = []
     for share in PRICE_MARGINS:
         outcome, chains = _search(graph, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP)

@@ -140,6 +140,8 @@ def test_a_rate_above_the_capacity_is_refused_with_the_highest_possible_rate() -
     assert decision.binding == "devices"
     assert decision.highest_rate_per_s == pytest.approx(fastest.figures.rate_per_s)
     assert decision.nearest_slo_s is None
+    problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=0.999 * fastest.figures.rate_per_s))
+    assert isinstance(solve(problem, searches=(search_at_scale,)), Planned), "a plan of all devices"
 
 
 @pytest.mark.parametrize("num_blocks", [16, pytest.param(64, marks=pytest.mark.slow)])
