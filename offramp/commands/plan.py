@@ -244,7 +244,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         no_plan = _no_plan_document(answer.decision) | message
         return {"no_plan": no_plan, "strategy": answer.decision.strategy, "baselines": answer.baselines}
     planned, figures = answer.planned, answer.planned.figures
-    sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, figures))
+    sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **figures.of_steps))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
     hop_rates = (each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None for each in figures.stages)
     return {

@@ -384,7 +384,7 @@ def _simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Pr
     played = generate(scenario, progress=progress)
     if not played.tokens_K.any():
         return None
-    expected = sequence_figures(scenario.problem, scenario.plan.stages, predicted)
+    expected = sequence_figures(scenario.problem, scenario.plan.stages, **predicted.of_steps)
     simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
     sequences = {"predicted_sequences": asdict(expected), "simulated": simulated}
     return {"interrupted": played.interrupted, **sequences, "notes": []}

@@ -114,6 +114,12 @@ class Evaluation:
     shares: tuple[float, ...] = (1.0,)
     """Each chain's share of the rate. By default it is such that all chains are equally busy."""
 
+    @property
+    def of_steps(self) -> dict[str, float]:
+        """The figures that `optimizer.generation.steps` needs."""
+        hops_s = sum(each.hop_s for each in self.stages)
+        return {"rate_per_s": self.served_per_s, "latency_s": self.latency_s, "hops_s": hops_s}
+
 
 def evaluate(
     problem: PlanProblem,
@@ -326,7 +332,7 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
     ramp_budget = problem.ramp_budget
     if ramp_budget is not None and figures.ramp_overhead > ramp_budget * (1 + TOLERANCE):
         texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, and {ramp_budget:.3%} are allowed")
-    return [*texts, *(text for _, text in broken_promises(problem, stages, figures))]
+    return [*texts, *(text for _, text in broken_promises(problem, stages, **figures.of_steps))]
 
 
 def milliseconds(seconds: float) -> str:

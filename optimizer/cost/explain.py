@@ -133,8 +133,7 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
         remedies.append(f"the highest rate with a plan is {highest}/s")
     if decision.more is not None:
         remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
-    is_unknown = problem.generation or problem.ramp_budget is not None  # their other rates are not searched exactly
-    others = [] if is_unknown else ["no other SLO or rate has a plan"]
+    others = [] if problem.generation or problem.ramp_budget else ["no other SLO or rate has a plan"]  # or unknown
     return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or others)])
 
 

@@ -47,7 +47,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     )
     kept = [plan for plan in (if_feasible(problem, stages) for stages in plans) if plan is not None]
     if not kept:
-        broken = [promise for promise, _ in broken_promises(problem, first.stages, figures)]
+        broken = [promise for promise, _ in broken_promises(problem, first.stages, **figures.of_steps)]
         return NoPlan(strategy=space.strategy, binding=broken[-1])
     best = max(kept, key=lambda plan: merit(problem, plan.figures))
     return Found(plans=(best, *kept), bound=first.bound).planned(problem, space.strategy)

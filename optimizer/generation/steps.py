@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,9 +39,6 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
 from profiles.lengths import Lengths
 from profiles.table import FloatArray, LatencyTable
-
-if TYPE_CHECKING:  # it imports this module
-    from optimizer.cost.evaluate import Evaluation
 
 ROUNDING = 1e-9
 
@@ -190,10 +187,11 @@ class SequenceFigures:
     """Pages by stage. None if memory is not limited."""
 
 
-def sequence_figures(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> SequenceFigures:
-    """Returns the figures for sequences of a plan with these figures for steps."""
-    generation, rate_per_s, latency_s = generation_of(problem), figures.served_per_s, figures.latency_s
-    hops_s = sum(each.hop_s for each in figures.stages)
+def sequence_figures(
+    problem: PlanProblem, stages: Sequence[Stage], *, rate_per_s: float, latency_s: float, hops_s: float
+) -> SequenceFigures:
+    """Returns the figures at `rate_per_s` steps. A step takes `latency_s` at most, of which `hops_s` are hops."""
+    generation = generation_of(problem)
     running = running_sequences(stages) + math.ceil(rate_per_s * hops_s - ROUNDING)
     per_s = rate_per_s / generation.num_steps
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
@@ -238,13 +236,13 @@ def _pages(problem: PlanProblem, stages: Sequence[Stage], kv: KvMemory, running:
 
 
 def broken_promises(
-    problem: PlanProblem, stages: Sequence[Stage], step_figures: Evaluation
+    problem: PlanProblem, stages: Sequence[Stage], *, rate_per_s: float, latency_s: float, hops_s: float
 ) -> Iterator[tuple[Promise, str]]:
     """Yields each promise to sequences that a plan breaks, with a message. Yields nothing without generation."""
     generation = problem.generation
     if generation is None:
         return
-    figures = sequence_figures(problem, stages, step_figures)
+    figures = sequence_figures(problem, stages, rate_per_s=rate_per_s, latency_s=latency_s, hops_s=hops_s)
     if generation.ttft_s is not None:
         allowed_s = generation.ttft_s * (1 - problem.slo.slack)
         if figures.ttft_s > allowed_s * (1 + ROUNDING):

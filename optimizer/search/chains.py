@@ -290,12 +290,9 @@ class ChainSearch:
             candidates = most_promising(candidates, MAX_CHAINS)
         for mixture in best_mixtures(candidates, self._demand):  # exit records may prefer a plan of a single chain
             self._mixed_bound = mixture.bound
-            mixed = self._plan_of(mixture)
-            if mixed is None:
-                continue
-            self._others.append(mixed)
-            if self._best is None or self._merit(mixed) > self._merit(self._best):
-                self._best = mixed
+            plan = self._plan_of(mixture)
+            self._others += [] if plan is None else [plan]
+        self._best = max(self._others, key=self._merit, default=None)
 
     def _plan_of(self, mixture: Mixture) -> FeasiblePlan | None:
         """Returns a mixture's plan, or None if it has no chains or breaks a promise."""

@@ -16,18 +16,17 @@ from optimizer.search.decision import Binding, Decision, NoPlan, Planned, gap_be
 from optimizer.search.in_time import excess_s
 
 Incumbent = tuple[Subproblem, Planned]
-Solve = Callable[[PlanProblem], Decision]
-Bound = Callable[[PlanProblem], float | None]
-"""Returns a bound on the objective of all plans, or None if no plan exists."""
 LEAST_FIRST: tuple[Binding, ...] = ("latency", "ramps", "budget", "devices")
 """Binding constraints, in the order in which they are reported if subproblems differ."""
 
 
-def best_of_networks(problem: PlanProblem, solve: Solve, bound: Bound) -> Decision:
+def best_of_networks(
+    problem: PlanProblem, solve: Callable[[PlanProblem], Decision], bound: Callable[[PlanProblem], float | None]
+) -> Decision:
     """Returns the best plan over all sets of networks. Among equally good plans, fewer networks are preferred.
 
     If no set has a plan, the result names the least changes with which any of the sets has one. Raises PlanError as
-    `solve` does.
+    `solve` does. `bound` returns a bound on the objective of all plans, or None if no plan exists.
     """
     parts = [Subproblem(whole=problem, used=used) for used in network_sets(problem)]
     bounds = {part.used: bound(part.problem) for part in parts}

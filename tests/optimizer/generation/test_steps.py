@@ -304,7 +304,7 @@ def test_figures_of_sequences_follow_littles_law() -> None:
     problem = with_memory(5000.0 + 700 * 100.5)
     stages = planned(problem).stages
     figures = evaluate(problem, stages)
-    said = sequence_figures(problem, stages, figures)
+    said = sequence_figures(problem, stages, **figures.of_steps)
     assert said.token_s == pytest.approx(said.running / figures.rate_per_s)
     assert said.tokens_per_s == pytest.approx(figures.rate_per_s * 5 / 4)
     assert said.sequences_per_s == pytest.approx(figures.rate_per_s / 4)
