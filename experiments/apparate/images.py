@@ -84,16 +84,15 @@ def night(at: float) -> float:
     return float(0.5 - 0.5 * np.cos(2 * np.pi * DAYS * max(0.0, at - 0.1) / 0.9))
 
 
-def known_images(rng: np.random.Generator) -> Images:
+def known_images(rng: np.random.Generator, number: int = LEARNT) -> Images:
     """Returns CIFAR-10 training images; no stream holds them."""
-    images = cifar_images(TRAIN)
-    return images[rng.permutation(len(images))[:LEARNT]]
+    return cifar_images(TRAIN, lambda count: rng.permutation(count)[:number])
 
 
-def cifar_images(part: str) -> Images:
-    """Returns the lossless images of a part of CIFAR-10, by class."""
+def cifar_images(part: str, rows_of: Callable[[int], npt.NDArray[np.int64]] = np.arange) -> Images:
+    """Returns lossless images of a part of CIFAR-10, by class; `rows_of` maps the number of images to those decoded."""
     files = read_labelled(require_data(part)).columns[IMAGE]
-    return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
+    return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files[rows_of(len(files))]])
 
 
 def twice(images: Images, rng: np.random.Generator, bootstrap_share: float) -> Images:

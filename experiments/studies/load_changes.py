@@ -51,7 +51,7 @@ KINDS: Mapping[str, Callable[[Images, np.random.Generator], Images]] = {
     "dark": lambda image, _: darker(image, DARKNESS),
     "noisy": lambda image, rng: noisy(image, NOISE, rng),
 }
-"""Changes of an image. Records hold all images of the first kind, then all of the next."""
+"""Changes of an image. Records hold all images of the first kind, then all of the next; quick ones no noisy images."""
 LEARNT: Mapping[Effort, int] = {"full": images.LEARNT, "quick": 1000}
 """Number of images that train ramps."""
 EPOCHS: Mapping[Effort, int] = {"full": 100, "quick": 10}
@@ -62,7 +62,7 @@ SEED = 0
 
 
 def recorded(effort: Effort) -> ExitRecords:
-    """Returns records of all images in all kinds, with true labels; makes them if they are missing."""
+    """Returns records of all images in all kinds that the effort uses, with true labels; makes them if missing."""
     path = FILES[effort]
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,20 +76,21 @@ def record(effort: Effort) -> ExitRecords:
 
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
     rng = np.random.default_rng(SEED)
-    test = images.cifar_images(TEST)[:: SHOWN[effort]]
-    learn = codec.encode(list(images.known_images(rng)[: LEARNT[effort]]))
+    test = images.cifar_images(TEST, lambda count: np.arange(0, count, SHOWN[effort]))
+    learn = codec.encode(list(images.known_images(rng, LEARNT[effort])))
     labels = read_labelled(require_data(TEST)).labels[:: SHOWN[effort]]
     truth_N = np.unique(np.array(labels), return_inverse=True)[1]  # classes in alphabetical order, as in the network
-    shown = [change(image, rng) for change in KINDS.values() for image in test]
+    kinds = [kind for kind in KINDS if effort == "full" or kind != "noisy"]
+    shown = [KINDS[kind](image, rng) for kind in kinds for image in test]
     material = recording.Material(model=recording.cifar_network(), inputs=codec.encode(shown), learn=learn)
-    facts = {"kinds": list(KINDS), "darkness": DARKNESS, "noise": NOISE}
-    return recording.record(material, "mlp", np.tile(truth_N, len(KINDS)), EPOCHS[effort], **facts)
+    facts = {"kinds": kinds, "darkness": DARKNESS, "noise": NOISE}
+    return recording.record(material, "mlp", np.tile(truth_N, len(kinds)), EPOCHS[effort], **facts)
 
 
 def of_kind(records: ExitRecords, kind: str) -> ExitRecords:
     """Returns the records of all images in one kind."""
-    size, index = len(records) // len(KINDS), list(KINDS).index(kind)
-    return records.subset(np.arange(index * size, (index + 1) * size))
+    kinds = (records.provenance or {})["kinds"]
+    return records.subset(np.split(np.arange(len(records)), len(kinds))[kinds.index(kind)])
 
 
 # PAME, figure 16: inputs change, and the exit moves later or its threshold rises; compared with guaranteed tuning.
