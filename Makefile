@@ -8,9 +8,12 @@ STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 # -qq prints errors only. With several indexes, pip would warn hundreds of times that an index lacks a package.
 # pip compiles files one after the other. compileall uses all cores and takes a fifth of the time. -x skips what is hardly ever imported:
-# the packages' own tests and most of transformers' models, a third of all source. Packages may contain files for other versions of Python.
+# the packages' own tests, most of transformers' models, and the parts of RARE, half of all source. What is imported nevertheless is
+# compiled then. Packages may contain files for other versions of Python.
+RARE = fontTools/|mypyc?/|networkx/|onnxruntime/(quantization|transformers)/|pip/|pygments/lexers/|ray/(data|llm|rllib|train|tune)/
+RARE := $(RARE)|sympy/physics/|torch/(_inductor|testing)/
 INSTALL = $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
-COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|transformers/models/' $(VENV)/lib $(dir $(wildcard */__init__.py)) || true
+COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|transformers/models/|site-packages/($(RARE))' $(VENV)/lib $(dir $(wildcard */__init__.py)) || true
 # Turns Ray's token authentication off for local use, so that a token of another Ray cluster cannot interfere.
 export RAY_AUTH_MODE ?= disabled
 
