@@ -31,6 +31,10 @@ ON_RAY = (
 Neighbours share a service if they can. The file that kills Ray comes last among those that need it.
 """
 
+EXPORTS = ("test_onnx_backend.py", "test_exported.py", "test_onnx_graph.py", "test_sites.py", "test_laws.py")
+"""Files that trace and export models. One process runs them, because the first export in a process loads modules for
+seconds, and because they trace the same modules."""
+
 LONG = ("test_page_in_chromium.py", "test_simulation.py")
 """Files that take minutes, so they start early. Any free process may run tests of the last one."""
 
@@ -58,11 +62,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Distributes whole files to processes, because their tests share fixtures. One process runs all files on Ray."""
     from xdist.scheduler import LoadFileScheduling
 
+    together = dict.fromkeys(ON_RAY, "on Ray") | dict.fromkeys(EXPORTS, "exports")
+
     class ByFile(LoadFileScheduling):  # type: ignore[misc] # it ships no types
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             name = Path(file).name
-            return "on Ray" if name in ON_RAY else nodeid if name == LONG[-1] else file
+            return nodeid if name == LONG[-1] else together.get(name, file)
 
     return ByFile(config, log)
 

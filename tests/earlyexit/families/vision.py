@@ -52,9 +52,9 @@ def vision_model(
 
 
 def small_layout(height: int, width: int, *, narrowest: int = 16, **settings: Any) -> ResNetConfig:
-    """Four regions of two basic blocks."""
+    """Four regions of a basic block; the last one has a second block."""
     widths = tuple(narrowest * 2**region for region in range(4))
-    sizes: dict[str, Any] = {"blocks": (2, 2, 2, 2), "widths": widths, "stem": "large", "projected": True}
+    sizes: dict[str, Any] = {"blocks": (1, 1, 1, 2), "widths": widths, "stem": "large", "projected": True}
     return ResNetConfig(**sizes, height=height, width=width, **settings)
 
 

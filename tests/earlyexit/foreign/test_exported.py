@@ -21,7 +21,7 @@ from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.foreign import open_foreign, read_foreign
-from earlyexit.foreign.dataflow import cut_tensors, find_sites
+from earlyexit.foreign.dataflow import find_sites
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
 from earlyexit.foreign.torch_module import values_of
@@ -30,7 +30,6 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
 from earlyexit.training.ramps import pack
 from tests.earlyexit.foreign import modules as foreign
-from tests.earlyexit.foreign.flows import carriers_by_removal
 from tests.earlyexit.network.cuts import every_bounds
 from tests.earlyexit.network.models import ramped
 from tests.earlyexit.network.tokens import of_tokens
@@ -215,33 +214,6 @@ def test_layout_inputs_are_not_from_the_codec_and_token_types_of_pairs_come_last
     graph = replace(foreign.traced("placed_second_texts"), options=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.codec_inputs == ("input_ids", "token_type_ids")
     cut_at(graph)  # what the codec gives may be anything
-
-
-@pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
-def test_cut_tensors_of_traced_modules_disconnect_them(name: str) -> None:
-    flow = foreign.traced(name).flow
-    assert list(cut_tensors(flow)) == carriers_by_removal(flow)
-    assert flow.live[0].kind == "work" or name == "resnet14"
-
-
-def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> None:
-    flow = foreign.traced("resnet14").flow
-    sizes = [16 * 32 * 32] * 3 + [32 * 16 * 16] * 2 + [64 * 8 * 8] * 2
-    assert [flow.bytes_of(site.tensors) for site in find_sites(flow)] == [4 * size for size in sizes]
-
-
-def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_any_length() -> None:
-    graph = foreign.traced("small_bert")
-    assert [graph.flow.bytes_of(site.tensors) for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
-    assert list(graph.examples) == ["input_ids", "attention_mask"]
-    given = values_of(graph.module, *[torch.ones(3, 5, dtype=torch.long)] * 2)
-    assert [given[name].shape for name in graph.flow.outputs] == [(3, 2)]
-
-
-def test_traced_graphs_have_no_in_place_writes_and_no_getitem_operators() -> None:
-    flow = foreign.traced("plain").flow
-    assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
-    assert len(find_sites(flow)) == 2
 
 
 def test_traced_modules_run_with_kernels_whose_results_have_other_strides() -> None:

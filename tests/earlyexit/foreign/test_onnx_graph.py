@@ -30,6 +30,7 @@ from earlyexit.foreign.dataflow import cut_tensors, find_sites
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.foreign.onnx_backbone import read_graph as read_kept
 from earlyexit.foreign.onnx_model import read_onnx
+from earlyexit.foreign.torch_module import values_of
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Budget, Encoded, Segment
 from earlyexit.network.model import EarlyExitModel
@@ -225,10 +226,32 @@ def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Pat
     network, examples = getattr(modules, name)()
     named = examples if isinstance(examples, dict) else {"images": examples[0]}
     flow = read_onnx(exported(network, named, tmp_path / "model.onnx", by_dynamo=True), open_size=7).flow
-    assert list(cut_tensors(flow)) == carriers_by_removal(flow)
     module = modules.traced(name).flow
+    for each in (flow, module):
+        assert list(cut_tensors(each)) == carriers_by_removal(each)
+    assert module.live[0].kind == "work" or name == "resnet14"
     sizes, expected = ([each.bytes_of(site.tensors) for site in find_sites(each)] for each in (flow, module))
     assert sizes == expected
+
+
+def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> None:
+    flow = modules.traced("resnet14").flow
+    sizes = [16 * 32 * 32] * 3 + [32 * 16 * 16] * 2 + [64 * 8 * 8] * 2
+    assert [flow.bytes_of(site.tensors) for site in find_sites(flow)] == [4 * size for size in sizes]
+
+
+def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_any_length() -> None:
+    graph = modules.traced("small_bert")
+    assert [graph.flow.bytes_of(site.tensors) for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
+    assert list(graph.examples) == ["input_ids", "attention_mask"]
+    given = values_of(graph.module, *[torch.ones(3, 5, dtype=torch.long)] * 2)
+    assert [given[name].shape for name in graph.flow.outputs] == [(3, 2)]
+
+
+def test_traced_graphs_have_no_in_place_writes_and_no_getitem_operators() -> None:
+    flow = modules.traced("plain").flow
+    assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
+    assert len(find_sites(flow)) == 2
 
 
 @pytest.fixture(scope="module", params=["pictures", "words"])
