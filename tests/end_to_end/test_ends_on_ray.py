@@ -49,18 +49,23 @@ def test_a_service_that_is_killed_leaves_no_process(one_ray: OneRay, tiny: Tiny)
     assert b"received at time" not in one_ray.log.read_bytes()[before:]
 
 
-def test_accepted_requests_are_answered_by_all_stages_before_a_service_ends(one_ray: OneRay, tiny: Tiny) -> None:
+def test_accepted_requests_are_answered_by_all_stages_before_a_service_ends(
+    tiny: Tiny, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     plan = replace(two_stages(tiny.thresholds), policy=PolicySpec(name="own", own="by_permits:policy"))
-    url = one_ray.serve(text_service(tiny, plan=plan))
-    one_ray.permits.write_bytes(b"")
+    settings = text_service(tiny, plan=plan)
+    own_ray = OneRay(tmp_path, settings)  # starts with this service, so that no other one has to be replaced
+    request.addfinalizer(own_ray.end)
+    url = own_ray.serve(settings)
+    own_ray.permits.write_bytes(b"")
     with ThreadPoolExecutor() as threads:
         accepted = threads.submit(httpx.post, f"{url}/predict", json={"inputs": tiny.texts[0]}, timeout=END_S)
         while not httpx.get(f"{url}/stats").json()["unanswered"]:
             time.sleep(0.02)
-        ending = threads.submit(one_ray.end)
+        ending = threads.submit(own_ray.end)
         while httpx.get(f"{url}/stats").status_code == HTTPStatus.OK:
             time.sleep(0.02)
-        one_ray.permits.unlink()  # the first stage may run now
+        own_ray.permits.unlink()  # the first stage may run now
         answer = accepted.result()
         ending.result()
     assert (answer.status_code, answer.json().get("exit")) == (HTTPStatus.OK, NUM_BLOCKS - 1)
