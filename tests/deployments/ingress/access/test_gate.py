@@ -14,7 +14,7 @@ import pytest
 from deployments.api.access import Gate, build_gate
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
-from earlyexit.errors import InputError, RateLimitError
+from earlyexit.errors import RateLimitError
 from tests.clock import ManualClock
 from tests.deployments.ingress.api.faces import BEARER, KEY, OTHER_KEY, V2_BODY, FakeBackend, client_of, gate
 from tests.deployments.ingress.api.test_http import ROUTES, call, path_of
@@ -229,11 +229,6 @@ def test_an_invalid_key_file_changes_nothing_and_is_logged_once_without_its_text
     assert record.getMessage().startswith("the API keys were not reloaded: ")
     assert BOB[:5] not in record.getMessage()
     assert owner(ring, ALICE) == "alice"
-
-
-def test_a_key_ring_without_readable_keys_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        Gate(AccessSettings(keys_file=str(tmp_path / "none")), ManualClock())
 
 
 async def test_a_variable_is_read_once() -> None:
