@@ -64,7 +64,7 @@ def own(name: str, codec: NamedSpec | None = None) -> EarlyExitModel:
 TEXT, IMAGE = {"name": "text", "max_length": 16}, {"name": "image", "height": 8, "width": 8}
 NETWORKS: Mapping[str, Callable[[], EarlyExitModel]] = {
     **{family: partial(small, family=family) for family in ("bert", "distilbert", "roberta", "mpnet")},
-    "pairs": partial(small, token_types=2),
+    "pairs": partial(small, token_types=2, num_blocks=2),
     "own, padded": partial(own, "tests.earlyexit.families.test_own_family:build"),
     "own, of tensors": partial(own, "tests.earlyexit.families.convolutions:build", IMAGE),
     **MODELS,

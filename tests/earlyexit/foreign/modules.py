@@ -381,7 +381,7 @@ class WholeResNet(nn.Module):
         super().__init__()
         from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 
-        self.backbone = ResNetBackbone(cifar_layout(14))
+        self.backbone = ResNetBackbone(cifar_layout(8))
         self.head = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ class WholeResNet(nn.Module):
         return logits
 
 
-def resnet14() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def resnet8() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     return WholeResNet(), (torch.rand(2, 32, 32, 3) * 255,)
 

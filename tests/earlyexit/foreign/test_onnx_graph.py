@@ -220,7 +220,7 @@ def test_every_cut_answers_like_the_uncut_file(name: str, tmp_path: Path) -> Non
             assert_same(answers, alone, within=1e-4)
 
 
-@pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
+@pytest.mark.parametrize("name", ["plain", "resnet8", "small_bert"])
 def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network, examples = getattr(modules, name)()
@@ -229,14 +229,14 @@ def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Pat
     module = modules.traced(name).flow
     for each in (flow, module):
         assert list(cut_tensors(each)) == carriers_by_removal(each)
-    assert module.live[0].kind == "work" or name == "resnet14"
+    assert module.live[0].kind == "work" or name == "resnet8"
     sizes, expected = ([each.bytes_of(site.tensors) for site in find_sites(each)] for each in (flow, module))
     assert sizes == expected
 
 
 def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> None:
-    flow = modules.traced("resnet14").flow
-    sizes = [16 * 32 * 32] * 3 + [32 * 16 * 16] * 2 + [64 * 8 * 8] * 2
+    flow = modules.traced("resnet8").flow
+    sizes = [16 * 32 * 32] * 2 + [32 * 16 * 16, 64 * 8 * 8]
     assert [flow.bytes_of(site.tensors) for site in find_sites(flow)] == [4 * size for size in sizes]
 
 
