@@ -14,7 +14,7 @@ from deployments.keys import AccessSettings
 from earlyexit.errors import RateLimitError, UnauthorizedError
 from offramp import Client
 from tests.end_to_end.one_ray import OneRay
-from tests.end_to_end.tiny_service import Tiny, text_service
+from tests.end_to_end.tiny_service import Tiny, one_stage, text_service
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("url")]
 
@@ -44,7 +44,8 @@ def url(one_ray: OneRay, tiny: Tiny, folder: Path) -> str:
     access = AccessSettings(
         keys_file=str(folder / "keys"), rate_per_s=RATE_PER_S, burst=BURST, cors_origins=("https://example.org",)
     )
-    return one_ray.serve(text_service(tiny, app="protected", access=access))
+    plan = one_stage(tiny.thresholds)  # a second stage would add a replica, and nothing to test
+    return one_ray.serve(text_service(tiny, plan=plan, app="protected", access=access))
 
 
 def bearer(key: str) -> dict[str, str]:
