@@ -5,7 +5,6 @@ Hidden states between the first service's stages are rounded to half precision.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +39,6 @@ from tests.offramp.cli.runs import run
 pytestmark = pytest.mark.ray
 
 SIDE = 16
-IMAGE_TYPES = {"jpg": "image/jpeg", "png": "image/png"}
 Answer = tuple[Any, float, int]
 """Value, score and exit."""
 
@@ -50,7 +48,6 @@ class Served:
     """A running service, its inputs, and the expected answers."""
 
     url: str
-    folder: Path
     inputs: npt.NDArray[Any]
     task: Task
     answers: list[Answer]
@@ -88,21 +85,16 @@ def serve(
     scores = [float(answer_of[at].score_B[row]) for row, at in enumerate(exits)]
     expected = list(zip(values if names is None else [names[each] for each in values], scores, exits, strict=True))
     rounding = 2e-5 if hop_dtype == "same" else 5e-3
-    return Served(url=url, folder=folder, inputs=inputs, task=model.task, answers=expected, rounding=rounding)
+    return Served(url=url, inputs=inputs, task=model.task, answers=expected, rounding=rounding)
 
 
 def answer_of(answer: dict[str, Any]) -> Answer:
     return answer["label"], answer["score"], answer["exit"]
 
 
-def post_file(served: Served, content: bytes, content_type: str) -> httpx.Response:
-    return httpx.post(f"{served.url}/predict", content=content, headers={"Content-Type": content_type}, timeout=20.0)
-
-
 @pytest.fixture(scope="module")
 def images(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """Serves a small ResNet; every image exists as JPEG and as PNG with the same pixels."""
-    folder = tmp_path_factory.mktemp("images")
+    """Serves a small ResNet."""
     model = random_model(
         {"depth": 8, "side": SIDE},
         family="resnet",
@@ -111,31 +103,18 @@ def images(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
         task=LabelTask(tuple("abcd")),
         ramps=RampOptions(style="mlp", pooling="grid"),
     )
-    for ending in IMAGE_TYPES:
-        (folder / ending).mkdir()
-    for row in range(6):
-        jpeg = folder / f"jpg/{row}.jpg"
-        jpeg.write_bytes(file_of(noise(SIDE, SIDE, seed=row), "JPEG"))
-        Image.open(jpeg).save(folder / f"png/{row}.png")
-    pixels = np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("jpg/*"))])
-    return serve(one_ray, folder, model, pixels, "float16")
+    pixels = np.stack([noise(SIDE, SIDE, seed=row) for row in range(6)])
+    return serve(one_ray, tmp_path_factory.mktemp("images"), model, pixels, "float16")
 
 
-def test_an_image_gets_the_uncut_models_answer_through_every_interface(images: Served) -> None:
-    for ending, content_type in IMAGE_TYPES.items():
-        files = [path.read_bytes() for path in sorted(images.folder.glob(f"{ending}/*"))]
-        one_by_one = [post_file(images, file, content_type).raise_for_status().json() for file in files]
-        images.check("the file", [answer_of(answer) for answer in one_by_one])
-        body = {"inputs": [base64.b64encode(file).decode() for file in files]}
-        in_json = httpx.post(f"{images.url}/predict", json=body, timeout=20.0).raise_for_status().json()
-        images.check("base64", answers := [answer_of(answer) for answer in in_json["outputs"]])
-        apart = [abs(answer[1] - expected[1]) for answer, expected in zip(answers, images.answers, strict=True)]
-        assert 1e-6 < max(apart) < 1e-2, "what crosses is rounded"
-    webp = [file_of(each, "WEBP", lossless=True) for each in images.inputs]
+def test_images_get_the_uncut_models_answers_from_what_is_rounded_between_stages(images: Served) -> None:
+    """`test_one_answer.py` tests the other forms of an image."""
     with Client(images.url) as client:
-        for way, given in (("pixels", list(images.inputs)), ("WebP", webp)):
+        for way, given in (("files", [file_of(each) for each in images.inputs]), ("pixels", list(images.inputs))):
             found = client.predict_many(given)
             images.check(way, [(each.label, each.score, each.exit) for each in found])
+    apart = [abs(each.score - score) for each, (_, score, _) in zip(found, images.answers, strict=True)]
+    assert 1e-6 < max(apart) < 1e-2, "what crosses is rounded"
 
 
 @pytest.fixture(scope="module")

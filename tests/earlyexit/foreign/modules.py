@@ -324,13 +324,6 @@ def plain() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Plain(), (torch.randn(2, 3, 8, 8),)
 
 
-class Decides(nn.Module):
-    """Reads values in Python, which `torch.export` cannot trace, except for the module's own state."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values + 1 if values.sum() > 0 else values - 1
-
-
 class Fixed(nn.Module):
     """Takes only batches of two."""
 
@@ -357,7 +350,6 @@ def _of_rows(make: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return make(), (torch.randn(2, 3),)
 
 
-decides = partial(_of_rows, Decides)
 fixed = partial(_of_rows, Fixed)
 mixes = partial(_of_rows, Mixes)
 branches = partial(_of_rows, Branches)
