@@ -102,13 +102,6 @@ def test_prometheus_gets_the_figures_by_version() -> None:
     check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
 
 
-def test_a_version_that_receives_requests_is_not_unloaded(versions: Versions, http: httpx.Client) -> None:
-    for version, words in (("1", "answers requests that name none"), ("2", "is the canary")):
-        response = http.post("/v2/repository/models/tiny/unload", json={"parameters": {"version": version}})
-        assert response.status_code == 400
-        assert words in response.json()["error"]
-
-
 def test_the_promoted_version_answers_requests_without_a_version(versions: Versions, http: httpx.Client) -> None:
     http.put("/v2/models/tiny/default", json={"version": "2"}).raise_for_status()
     for index, text in enumerate(versions.texts):
