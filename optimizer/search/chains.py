@@ -33,7 +33,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, Demand, Mixture, best_mixtures
+from optimizer.search.master import Chain, Demand, Mixture, best_mixture, fastest_options
 from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
@@ -178,9 +178,8 @@ class ChainSearch:
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
         self._graph, is_whole = self._splits()
-        finished, candidates = price_chains(
-            self._graph, self._limits(self.relaxation.bound.prices, self._names, math.inf)
-        )
+        limits = self._limits(self.relaxation.bound.prices, self._names, math.inf)
+        finished, candidates = price_chains(self._graph, limits)
         if is_whole and finished and len(candidates) <= MAX_CHAINS:
             self._improve(candidates)
             return True
@@ -211,9 +210,8 @@ class ChainSearch:
             devices = [self._graph.device_names.index(name) for name in names]
             part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
-            chains = [] if is_whole else price_chains(part, limits, MAX_LABELS_OF_PART)[1]
-            chains += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C.astype(float)))
-            priced += chains
+            priced += [] if is_whole else price_chains(part, limits, MAX_LABELS_OF_PART)[1]
+            priced += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C.astype(float)))
         return priced
 
     def _sets_of_types(self) -> list[tuple[str, ...]]:
@@ -237,9 +235,8 @@ class ChainSearch:
                 break
             middle = max(high * (1 - step), (low + high) / 2)
             max_price = float(limits.price_C @ limits.count_C) / middle + limits.price_latency * limits.limit_s
-            outcome, chains = _search(
-                graph, limits._replace(rate=middle, max_price=max_price * (1 + 1e-9)), most, per_group
-            )
+            limits = limits._replace(rate=middle, max_price=max_price * (1 + 1e-9))
+            outcome, chains = _search(graph, limits, most, per_group)
             priced += chains
             if chains or outcome == ABORTED:  # a search at a higher rate has fewer labels
                 low = middle
@@ -288,11 +285,12 @@ class ChainSearch:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
         if len(candidates) > self._demand.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        for mixture in best_mixtures(candidates, self._demand):  # exit records may prefer a plan of a single chain
-            self._mixed_bound = mixture.bound
-            plan = self._plan_of(mixture)
+        options = fastest_options(candidates, self._demand)
+        for most_chains in sorted({1, self._demand.most_chains}):  # exit records may prefer a plan of a single chain
+            mixture = best_mixture(candidates, options, replace(self._demand, most_chains=most_chains))
+            self._mixed_bound, plan = mixture.bound, self._plan_of(mixture)
             self._others += [] if plan is None else [plan]
-        self._best = max(self._others, key=self._merit, default=None)
+        self._best = max(self._others, key=lambda plan: merit(self.problem, plan.figures), default=None)
 
     def _plan_of(self, mixture: Mixture) -> FeasiblePlan | None:
         """Returns a mixture's plan, or None if it has no chains or breaks a promise."""
@@ -306,6 +304,3 @@ class ChainSearch:
         total = sum(mixture.rates)
         shares = () if self.problem.required_per_s is None else tuple(rate / total for rate in mixture.rates)
         return if_feasible(self.problem, stages, shares)
-
-    def _merit(self, plan: FeasiblePlan) -> tuple[float, ...]:
-        return merit(self.problem, plan.figures)

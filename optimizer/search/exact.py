@@ -233,6 +233,7 @@ def search_exactly(
     for part, batch in parts_of(problem, space):
         known = [each.value(problem) for each in founds if each.plans]
         known += [] if incumbent is None else [incumbent]
+        best = best_value(problem, known) if known else None
         if incumbent is not None and not space.several_stages:  # a bound takes less time than a graph
             relaxation = solve_relaxation(part, space, tuple(part.devices))
             bound = best_value(problem, [] if relaxation is None else [relaxation.bound.value])
@@ -242,12 +243,7 @@ def search_exactly(
         if graph is None or graph.problem is not part:
             graph = build_graph(part, space.ramps, nodes=nodes, every_batch=space.one_batch)
             graph = graph.with_most_blocks(space.most_blocks)
-        search = ExactSearch(
-            graph=graph.with_batch(batch),
-            space=space,
-            labels_left=max_labels,
-            incumbent=best_value(problem, known) if known else None,
-        )
+        search = ExactSearch(graph=graph.with_batch(batch), space=space, labels_left=max_labels, incumbent=best)
         rate_per_s = problem.required_per_s
         founds.append(search.highest_rate(any_plan=any_plan) if rate_per_s is None else search.least_cost(rate_per_s))
     found = joined(problem, founds, best_value(problem, (each.bound for each in founds)))

@@ -87,33 +87,20 @@ class Options(NamedTuple):
     """Index of the chain."""
 
 
-def best_mixtures(chains: Sequence[Chain], demand: Demand) -> list[Mixture]:
-    """Returns the mixture of the highest rate, or of the least cost: of a single chain, and of up to `most_chains`."""
-    unit_C = _units(demand.count_C)
-    size_C = tuple((demand.count_C // unit_C + 1).tolist())
+def best_mixture(chains: Sequence[Chain], options: Options, demand: Demand) -> Mixture:
+    """Returns the mixture of the highest rate, or of the least cost at the required rate."""
+    (unit_C, size_C), required = _units(demand.count_C), demand.rate_per_s
     use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
-    options = _fastest_options(chains, demand, unit_C, size_C)
-    usd_U, is_exact = use_UC @ (demand.usd_C * unit_C), bool((unit_C == 1).all())
-    rate_U, chosen_KU, mixtures = np.zeros(len(use_UC)), list[IntArray](), list[Mixture]()
+    rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
     for before in range(demand.most_chains):
         rate_U, chosen_U = _with_another_chain(before, rate_U, use_UC, options)
         chosen_KU.append(chosen_U)
-        if before + 1 in (1, demand.most_chains):
-            mixtures.append(_mixture(chains, demand, options, rate_U, usd_U, chosen_KU, is_exact))
-    return mixtures
-
-
-def _mixture(
-    chains: Sequence[Chain], demand: Demand, options: Options, rate_U: FloatArray, usd_U: FloatArray,
-    chosen_KU: Sequence[IntArray], is_exact: bool,
-) -> Mixture:  # fmt: skip
-    """Returns the best mixture, given the highest rate for each use of devices, and the options chosen for it."""
-    required = demand.rate_per_s
+    usd_U = use_UC @ (demand.usd_C * unit_C)
     enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
     is_possible_U = (rate_U >= enough) & (usd_U <= demand.budget * (1 + TOLERANCE))
     excess_U = np.where(is_possible_U, -rate_U, 0.0) if required is None else np.where(is_possible_U, usd_U, np.inf)
     order_U = np.argsort(excess_U, kind="stable")[:MOST_TRIED]
-    bound = abs(float(excess_U[order_U[0]])) if is_exact else None
+    bound = abs(float(excess_U[order_U[0]])) if (unit_C == 1).all() else None
     for best in order_U[is_possible_U[order_U]]:
         parts = _parts(int(best), chosen_KU, options)
         least, most = options.least_O[parts].sum(), options.rate_O[parts].sum()
@@ -127,16 +114,17 @@ def _mixture(
     return Mixture(chains=(), replicas=(), rates=(), bound=bound)
 
 
-def _units(count_C: IntArray) -> IntArray:
-    """Returns the devices in a unit of each type, such that there are at most `MAX_USES` numbers of units."""
+def _units(count_C: IntArray) -> tuple[IntArray, tuple[int, ...]]:
+    """Returns the devices in a unit of each type, and the numbers of units that may be in use: at most `MAX_USES`."""
     unit_C = np.ones_like(count_C)
     while np.prod(count_C // unit_C + 1.0) > MAX_USES:
         unit_C[np.argmax(count_C // unit_C)] += 1
-    return unit_C
+    return unit_C, tuple((count_C // unit_C + 1).tolist())
 
 
-def _fastest_options(chains: Sequence[Chain], demand: Demand, unit_C: IntArray, size_C: tuple[int, ...]) -> Options:
+def fastest_options(chains: Sequence[Chain], demand: Demand) -> Options:
     """Returns the options that no other option beats."""
+    unit_C, size_C = _units(demand.count_C)
     parts = [np.empty((0, 4))]
     for index, chain in enumerate(chains):
         counts = [np.arange(1, demand.count_C[device] + 1) for device in chain.devices]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain, Demand, Mixture, best_mixtures
+from optimizer.search.master import Chain, Demand, Mixture, best_mixture, fastest_options
 
 LIMIT_S = 0.1
 
@@ -92,7 +92,7 @@ def cost_of(mixture: Mixture, demand: Demand) -> float:
 @pytest.mark.parametrize("seed", range(30))
 def test_no_other_mixture_is_better(seed: int) -> None:
     chains, demand = drawn(seed)
-    fastest, expected = best_mixtures(chains, demand)[-1], best_of_all(chains, demand)
+    fastest, expected = best_mixture(chains, fastest_options(chains, demand), demand), best_of_all(chains, demand)
     if expected is None:
         assert (fastest.chains, fastest.bound) == ((), 0.0)
         return
@@ -101,7 +101,10 @@ def test_no_other_mixture_is_better(seed: int) -> None:
     assert highest == pytest.approx(fastest.bound) == pytest.approx(expected, rel=2e-4)
     for share in (0.31, 0.83, 1.01):
         required = replace(demand, rate_per_s=share * highest)
-        cheapest, expected = best_mixtures(chains, required)[-1], best_of_all(chains, required)
+        cheapest, expected = (
+            best_mixture(chains, fastest_options(chains, required), required),
+            best_of_all(chains, required),
+        )
         if expected is None or not cheapest.chains:
             assert (expected, cheapest.chains) == (None, ())
             continue
@@ -121,7 +124,7 @@ def test_chains_whose_batches_fill_too_slowly_together_are_no_mixture() -> None:
     )
     chains = [Chain(devices=(0,), **small), Chain(devices=(1,), **small), large]  # type: ignore[arg-type]  # mixed values
     assert best_of_all(chains, demand) == 3.0
-    found = best_mixtures(chains, demand)[-1]
+    found = best_mixture(chains, fastest_options(chains, demand), demand)
     assert (found.chains, found.replicas, found.bound) == ((large,), ((1,),), 2.0)
 
 
@@ -130,7 +133,7 @@ def test_many_devices_are_counted_in_units_which_proves_nothing(monkeypatch: pyt
     for seed in range(30):
         chains, demand = drawn(seed)
         exact = best_of_all(chains, demand)
-        found = best_mixtures(chains, demand)[-1]
+        found = best_mixture(chains, fastest_options(chains, demand), demand)
         assert (found.bound is None) == (np.prod(demand.count_C + 1) > 30)
         if found.chains:
             assert exact is not None
