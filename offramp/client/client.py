@@ -227,6 +227,16 @@ P = ParamSpec("P")
 Row: TypeAlias = dict[str, str]
 
 
+def open_http(http: Callable[..., T], url: str, **options: Any) -> T:
+    """Returns a client of httpx; raises InputError for an invalid address, or a proxy that cannot be used."""
+    address = split_address(url)
+    is_here = address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1")
+    try:  # no proxy of the environment leads to this machine
+        return http(base_url=url, trust_env=not is_here, **options)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # such as for ALL_PROXY=socks5://..
+        raise InputError(f"the proxy that the environment names cannot be used: {error}") from error
+
+
 class AsyncClient:
     """A client for asyncio, and an asynchronous context manager.
 
@@ -249,16 +259,10 @@ class AsyncClient:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], object] = asyncio.sleep,
-        http: type[httpx.AsyncClient] | type[httpx.Client] = httpx.AsyncClient,
+        http: Callable[..., httpx.AsyncClient | httpx.Client] = httpx.AsyncClient,
     ) -> None:
         headers = {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
-        address = split_address(url)
-        is_here = address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1")
-        try:
-            # No proxy of the environment leads to this machine.
-            self._http = http(base_url=url, transport=cast(Any, transport), headers=headers, trust_env=not is_here)
-        except (ImportError, ValueError, httpx.InvalidURL) as error:  # such as for ALL_PROXY=socks5://..
-            raise InputError(f"the proxy that the environment names cannot be used: {error}") from error
+        self._http = open_http(http, url, transport=transport, headers=headers)
         self._sleep, self._timeout_s = sleep, timeout_s
         self._clock = clock or MonotonicClock()
         self._retry = partial(
@@ -392,9 +396,11 @@ class AsyncClient:
         return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
 
     async def _send_generation(self, prompt: Prompt, options: Options, *, streams: bool) -> tuple[Any, str]:
-        """Returns the answer's payload and the request's id; raises InputError for an empty prompt."""
+        """Returns the answer's payload and the request's id; raises InputError for an unsuitable prompt."""
         if not prompt:
             raise InputError("the prompt is empty")
+        if isinstance(prompt, Mapping):
+            raise InputError("the prompt must be a text, or a list of messages, not a single one")
         if self._model_name is None:
             self._model_name = await self._served_model()
         content = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(each) for each in prompt]}

@@ -35,7 +35,7 @@ from deployments.local_ray.cluster import HAPROXY
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import read_card
-from offramp.client.client import Client
+from offramp.client.client import Client, open_http
 from offramp.client.protocol import key_header
 from offramp.commands.options import (
     CanaryJob,
@@ -148,7 +148,8 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
 def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """Returns the service's plan. If it reports none, prints the reason on stderr and returns None."""
     try:
-        plan: dict[str, Any] = httpx.get(f"{url}/plan", headers=headers, timeout=10.0).raise_for_status().json()
+        with open_http(httpx.Client, url, headers=headers, timeout=10.0) as http:
+            plan: dict[str, Any] = http.get("plan").raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         print(f"no plan: {url}/plan: {str(error).partition(chr(10))[0]}", file=sys.stderr)
         return None
@@ -286,7 +287,7 @@ def _fields(response: httpx.Response, required: str) -> dict[str, Any]:
 @contextmanager
 def open_dashboard(address: str) -> Iterator[Dashboard]:
     """Opens a dashboard, with Ray's token if RAY_AUTH_MODE requires one; raises InputError for an unusable token."""
-    with httpx.Client(base_url=address, headers=token_header(os.environ), timeout=60.0) as client:
+    with open_http(httpx.Client, address, headers=token_header(os.environ), timeout=60.0) as client:
         yield Dashboard(client)
 
 

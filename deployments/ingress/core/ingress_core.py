@@ -149,6 +149,10 @@ class IngressCore(Unanswered):
         drawn = self.chains.draw(len(inputs)) if own is None else [own]  # later steps take no turns of the chains
         left_s = inputs[0].deadline_s - now_s
         late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
+        if late_s > 0 and own is None:  # all of them may fit into one of the other chains
+            alone = ([chain] * len(inputs) for chain in self.chains.active)
+            drawn = min(alone, key=lambda each: self.chains.tokens_late_s(each, inputs, left_s, now_s))
+            late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
         if late_s > 0:
             self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)

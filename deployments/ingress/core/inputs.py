@@ -390,10 +390,7 @@ class Chains:
 
     def with_layout(self, layout: Layout | None) -> Chain | None:
         """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""
-        for chain in self.active:
-            if chain.layout == layout:
-                return chain
-        return None
+        return next((chain for chain in self.active if chain.layout == layout), None)
 
     def count_calls(self, slot: str, change: int) -> int:
         """Changes the number of calls with new inputs to a slot that have no reply yet, and returns it."""

@@ -272,6 +272,17 @@ def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it
     assert (world.core.counts.arrived, world.core.counts.drops) == (5, {"admission": 3})
 
 
+def test_a_long_input_goes_to_a_chain_that_has_room_for_its_tokens() -> None:
+    predicted = {"rate_per_s": 20.0, "tokens_per_input": 50.0}  # each of two chains has room for 350 tokens
+    whole = stage(split(0, 4, tokens=TOKENS))
+    world = CoreWorld(placed(whole, whole, shares=(0.5, 0.5), predicted=predicted), slo_s=1.0)
+    for letter, tokens in (("a", 250), ("b", 50), ("c", 300)):  # the first chain is drawn for c
+        world.submit(letter, tokens, deadline_s=1.0)
+    assert [world.core.chains.active.index(each.chain) for each in world.named("abc")] == [0, 1, 1]
+    with pytest.raises(AdmissionError, match=r"late"):
+        world.submit("d", 300, deadline_s=1.0)
+
+
 def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_not_by_number() -> None:
     world = CoreWorld(plan(), calls_per_replica=1)
     world.submit("a", 10)
