@@ -133,7 +133,7 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
         remedies.append(f"the highest rate with a plan is {highest}/s")
     if decision.more is not None:
         remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
-    others = [] if problem.generation or problem.ramp_budget else ["no other SLO or rate has a plan"]  # or unknown
+    others = [] if problem.generation or problem.ramp_budget else ["no other SLO or rate has a plan"]  # unproven
     return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or others)])
 
 

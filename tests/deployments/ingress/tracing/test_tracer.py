@@ -158,7 +158,11 @@ def test_tracing_without_its_package_is_refused_with_a_hint() -> None:
 
 def test_a_collector_that_does_not_answer_delays_the_end_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.ops.tracing.CLOSE_S", 0.01)
-    Tracer(Mock(shutdown=Event().wait), ManualClock()).close()
+    answers = Event()
+    provider = Mock(shutdown=Mock(side_effect=answers.wait))
+    Tracer(provider, ManualClock()).close()
+    assert (provider.shutdown.call_count, answers.is_set()) == (1, False)
+    answers.set()  # ends the thread
 
 
 def test_invalid_tracing_settings_are_refused() -> None:
