@@ -40,7 +40,7 @@ def frames(path: Path) -> Iterator[Image.Image]:
     try:
         import av
     except ImportError as error:
-        raise InputError("videos need PyAV; run: pip install 'offramp[video]'") from error
+        raise InputError("videos need PyAV; run: pip install '.[video]'") from error
     with av.open(str(path)) as video:
         for frame in video.decode(video=0):
             yield frame.to_image()

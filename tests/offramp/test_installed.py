@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLANNING = ("plan problem.yaml --json", "simulate problem.yaml --arrivals uniform:100 --duration 2 --json")
 SERVING = ("serve model", "doctor", "predict 'a text'", "ramp model --data log.csv", "train --data log.csv --out model")
-ONE_LINE = r"offramp: \w+ is not installed; run: pip install 'offramp\[serve\]'"
+ONE_LINE = r"offramp: \w+ is not installed; run: pip install '\.\[serve\]'"
 WITHOUT = f"""
 import shlex, sys
 from importlib.abc import MetaPathFinder
@@ -71,9 +71,7 @@ def test_plans_and_simulations_need_no_extra_and_other_commands_name_it(tmp_path
     assert [line for line in done.stdout.splitlines() if len(line) == 1] == ["0"] * len(PLANNING) + ["2"] * len(SERVING)
     said = done.stderr.splitlines()
     assert len(said) == len(SERVING)
-    assert [
-        line for line in said if not re.fullmatch(r"offramp: (\w+) is .*pip install 'offramp\[serve\]'", line)
-    ] == []
+    assert [line for line in said if not re.fullmatch(r"offramp: (\w+) is .*pip install '\.\[serve\]'", line)] == []
 
 
 def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:
