@@ -255,8 +255,6 @@ def test_the_commands_of_the_examples_work(reader: Reader) -> None:
     """Runs in the newcomer's clone; commands that ran before are skipped."""
     examples = ROOT / "examples"
     reader.follow(read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER))
-    own_csv = read_steps(examples / "own_csv/README.md")
-    reader.follow([step for step in own_csv if "serve" not in step.command and "predict" not in step.command])
     reader.follow(read_steps(examples / "own_accelerator/README.md"))
     reader.follow(read_steps(examples / "own_network/README.md"))
     reader.stop()
