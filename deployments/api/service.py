@@ -19,8 +19,8 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
-from earlyexit.network.boundary import Answer, Encoded, TensorSpec, mismatch
+from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError
+from earlyexit.network.boundary import Answer, Encoded, TensorSpec, check_fit
 
 MAX_ENCODER_THREADS = 4
 """Threads for inputs that take milliseconds to encode; each may hold a decoded image of the largest size."""
@@ -57,10 +57,7 @@ class InferService:
         self.dispatcher.core.check(len(request.rows), deadline_s, now_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
-            for k, each in enumerate(encoded):
-                problem = mismatch(self.inputs, each)
-                if problem is not None:  # it would fail its whole batch
-                    raise UnprocessableInputError(f"input {k}: {problem}")
+            check_fit(self.inputs, encoded)  # an input that does not fit would fail its whole batch
         answers: dict[PendingInput, Answer] = {}
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

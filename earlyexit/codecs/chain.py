@@ -17,7 +17,7 @@ from earlyexit.codecs.base import Codec, Columns
 from earlyexit.codecs.text import TOKENIZER_FILE, TokenizedCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, Encoded, mismatch
+from earlyexit.network.boundary import Boundary, Encoded, check_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +148,11 @@ class ChainCodec(Codec[Any]):
         return inputs
 
     def encoded(self, rows: Sequence[Any], network: int, *, truncate: bool) -> list[Encoded]:
-        """Returns the encodings for one network. Raises UnprocessableInputError, also if a tensor has a wrong shape."""
+        """Returns the encodings for one network. Raises UnprocessableInputError, also if one does not fit."""
         encodings = self.members[network].encode(rows, truncate=truncate)
         boundary = self._inputs[network]
         if boundary is not None:
-            for k, encoded in enumerate(encodings):
-                mistake = mismatch(boundary, encoded)
-                if mistake is not None:
-                    raise UnprocessableInputError(f"input {k}: {mistake}")
+            check_fit(boundary, encodings)
         return encodings
 
     def _unsure(self, rows: Sequence[Any], network: int, truncate: bool) -> list[int]:

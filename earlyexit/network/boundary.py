@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from earlyexit.data.strict import FromFile
-from earlyexit.errors import PlanError
+from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.named import HopDtype
 
 AfterAnswer = Literal["stop", "stay"]
@@ -160,9 +160,11 @@ class TensorSpec:
     per_token: bool = False
     """Whether it has one row per token of an input, or one row per input."""
     below: int | None = None
-    """For integers: all values must be below this bound. None: no bound."""
+    """For integers: all values must be below this bound, the rows of a lookup table; `NO_TABLE`: it is unknown."""
 
 
+NO_TABLE = 2
+"""Value of `below` of an integer input whose lookup table is unknown."""
 Boundary = tuple[TensorSpec, ...]
 """The tensors that pass from one block to the next."""
 
@@ -205,7 +207,17 @@ def mismatch(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
                 f"for an input of length {encoded.length} the network takes {spec.name!r} as {dtype} {list(shape)}; "
                 f"the codec returns {values.dtype} {list(values.shape)}"
             )
+        rows = spec.below or NO_TABLE
+        if rows > NO_TABLE and (outside := values[np.less(values, 0) | np.greater_equal(values, rows)]).size:
+            return f"{spec.name!r} has the value {outside[0]}; the network's lookup table has {rows} rows"
     return None
+
+
+def check_fit(inputs: Sequence[TensorSpec], encodings: Sequence[Encoded]) -> None:
+    """Raises UnprocessableInputError that names an encoded input which does not fit a network's inputs."""
+    for k, each in enumerate(encodings):
+        if (reason := mismatch(inputs, each)) is not None:
+            raise UnprocessableInputError(f"input {k}: {reason}")
 
 
 DATATYPES: dict[str, np.dtype[np.generic]] = {

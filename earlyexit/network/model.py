@@ -29,18 +29,7 @@ from earlyexit.errors import ModelFolderError, PlanError
 from earlyexit.families.base import Backbone
 from earlyexit.families.own import examples
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import (
-    Answer,
-    Boundary,
-    Budget,
-    Encoded,
-    Lengths,
-    Segment,
-    Split,
-    WirePiece,
-    mismatch,
-    values_of,
-)
+from earlyexit.network.boundary import Answer, Boundary, Budget, Lengths, Segment, Split, WirePiece, values_of
 from earlyexit.network.chain import Chain, join_chains
 from earlyexit.network.piece import (
     Layout,
@@ -99,12 +88,6 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
         tensors=tuple(each.to(network.dtype) if each.dtype == torch.float16 else each for each in tensors),
         state_BS=state_BS,
     )
-
-
-def check_inputs(network: Network, encoded: Encoded) -> None:
-    """Raises ModelFolderError if a codec's output does not fit the network's inputs."""
-    if (reason := mismatch(network.takes(0), encoded)) is not None:
-        raise ModelFolderError(reason)
 
 
 def arbitrary_tensors(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:

@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Encoded, entry_piece
+from earlyexit.network.boundary import Encoded, check_fit, entry_piece
 from earlyexit.network.model import EarlyExitModel, init_bridges
 from earlyexit.network.piece import Layout, Tensors, wait_for
 from earlyexit.ramps.heads import BridgeRamp, Ramp
@@ -136,7 +136,11 @@ def by_batch(
     progress: Progress = no_progress,
     batch: int = 64,
 ) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
-    """Yields, for each batch, positions of the inputs, and by block the result of `of_exit` for each exit."""
+    """Yields, for each batch, positions of the inputs, and by block the result of `of_exit` for each exit.
+
+    Raises UnprocessableInputError for an input that does not fit the network.
+    """
+    check_fit(model.takes(0), encoded)
     done = 0
     for rows in batches_by_length(encoded, batch):
         with torch.inference_mode():

@@ -24,9 +24,9 @@ from earlyexit.families.base import Backbone, Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.network.boundary import Boundary, Encoded, takes_images
+from earlyexit.network.boundary import Boundary, Encoded, check_fit, takes_images
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained, start_id
-from earlyexit.network.model import EarlyExitModel, check_inputs
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, ModelFolder, chain_card, read_card, save_model
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task, ValueArray
@@ -45,8 +45,6 @@ from offramp.commands.jobs import HELD_OUT, TOKEN, CalibrateJob, ChainJob, NewMo
 from offramp.commands.output import print_result, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
 
-NO_TABLE = 2
-"""Value of `below` of an integer input whose lookup table is unknown."""
 DECODER_STYLES = ("adapted", "normed")
 NUM_DECODER_RAMPS = 4
 """Default number of a decoder's ramps, each of which takes memory in training and time for every token."""
@@ -113,16 +111,12 @@ def _train_on_rows(
 
 
 def check_encoded(job: NewModelJob, model: EarlyExitModel, encoded: Sequence[Encoded]) -> None:
-    """Raises ModelFolderError for rows that do not fit the inputs, InputError for integers beyond a lookup table."""
-    check_inputs(model, encoded[0])
-    for index, spec in enumerate(model.backbone.inputs):
-        rows = spec.below or NO_TABLE
-        if rows > NO_TABLE and (largest := max(int(each.tensors[index].max(initial=0)) for each in encoded)) >= rows:
-            hint = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
-            raise InputError(
-                f"{job.source}: {spec.name!r} has values up to {largest}, and the lookup table of "
-                f"{job.backbone} has {rows} rows{hint}"
-            )
+    """Raises InputError for rows that do not fit the network's inputs, such as those of another model's tokenizer."""
+    try:
+        check_fit(model.takes(0), encoded)
+    except InputError as error:
+        hint = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
+        raise InputError(f"{job.source}: {error}{hint}") from error
 
 
 def _train_on_tokens(

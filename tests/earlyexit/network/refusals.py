@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.network.boundary import Encoded
-from earlyexit.network.model import ChainNetwork, check_inputs
+from earlyexit.network.boundary import Encoded, check_fit
+from earlyexit.network.model import ChainNetwork
 from earlyexit.network.store import check_prunable, load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.network.chains import renamed
@@ -54,14 +54,16 @@ def file(name: str, content: bytes | None) -> Read:
     return read
 
 
-def inputs(count: int, dtype: type[np.generic], rows: int) -> Read:
-    return lambda _: check_inputs(small(), Encoded(3, (np.zeros(rows, dtype),) * count))
+def inputs(count: int, dtype: type[np.generic], rows: int, value: int = 0) -> Read:
+    return lambda _: check_fit(small().takes(0), [Encoded(3, (np.full(rows, value, dtype),) * count)])
 
 
 REFUSED: dict[str, Read] = {
     "inputs: two tensors": inputs(2, np.int32, 3),
     "inputs: another dtype": inputs(1, np.int64, 3),
     "inputs: rows": inputs(1, np.int32, 2),
+    "inputs: a token beyond the table": inputs(1, np.int32, 3, 10**6),
+    "inputs: a token below the table": inputs(1, np.int32, 3, -1),
     "card: another schema": card(schema_version=3),
     "card: the first schema": card(schema_version=1),
     "card: no number of blocks": card(num_blocks=GONE),

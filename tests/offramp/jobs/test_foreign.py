@@ -99,7 +99,7 @@ def test_a_tokenizer_with_more_words_than_the_lookup_table_is_refused(tmp_path: 
     rows = {"onnx": WORDS, "torch": VOCABULARY}[written]
     backbone = f"{HERE}:texts" if written == "torch" else str(saved(words_graph(), tmp_path / "theirs"))
     texts = LabelledRows.of_texts([f"w{k % 7} w{k % 200}" for k in range(ROWS)], [""] * ROWS)
-    with pytest.raises(InputError, match=rf"has values up to 199, and .* has {rows} rows; --tokenizer .* is another"):
+    with pytest.raises(InputError, match=rf"has the value {rows}; .* has {rows} rows; --tokenizer .* is another"):
         injected_into(
             tmp_path / "out", texts, backbone=backbone, tokenizer=str(tmp_path / "tokenizer.json"), max_length=6
         )
