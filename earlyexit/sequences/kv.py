@@ -288,7 +288,11 @@ class KvStore:
         return attended.flatten(1, 2)
 
     def _attend_alone(self, run: Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
-        keys_1KTd, values_1KTd = (each[run.read_T].transpose(0, 1)[None] for each in (keys_PKd, values_PKd))
+        read = run.read_T  # if it is a tensor, indexing would take several times as long as `index_select`
+        keys_1KTd, values_1KTd = (
+            (each[read] if isinstance(read, slice) else each.index_select(0, read)).transpose(0, 1)[None]
+            for each in (keys_PKd, values_PKd)
+        )
         if len(queries_THd) == 1:
             queries_1KGd = queries_THd.reshape(1, keys_PKd.shape[1], -1, keys_PKd.shape[2])
             attended = F.scaled_dot_product_attention(queries_1KGd, keys_1KTd, values_1KTd, attn_mask=run.mask)
