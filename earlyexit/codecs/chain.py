@@ -150,8 +150,7 @@ class ChainCodec(Codec[Any]):
     def encoded(self, rows: Sequence[Any], network: int, *, truncate: bool) -> list[Encoded]:
         """Returns the encodings for one network. Raises UnprocessableInputError, also if one does not fit."""
         encodings = self.members[network].encode(rows, truncate=truncate)
-        boundary = self._inputs[network]
-        if boundary is not None:
+        if (boundary := self._inputs[network]) is not None:
             check_fit(boundary, encodings)
         return encodings
 
