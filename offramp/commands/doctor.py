@@ -34,16 +34,10 @@ from cluster.devices import find_device
 from cluster.memory import machine_memory
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
 from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
-from earlyexit.errors import InputError, ModelFolderError, OfframpError
+from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
-from offramp.commands.folders import (
-    calibrate_command,
-    check_model,
-    check_tokenizer,
-    checkpoint_labels,
-    read_calibration,
-)
+from offramp.commands.folders import calibrate_command, check_files, check_model, checkpoint_labels, read_calibration
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, num_cores, show
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
@@ -406,9 +400,7 @@ def _model(folder: Path) -> Finding:
 
 def _checkpoint(folder: Path) -> Finding:
     labels = checkpoint_labels(folder)
-    if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-        raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
-    check_tokenizer(folder)
+    check_files(folder)
     description = f"{folder}: a classifier of transformers, {len(labels)} labels, served as it is"
     return _without_exits(description, command("ramp", folder, "--data", "LOG"))
 

@@ -224,7 +224,7 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFolderError(f"{path}: a JSON object with model_type, architectures, id2label is needed") from error
     out = ("--out", f"runs/{model_name_for(folder)}")
-    if kind in GENERATES:
+    if kind in GENERATES and CLASSIFIER not in architecture:
         train = command("train", "--backbone", folder, "--data", "TEXTS", *out)
         raise ModelFolderError(f"{folder}: {kind} models generate tokens; to add ramps, which serving needs: {train}")
     if kind not in CLASSIFIERS:
@@ -247,10 +247,18 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     return tuple(labels[str(each)] for each in range(len(labels)))
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raises ModelFolderError if a checkpoint's tokenizer cannot be loaded. Reading `tokenizer.json` needs no torch."""
+def check_files(folder: Path) -> None:
+    """Raises ModelFolderError if a checkpoint's weights are missing or incomplete, or its tokenizer cannot be loaded.
+
+    Reading `tokenizer.json` needs no torch.
+    """
     from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
 
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and not [*folder.glob("*.bin")]:
+        raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    for each in weights:
+        check_weights(each)
     if (folder / TOKENIZER_FILE).is_file():
         read_tokenizer(folder)
     else:
@@ -260,22 +268,27 @@ def check_tokenizer(folder: Path) -> None:
             copy_tokenizer(str(folder), Path(scratch))
 
 
+def check_weights(path: Path) -> None:
+    """Raises ModelFolderError if a file of weights is missing or incomplete. Reads its header only."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as weights:
+            weights.keys()
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+
+
 def check_model(folder: Path) -> ModelCard:
     """Returns a model folder's card.
 
-    Raises ModelFolderError if files are missing, if the header of the weights or the codec's files cannot be read, and
-    if functions of the user cannot be imported.
+    Raises ModelFolderError if files are missing, if the weights or the codec's files cannot be read, and if functions
+    of the user cannot be imported.
     """
-    from safetensors import SafetensorError, safe_open
-
     card = read_card(folder)
     for member in card.members(folder):
         network = read_card(member)
-        try:
-            with safe_open(member / WEIGHTS_FILE, framework="numpy") as weights:
-                weights.keys()
-        except (OSError, SafetensorError) as error:
-            raise ModelFolderError(f"{member / WEIGHTS_FILE} cannot be read: {error}") from error
+        check_weights(member / WEIGHTS_FILE)
         if missing := [name for name in network.network_files if not (member / name).is_file()]:
             raise ModelFolderError(f"{member} has no {missing[0]}, which its network needs")
         for called, name in (("network", network.family), ("task", network.task["name"])):
@@ -301,7 +314,7 @@ def model_folder_for(model: Path) -> Path:
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()
     else:
-        check_tokenizer(model)
+        check_files(model)
         save_classifier(model, labels, folder)
         by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
         for old in by_use[:-KEPT]:

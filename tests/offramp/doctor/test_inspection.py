@@ -80,6 +80,8 @@ def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path
     assert "nor a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
     assert said_of(tmp_path) == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
+    (tmp_path / "model.safetensors").write_bytes(b"no")
+    assert "model.safetensors cannot be read" in said_of(tmp_path)
 
 
 def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: Path, tmp_path: Path) -> None:
