@@ -23,7 +23,6 @@ from optimizer.search.moves import Graph, all_nodes, build_graph, end_nodes
 from optimizer.search.relaxation import CuttingPlanes, solve_relaxation
 from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
-from optimizer.search.step import FloatArray
 from optimizer.search.walks import Prices
 
 RESOLUTION = 1e-10
@@ -40,8 +39,8 @@ WIDEST, WIDE, NARROW = 0.2, 0.01, 0.002
 intervals are weaker relaxations."""
 ITERATIONS = 15
 """Iterations of the cutting-plane method. The bound is valid, and the search exact, after any number of them."""
-MAX_LEVELS = 1_000_000
-"""Largest number of costs that are enumerated one by one."""
+LEAST_SHARE = 1e-6
+"""The first cost that is tried, relative to the largest, if the bound is lower: accelerators may cost nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,35 +101,33 @@ class ExactSearch:
     def least_cost(self, rate_per_s: float) -> Found:
         """Returns the cheapest plan that reaches a rate.
 
-        A quick search for plans with one split per stage gives an upper bound. Below it, only the costs that whole
-        devices can have are tried, from the lowest up, because the number of labels grows with the budget.
+        A quick search for plans with one split per stage gives an upper bound. Below it, costs are tried in steps from
+        the lowest up, because the number of labels grows with the budget.
         """
         simpler = self._simpler().least_cost(rate_per_s) if self.space.splits_per_stage else self._found(None, math.inf)
         fastest, width = self._planes.highest_rate(enough=rate_per_s), WIDE
         if fastest.value < rate_per_s * (1 - TOLERANCE):
             return self._found(None, math.inf)
         bound = self._planes.least_cost(rate_per_s, fastest.prices)
-        self._prices = bound.prices
-        levels = self._cost_levels(bound.value, self.graph.problem.max_usd_per_hour)
+        self._prices, most_usd = bound.prices, self.graph.problem.max_usd_per_hour * (1 + TOLERANCE)
         if self.incumbent is not None:
-            levels = levels[levels <= self.incumbent * (1 + RESOLUTION)]
-        if simpler.plans:
-            levels = levels[levels < simpler.plans[0].figures.usd_per_hour * (1 - RESOLUTION)]
-        while len(levels):
-            tried = levels[levels <= levels[0] * (1 + width)]
-            usd = float(tried[-1])
+            most_usd = min(most_usd, self.incumbent * (1 + RESOLUTION))
+        most_usd = min(most_usd, simpler.value(self.graph.problem) * (1 - RESOLUTION))
+        low, is_possible = max(bound.value * (1 - TOLERANCE), most_usd * LEAST_SHARE), True
+        while is_possible and low <= most_usd:  # no plan costs less than `low`
+            usd = min(low * (1 + width), most_usd)
             chains = self._relaxed_chains(rate_per_s, 1.0, usd)
             if chains is None:
-                width = self._after_too_many_labels(width if len(tried) > 1 else 0.0)
+                width = self._after_too_many_labels(width if usd > low else 0.0)
                 if self.labels_left <= 0:
-                    return replace(simpler, bound=float(levels[0]))
+                    return replace(simpler, bound=low)
                 continue
             plans = self._feasible_plans(chains, rate_per_s)
             if plans:
                 self._plans.extend(plans)
                 best = self._with_lower_latency(plans[-1], rate_per_s)
                 return self._found(best, best.figures.usd_per_hour)
-            levels, width = levels[levels > usd], self._after_none(width)
+            low, is_possible, width = usd, usd < most_usd, self._after_none(width)
         return replace(simpler, bound=simpler.value(self.graph.problem))
 
     def _found(self, best: FeasiblePlan | None, bound: float) -> Found:
@@ -140,20 +137,6 @@ class ExactSearch:
         """Returns the search for plans with one split per stage."""
         space = replace(self.space, splits_per_stage=False)
         return replace(self, space=space, labels_left=MAX_LABELS, _labels_allowed=FEW_LABELS)
-
-    def _cost_levels(self, least_usd: float, most_usd: float) -> FloatArray:
-        """Returns the costs that whole devices can have, ascending; a geometric grid if there are too many."""
-        devices = self.graph.problem.devices
-        supplies = [devices[name] for name in self.graph.device_names if devices[name].usd_per_hour]
-        if math.prod(supply.count + 1 for supply in supplies) > MAX_LEVELS:
-            least_usd = max(least_usd, most_usd * 1e-6)
-            steps = math.ceil(math.log(max(most_usd / least_usd, 1.0)) / math.log1p(NARROW)) + 1
-            return np.geomspace(least_usd * (1 + NARROW), max(most_usd, least_usd * (1 + NARROW)), steps)
-        usd = np.zeros(1)
-        for supply in supplies:
-            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
-        usd = usd[(usd >= least_usd * (1 - TOLERANCE)) & (usd <= most_usd * (1 + TOLERANCE))]
-        return np.asarray(usd[np.diff(usd, prepend=-1.0) > RESOLUTION * usd])  # sums in another order differ a little
 
     def _cheapest_with_rate_of(self, best: FeasiblePlan) -> FeasiblePlan:
         """Returns the cheapest plan with the rate of `best`, if one search finds it, then with a lower latency."""
