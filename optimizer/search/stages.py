@@ -83,33 +83,10 @@ def limits_of_plans(
 
 
 def plan_at_rate(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
-    """Returns the feasible plan with the replicas that a rate needs, or None.
-
-    If the rate is maximized, it has more replicas if the remaining devices allow it.
-    """
-    needed = [
-        stage.replicas / min(each.rate_per_s, each.hop_rate_per_s)
-        for stage, each in zip(stages, evaluate(problem, stages).stages, strict=True)
+    """Returns the feasible plan with the replicas that a rate needs, or None."""
+    figures = evaluate(problem, stages).stages
+    limits = [
+        min(each.rate_per_s, each.hop_rate_per_s) / stage.replicas for stage, each in zip(stages, figures, strict=True)
     ]
-
-    def with_replicas_for(rate_per_s: float) -> tuple[Stage, ...]:
-        counts = [max(1, math.ceil(rate_per_s * each * (1 - ROUNDING))) for each in needed]
-        return tuple(replace(stage, replicas=count) for stage, count in zip(stages, counts, strict=True))
-
-    low, high = rate_per_s, 2 * rate_per_s
-    if problem.required_per_s is None:
-        for _ in range(40):  # bisects for the highest rate that the devices and the budget allow
-            middle = (low + high) / 2
-            low, high = (middle, high) if _fits(problem, with_replicas_for(middle)) else (low, middle)
-        faster = if_feasible(problem, with_replicas_for(low))
-        if faster is not None:
-            return faster
-    return if_feasible(problem, with_replicas_for(rate_per_s))
-
-
-def _fits(problem: PlanProblem, chain: Sequence[Stage]) -> bool:
-    usd = sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in chain)
-    return usd <= problem.max_usd_per_hour and all(
-        sum(stage.replicas for stage in chain if stage.device == name) <= supply.count
-        for name, supply in problem.devices.items()
-    )
+    counts = [max(1, math.ceil(rate_per_s / each * (1 - ROUNDING))) for each in limits]
+    return if_feasible(problem, tuple(replace(stage, replicas=n) for stage, n in zip(stages, counts, strict=True)))
