@@ -17,7 +17,7 @@ from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.exact import search_exactly
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
-from optimizer.search.moves import Graph, build_graph, near_stages, nodes_around, single_split_stages
+from optimizer.search.moves import Graph, build_graph, near_stages, nodes_around
 from optimizer.search.relaxation import CuttingPlanes, Relaxation, solve_relaxation
 from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
@@ -79,15 +79,13 @@ class ScaleSearch:
     def plans(self) -> tuple[FeasiblePlan, ...]:
         """Returns all plans found that keep every promise, the best first."""
         graph, one_split = self._graph(1), replace(self.space, splits_per_stage=False)
-        singles = single_split_stages(graph, self.problem.required_per_s or self.relaxation.bound.value)
-        single_prices, prices = self._prices(singles, one_split), self._prices(graph, self.space)
+        prices = self._prices(graph, self.space)
         for width in WIDTHS:
-            self._climb(singles, single_prices, width, COARSE, one_split)
+            self._climb(graph, prices, width, COARSE, one_split)
         if not self._plans or graph.num_moves <= FEW_MOVES:
             self._climb(graph, prices, WIDE, COARSE, self.space)
         for distance in WINDOWS:
-            for each in (prices, single_prices):
-                self._climb(self._near_best(graph, distance), each, WIDE, FINE, self.space)
+            self._climb(self._near_best(graph, distance), prices, WIDE, FINE, self.space)
         self._climb(self._near_best(self._graph(RANKS_NEAR), LAST_WINDOW), prices, WIDE, FINE, self.space)
         return tuple(sorted(self._plans, key=self._merit, reverse=True))
 

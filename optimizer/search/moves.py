@@ -41,7 +41,6 @@ from optimizer.search.step import (
     batch_inside,
     dominates,
     hop_s,
-    undominated,
     with_doubled_capacity,
 )
 
@@ -336,17 +335,3 @@ def near_stages(graph: Graph, stages: tuple[Stage, ...], distance: int) -> Graph
         near_M = (np.abs(first_M - stage.first) <= distance) | (np.abs(end_M - stage.end) <= distance)
         kept_M |= (graph.moves.device_M == graph.device_names.index(stage.device)) & within_M & near_M
     return graph.only(kept_M)
-
-
-def single_split_stages(graph: Graph, rate_per_s: float) -> Graph:
-    """Returns the graph with the splits that are Pareto-optimal stages, in devices and latency at a rate.
-
-    They are compared with the splits between the same nodes on the same device.
-    """
-    moves = graph.moves
-    cell_M = (moves.from_M * len(graph.nodes.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
-    needed_M = np.maximum(moves.work_M, moves.hop_work_M)
-    latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s + moves.cross_M
-    order_M, figures_MF = np.lexsort((latency_M, needed_M, cell_M)), np.column_stack([needed_M, latency_M])
-    _, optimal = undominated(order_M, cell_M[order_M], figures_MF, 0, 2, 0.0, len(order_M))
-    return graph.only(np.isin(np.arange(graph.num_moves), optimal))
