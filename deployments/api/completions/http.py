@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from itertools import accumulate, islice
 from typing import Any
 
@@ -255,18 +256,6 @@ class GenerateRoutes:
         self._created_s = int(self._clock.now_s())
         """The start time of this service, because a model folder does not have its creation time."""
 
-    async def completions(self, request: HttpRequest) -> object:
-        return await self._answer(request, CompletionBody)
-
-    async def chat(self, request: HttpRequest) -> object:
-        return await self._answer(request, ChatBody)
-
-    async def generate(self, request: HttpRequest) -> object:
-        return await self._answer(request, GenerateBody)
-
-    async def generate_stream(self, request: HttpRequest) -> object:
-        return await self._answer(request, GenerateBody, streams=True)
-
     async def models(self, request: HttpRequest) -> object:
         return {"object": "list", "data": [self._described()]}
 
@@ -304,6 +293,11 @@ class GenerateRoutes:
             stream.abort()
             raise
         return EventStream(_events(text_deltas(stream, first), writer, request.id), stream.abort)
+
+    completions = partialmethod(_answer, kind=CompletionBody)
+    chat = partialmethod(_answer, kind=ChatBody)
+    generate = partialmethod(_answer, kind=GenerateBody)
+    generate_stream = partialmethod(_answer, kind=GenerateBody, streams=True)
 
     def _writer(self, body: AnyBody, num_prompt: int, request_id: str) -> ResponseWriter:
         if isinstance(body, GenerateBody):
