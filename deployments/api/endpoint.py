@@ -204,7 +204,9 @@ class Endpoint:
             return handler
         target = f"{request.method} {request.url.path}"
         if not self.handlers:
-            hint = ", because the model does not generate" if target.endswith(GENERATION_PATHS) else ""
+            generates = self._backend.signature.task.name == GENERATION_TASK
+            is_missing = target.endswith(GENERATION_PATHS) and not generates
+            hint = ", because the model does not generate" if is_missing else ""
             raise UnknownPathError(f"{target}: there is no such path{hint}; see /openapi.json")
         allowed = tuple(self.handlers)
         message = f"{target}: only {', '.join(allowed)} is allowed; see /openapi.json"

@@ -5,6 +5,7 @@ Routes, RPCs, access rules, tracing, OpenAPI and the client's paths are derived 
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import takewhile
@@ -377,7 +378,7 @@ MAX_ERRORS = 1000
 def parse_body(model: type[BodyT], body: bytes) -> BodyT:
     """Parses and validates a body; raises InputError, which names the wrong fields."""
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body.removeprefix(BOM_UTF8))  # editors on Windows write the mark
     except ValidationError as error:
         if error.error_count() > MAX_ERRORS:
             raise InputError(f"the body has {error.error_count()} wrong fields; see /openapi.json") from None

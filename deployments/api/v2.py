@@ -113,7 +113,9 @@ def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
                 raise InputError(f"inputs.{k}.parameters.{BINARY_SIZE} is {size!r}, {left} bytes follow the JSON")
             content, start = tail[start : start + size], start + size
         if content is None:
-            raise InputError(f"inputs.{k}.data: missing")
+            is_shared = "shared_memory_region" in each.parameters
+            hint = "; shared memory is not supported, so send the data in the request" if is_shared else ""
+            raise InputError(f"inputs.{k}.data: missing{hint}")
         contents.append(content)
     if start < len(tail):
         raise InputError(f"{len(tail) - start} bytes after the JSON belong to no input's {BINARY_SIZE}")
