@@ -312,7 +312,11 @@ class ReplicaLinks:
         for call, (message, since_s) in waiting.items():
             waited_s = asyncio.get_running_loop().time() - since_s
             remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
-            self.send(call, structs.replace(message, remaining_s=remaining_s))
+            try:
+                self.send(call, structs.replace(message, remaining_s=remaining_s))
+            except Exception as error:  # the call cannot be encoded; the others are sent
+                logger.exception("the ingress could not send a call")
+                self.owner.ended(call, error)
 
 
 UNKNOWN = PendingInput(0, 0.0, 0.0)
