@@ -357,8 +357,7 @@ def _decision(problem: PlanProblem, decision: Decision | PlanError) -> dict[str,
         return {"no_plan": {"binding": None, "message": str(decision)}}
     if isinstance(decision, NoPlan):
         return {"no_plan": _no_plan_document(decision)}
-    batches = batches_document(decision.stages)
-    return {**predictions(problem, decision.figures), **batches, "gap": decision.gap}
+    return {**predictions(problem, decision.figures), **batches_document(decision.stages), "gap": decision.gap}
 
 
 JOINT_FIGURES = ("rate_per_s", "latency_s", "usd_per_hour", "mean_latency_s")
@@ -556,7 +555,8 @@ def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tu
         yield "" if index else "answers", f"{share:.1%} by model {network} of the chain"
     for index, bind in enumerate(document["binds"]):
         yield "" if index else "binds", bind["text"]
-    yield "proof", f"within {planned.gap:.2%} of the best" if planned.gap else "exact: no plan of its space is better"
+    within = f"within {max(planned.gap, 1e-4):.2%} of the best"
+    yield "proof", within if planned.gap else "exact: no plan of its space is better"
     if planned.note:
         yield "note", planned.note
     if answer.calibration is not None:

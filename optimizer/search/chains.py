@@ -64,7 +64,9 @@ MAX_SPLITS = 200_000
 """Splits of a graph that is searched as a whole. In a larger graph, splits begin only near the relaxation's ramps."""
 RANKS_NEAR = 2
 SOLVED = 2e-4
-"""Relative difference up to which values are equal."""
+"""Gap at which a search ends."""
+ROUNDED = 1e-6
+"""Relative difference that rounding may cause between equal values."""
 
 
 def price_chains(graph: Graph, limits: ChainLimits, most: int = MAX_LABELS) -> tuple[bool, list[Chain]]:
@@ -172,7 +174,7 @@ class ChainSearch:
         if self._best is None:
             return Found(plans=(), bound=bound)
         value = objective_value(self.problem, self._best.figures)
-        bound = value if gap_between(value, bound) <= SOLVED else bound
+        bound = value if gap_between(value, bound) <= ROUNDED else bound
         return Found(plans=(self._best, *self._others), bound=bound)
 
     def _search(self) -> bool:

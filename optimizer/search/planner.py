@@ -13,7 +13,7 @@ from optimizer.generation.solve import solve_generation
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.problems.tokens import in_tokens, with_budgets
 from optimizer.search.beam import bound_at_scale, search_at_scale
-from optimizer.search.chains import search_chains
+from optimizer.search.chains import SOLVED, search_chains
 from optimizer.search.decision import (
     SLO_RESOLUTION,
     Decision,
@@ -21,6 +21,7 @@ from optimizer.search.decision import (
     Found,
     NoPlan,
     Strategy,
+    gap_between,
     joined,
     nearest_slo_s,
     why_infeasible,
@@ -146,7 +147,7 @@ def _one_chain(problem: PlanProblem, space: Space, searches: tuple[Search, ...] 
 def _several_chains(problem: PlanProblem, space: Space) -> Found:
     """Returns plans of several chains, or better ones of a single chain: the search for several is not exact."""
     found = search_chains(problem, space)
-    if found.is_proven(problem):
+    if found.is_proven(problem) or (found.plans and gap_between(found.value(problem), found.bound) <= SOLVED):
         return found
     if found.plans:
         one = search_exactly(problem, space, incumbent=found.value(problem))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE, evaluate, merit, objective_value
 from optimizer.problems.networks import Subproblem, Used, network_sets
 from optimizer.problems.problem import MaximizeRate, PlanProblem
@@ -25,8 +26,9 @@ def best_of_networks(
 ) -> Decision:
     """Returns the best plan over all sets of networks. Among equally good plans, fewer networks are preferred.
 
-    If no set has a plan, the result names the least changes with which any of the sets has one. Raises PlanError as
-    `solve` does. `bound` returns a bound on the objective of all plans, or None if no plan exists.
+    If no set has a plan, the result names the least changes with which any of the sets has one. Raises PlanError if
+    no plan is found and `solve` raises it for a set. `bound` returns a bound on the objective of all plans, or None if
+    no plan exists.
     """
     parts = [Subproblem(whole=problem, used=used) for used in network_sets(problem)]
     bounds = {part.used: bound(part.problem) for part in parts}
@@ -36,10 +38,15 @@ def best_of_networks(
     best: Incumbent | None = None
     solved: list[Incumbent] = []
     infeasible: dict[Used, NoPlan] = {}
+    gave_up: PlanError | None = None
     for part_bound, part in open_parts:
         if best is not None and not _may_beat(problem, part_bound, part, best):
             continue
-        decision = solve(part.problem)
+        try:
+            decision = solve(part.problem)
+        except PlanError as error:  # the search gave up, and the set keeps its bound
+            gave_up = gave_up or error
+            continue
         if isinstance(decision, NoPlan):
             infeasible[part.used], bounds[part.used] = decision, None
             continue
@@ -47,6 +54,8 @@ def best_of_networks(
         solved.append((part, decision))
         best = solved[-1] if best is None or _beats(problem, solved[-1], best) else best
     if best is None:
+        if gave_up is not None:
+            raise gave_up
         decisions = [infeasible.get(part.used) or solve(part.problem) for part in parts]
         return _no_plan([each for each in decisions if isinstance(each, NoPlan)])
     return _in_cascade(problem, best, solved, [each for each in bounds.values() if each is not None])

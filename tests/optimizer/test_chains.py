@@ -21,7 +21,9 @@ from optimizer.problems.problem_file import parse_problem, problem_document, rea
 from optimizer.problems.tokens import in_tokens, token_survival_N, with_budgets
 from optimizer.search.chains import SOLVED
 from optimizer.search.decision import Found, NoPlan, Planned, Strategy
+from optimizer.search.exact import search_exactly
 from optimizer.search.planner import more_devices, solve
+from optimizer.search.space import Space
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.exit_records import exit_records
@@ -90,6 +92,20 @@ def test_among_equal_plans_the_one_with_fewer_networks_is_selected() -> None:
     table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.010], [0.020]]), ramp_s_EB=np.array([[0.0]]))
     found = planned(two_networks(latency={"cpu": table}))
     assert [split.first for stage in found.stages for split in stage.splits] == [1]
+
+
+def test_a_plan_is_found_although_the_search_gives_up_for_another_set_of_networks() -> None:
+    def gives_up(problem: PlanProblem, space: Space) -> Found | None:
+        if problem.num_blocks == 2:
+            raise PlanError("too large")
+        return search_exactly(problem, space)
+
+    found = solve(two_networks(), searches=(gives_up,))
+    assert isinstance(found, Planned)
+    assert [stage.first for stage in found.stages] == [1]
+    assert found.bound >= planned(two_networks()).figures.rate_per_s
+    with pytest.raises(PlanError, match="too large"):
+        solve(two_networks(objective=MinimizeCost(rate_per_s=500)), searches=(gives_up,))
 
 
 def test_a_set_of_networks_that_keeps_the_share_in_time_is_preferred_to_a_cheaper_one() -> None:
