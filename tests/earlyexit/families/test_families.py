@@ -231,6 +231,7 @@ def model_of(source: str) -> EarlyExitModel:
     pretrained, family = load_pretrained(source)
     assert isinstance(pretrained.backbone, ImageBackbone)
     pretrained.backbone.config = replace(pretrained.backbone.config, height=SIZE[0], width=SIZE[1])
+    pretrained.backbone.inputs = (replace(pretrained.backbone.inputs[0], shape=(*SIZE, 3)),)
     codec = {"name": "image", **SIDES}
     return ramped(pretrained, family, LabelTask(CLASSES), codec=codec, ramps=RampOptions(at=(0,)))
 
