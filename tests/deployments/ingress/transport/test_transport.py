@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -166,6 +168,17 @@ async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_repli
     await slot.has("a")
     [left_s] = (await slot.asked()).call.remaining_s
     assert 10.0 > left_s >= 10.0 - (asyncio.get_running_loop().time() - began_s)
+
+
+async def test_a_waiting_call_that_cannot_be_encoded_ends_alone(slot: Slot) -> None:
+    message = call_of("x")
+    message = structs.replace(message, piece=replace(message.piece, tensors=(np.array([None]),)))
+    broken = AwaitedCall(message)
+    slot.links.send(broken, message)
+    slot.call("y")
+    await slot.has("a")
+    assert isinstance(await soon(broken.end), Exception)
+    assert (await slot.asked()).call.piece.sample_ids == ("y",)
 
 
 async def test_the_last_replicas_of_a_type_are_used_until_they_end_or_another_one_runs(slot: Slot) -> None:
