@@ -105,11 +105,11 @@ def load_runtime(device_type: str = "cpu", *, needs: Sequence[str] = ("onnx", "o
     Raises PlanError if a package of `needs` is missing, or if the installed one does not support the device.
     """
     if any(find_spec(name) is None for name in needs):
-        raise PlanError("ONNX Runtime is not installed: install offramp[onnx] or offramp[gpu]")
+        raise PlanError("ONNX Runtime is not installed; run: pip install '.[onnx]', or '.[gpu]' with a GPU")
     runtime = import_module("onnxruntime")
     available = runtime.get_available_providers()
     if device_type == "cuda" and CUDA not in available:
-        advice = "install offramp[gpu] in the place of offramp[onnx]"
+        advice = "run: pip uninstall onnxruntime, then pip install '.[gpu]'"
         raise PlanError(f"this ONNX Runtime has no {CUDA}; it has {', '.join(available)}; {advice}")
     return runtime
 

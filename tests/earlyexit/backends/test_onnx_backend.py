@@ -146,7 +146,7 @@ def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
 @pytest.mark.gpu
 def test_onnx_runtime_and_torch_agree_on_a_gpu(cache: Path) -> None:
     if CUDA not in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has no CUDA: it is not that of offramp[gpu]")
+        pytest.skip("this ONNX Runtime has no CUDA: it is not that of the extra gpu")
     model = fresh_model().to("cuda")
     segments = opened(model, cache, *EXPORTED)
     for segment in EXPORTED:
@@ -228,7 +228,7 @@ def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, 
 
 @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this one has CUDA")
 def test_without_cuda_the_error_says_what_to_install() -> None:
-    message = r"has no CUDAExecutionProvider; it has .*CPUExecutionProvider.*; install offramp\[gpu\] in the place of"
+    message = r"has no CUDAExecutionProvider; it has .*CPUExecutionProvider.*; run: pip uninstall .* pip install '\.\[gpu\]'"
     with pytest.raises(PlanError, match=message):
         load_runtime("cuda")
 
