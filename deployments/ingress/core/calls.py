@@ -50,7 +50,7 @@ class Call:
     """Whether the call takes new inputs to the first block, and none has left it yet. Early answers do not count,
     because they make no room for another call."""
     counts_as_full: bool = field(default=False, init=False)
-    """Whether its batch may begin beside a running one under the dispatch rule `filling`, whatever its size."""
+    """Whether its batch may begin beside a running one under the rule `filling`, here or on an idle replica."""
     num_remaining: int = field(default=0, init=False)
     """Inputs that have not left the call."""
     hosting: ReplicaLoad[Any] | None = field(default=None, init=False)
@@ -91,7 +91,7 @@ class Call:
             budget = self.stage.budget(block)
             tokens = 0 if budget.tokens is None else sum([each.tokens for each in self.inputs])
             self.weight, batch = weight_of(budget, len(self.inputs), tokens)
-            hosting = replicas.assign(self.weight, batch, fills=fills)
+            hosting = replicas.assign(self.weight, batch, fills=fills and not self.counts_as_full)
         self.hosting = hosting
         return hosting.replica
 

@@ -124,8 +124,8 @@ def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
     among these the ones whose open batch has room, fullest first. So batches fill one after the other. This gains a
     few percent with immediate dispatch and much more with deferred dispatch (figures: docs/design.md).
 
-    `fills`: idle replicas come last among those without a full batch ahead. If replicas share processors, starting
-    sooner gains nothing: each batch reads all weights again, and takes the cores from the others.
+    `fills`: idle replicas come last among those without a full batch ahead, because each batch reads all weights again
+    and takes the cores from the others. This rule is not for calls that count as full, which have waited enough.
     """
     full_batches, started = divmod(load, batch)
     if started + weight > batch:  # the open batch has no room, so the call begins a new one

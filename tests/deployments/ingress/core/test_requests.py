@@ -13,7 +13,7 @@ import pytest
 from deployments.ingress.core.calls import LONGEST_RETRY_S
 from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
 from deployments.ingress.core.inputs import CALL_GRACE_S
-from deployments.ingress.core.routes import sequence_numbers
+from deployments.ingress.core.routes import StageReplicas, sequence_numbers
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import (
     AdmissionError,
@@ -29,6 +29,7 @@ from earlyexit.network.boundary import AfterAnswer
 from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     CoreWorld,
+    Up,
     chains,
     observed_plan,
     placed,
@@ -323,8 +324,12 @@ def test_under_a_low_limit_a_second_replica_gets_inputs_before_a_batch_is_full()
     world = CoreWorld(plan_of, slo_s=1.0)
     for letter in "abcdefg":
         world.submit(letter, deadline_s=1.0)
-    calls = [("".join(each.key for each in call.inputs), call.counts_as_full) for call in world.calls]
-    assert calls == [("a", False), ("bc", True), ("defg", True)]
+    replicas = StageReplicas[Up](phase=0.0)
+    replicas.set_replicas([Up("r0"), Up("r1")])
+    keys = ["".join(each.key for each in call.inputs) for call in world.calls]
+    chosen = [(call.counts_as_full, call.choose_replica(replicas, 0)) for call in world.calls]
+    assert keys == ["a", "bc", "defg"]
+    assert chosen == [(False, Up("r0")), (True, Up("r1")), (True, Up("r0"))]
 
 
 def test_a_replica_is_sent_what_it_can_begin_beside_a_full_batch() -> None:
