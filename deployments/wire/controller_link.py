@@ -20,13 +20,6 @@ ANSWER_S = 4.0
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-def find_deployment(name: str, app: str) -> Any:
-    """Returns a deployment's handle, even if the deployment does not run."""
-    from ray import serve
-
-    return serve.get_deployment_handle(name, app)
-
-
 class DeploymentHandles:
     """Calls the replicas of one application's deployments, from inside one of them."""
 
@@ -37,7 +30,9 @@ class DeploymentHandles:
     async def handle(self, deployment: str) -> Any:
         """Returns a deployment's handle. It is created in a thread, because that blocks until Serve answers."""
         if deployment not in self._handles:
-            self._handles[deployment] = await asyncio.to_thread(find_deployment, deployment, self._app)
+            from ray import serve
+
+            self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
         return self._handles[deployment]
 
     async def broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
@@ -84,7 +79,9 @@ class ControllerLink(DeploymentHandles):
 
 def apply_plan(app: str, plan_document: dict[str, Any], *, hold: bool, timeout_s: float) -> int:
     """Calls `Controller.apply` from the process that started the service, and returns the plan's epoch."""
-    handle = find_deployment(CONTROLLER, app)
+    from ray import serve
+
+    handle: Any = serve.get_deployment_handle(CONTROLLER, app)
     if not handle.is_initialized:  # the throughput switches would run the handle's router on the caller's event loop
         handle._init(_run_router_in_separate_loop=True)
     return int(handle.apply.remote(plan_document, hold).result(timeout_s=timeout_s))
