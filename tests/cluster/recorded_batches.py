@@ -12,6 +12,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.network.boundary import Split
 from profiles.records import ExitRecords
 from profiles.scores import Score
+from tests.exit_records import exit_records
 
 RAMPS = (0, 1, 2)
 HALF = {0: 0.5, 1: 0.5, 2: 0.5}
@@ -25,14 +26,9 @@ def make_records(score: Score = "confidence") -> ExitRecords:
     """
     sure = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32)
     rows, columns = np.indices((4, 3))
-    return ExitRecords.of_answers(
-        np.column_stack([10 * columns + rows, np.arange(100, 104)]),
-        score=score,
-        num_blocks=4,
-        ramps=RAMPS,
-        sample_ids=("a", "b", "c", "d"),
-        scores_NR=(sure if score == "confidence" else 1 - sure).astype(np.float32),
-    )
+    answers_NE = np.column_stack([10 * columns + rows, np.arange(100, 104)])
+    scores_NR = sure if score == "confidence" else 1 - sure
+    return exit_records(scores_NR, answers_NE=answers_NE, score=score, sample_ids=tuple("abcd"))
 
 
 def recorded(thresholds: Mapping[int, float] | float | None, score: Score = "confidence") -> RecordedRunner:

@@ -14,11 +14,11 @@ from earlyexit.engine.device import Answered, Device, Failed, Release, Step
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch, ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.boundary import Answer, Split, WirePiece
-from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from tests.answers import label_of
 from tests.clock import ManualClock
 from tests.cluster.recorded_batches import HALF, RAMPS, WHOLE, batch_of, piece_of, recorded
+from tests.exit_records import exit_records
 
 EVERYWHERE = [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
 """The steps if a leaves at the first ramp, b at the second, c at the third and d at none."""
@@ -107,14 +107,8 @@ def seen(sample_id: str, block: int, score: float, label: int) -> Answer:
 
 def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
     rng = np.random.default_rng(11)
-    records = ExitRecords.of_answers(
-        np.column_stack([rng.integers(0, 9, (40, 4)), rng.integers(0, 9, 40)]),
-        score="confidence",
-        num_blocks=6,
-        ramps=(0, 1, 3, 4),
-        sample_ids=tuple(map(str, range(40))),
-        scores_NR=rng.random((40, 4)).astype(np.float32),
-    )
+    answers_NE = rng.integers(0, 9, (40, 5))
+    records = exit_records(rng.random((40, 4)), answers_NE=answers_NE, num_blocks=6, ramps=(0, 1, 3, 4))
     runner = RecordedRunner(records, num_blocks=6)
     for _ in range(20):
         active = tuple(ramp for ramp in records.ramps if rng.random() < 0.6)

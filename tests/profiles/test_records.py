@@ -108,17 +108,8 @@ def wrong_pixels(early: np.ndarray[Any, Any], full: np.ndarray[Any, Any]) -> np.
 
 def test_answers_of_any_shape_become_losses_in_between(tmp_path: Path) -> None:
     # One input of 2 x 2 pixels: the ramps differ from the full model in two and in one of them.
-    records = ExitRecords.of_answers(
-        MAPS_NE,
-        score="confidence",
-        num_blocks=6,
-        ramps=(1, 3),
-        sample_ids=("a",),
-        scores_NR=np.array([[0.3, 0.6]], dtype=np.float32),
-        truth_N=MAPS_NE[:, 1],
-        loss=wrong_pixels,
-        zero_one=False,
-    )
+    facts: dict[str, Any] = {"truth_N": MAPS_NE[:, 1], "loss": wrong_pixels, "zero_one": False}
+    records = exit_records([[0.3, 0.6]], answers_NE=MAPS_NE, num_blocks=6, ramps=(1, 3), **facts)
     assert records.losses_NR.tolist() == [[0.5, 0.25]]
     outcome = records.outcome({1: 0.3, 3: 0.6})
     assert (outcome.agreement, outcome.accuracy, outcome.full_accuracy) == (0.5, 0.75, 0.75)

@@ -10,20 +10,15 @@ import numpy.typing as npt
 from profiles.records import ExitRecords
 from profiles.stream import Observations, StreamShape, shape_of
 from profiles.windows import Window, WindowEstimate
+from tests.exit_records import exit_records
 
 SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
 #          after 1, after 3
 SCORES = [[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]]
 LABELS = [[0, 0], [0, 1], [0, 2], [1, 1]]
-RECORDS = ExitRecords.of_answers(
-    np.column_stack([np.array(LABELS), np.array([0, 1, 2, 2])]),
-    score="confidence",
-    num_blocks=6,
-    ramps=(1, 3),
-    sample_ids=("a", "b", "c", "d"),
-    scores_NR=np.array(SCORES, dtype=np.float32),
-    truth_N=np.array([0, 1, 0, 1]),
-)
+FACTS: dict[str, Any] = {"num_blocks": 6, "ramps": (1, 3), "sample_ids": tuple("abcd")}
+ANSWERS_NE = np.column_stack([LABELS, [0, 1, 2, 2]])
+RECORDS = exit_records(SCORES, answers_NE=ANSWERS_NE, truth_N=np.array([0, 1, 0, 1]), **FACTS)
 
 
 def observe(
@@ -85,12 +80,6 @@ def random_records(num_inputs: int, seed: int) -> ExitRecords:
     scores_NR = np.clip(ease_N1 + 0.1 * np.array(ramps) + rng.normal(0, 0.2, (num_inputs, 4)), 0, 1)
     final_labels_N = rng.integers(0, 3, num_inputs)
     right_NR = rng.random((num_inputs, 4)) < scores_NR
-    return ExitRecords.of_answers(
-        np.column_stack([np.where(right_NR, final_labels_N[:, None], 3), final_labels_N]),
-        score="confidence",
-        num_blocks=6,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(num_inputs))),
-        scores_NR=scores_NR.astype(np.float32),
-        truth_N=np.where(rng.random(num_inputs) < 0.9, final_labels_N, 4),
-    )
+    answers_NE = np.column_stack([np.where(right_NR, final_labels_N[:, None], 3), final_labels_N])
+    truth_N = np.where(rng.random(num_inputs) < 0.9, final_labels_N, 4)
+    return exit_records(scores_NR, answers_NE=answers_NE, num_blocks=6, ramps=ramps, truth_N=truth_N)

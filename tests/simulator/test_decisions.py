@@ -10,20 +10,15 @@ from optimizer.plans.plan import Plan, PolicySpec
 from profiles.records import ExitRecords
 from simulator.inputs import NOWHERE, ByPatience, ByRamp, nested, patient, recorded, survival_of
 from simulator.simulate import simulate
+from tests.exit_records import exit_records
 from tests.simulator.tiny_cases import scenario, split, stage
 
 SURE = ByRamp(ramps=(0, 2, 4), sure_NR=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_))
 
 
 def records() -> ExitRecords:
-    return ExitRecords.of_answers(
-        np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 0]], dtype=np.int64),
-        score="confidence",
-        num_blocks=4,
-        ramps=(0, 1, 2),
-        sample_ids=("a", "b", "c"),
-        scores_NR=np.array([[0.9, 0.5, 0.9], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]], dtype=np.float32),
-    )
+    answers_NE = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 0]])
+    return exit_records([[0.9, 0.5, 0.9], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]], answers_NE=answers_NE)
 
 
 @pytest.mark.parametrize(

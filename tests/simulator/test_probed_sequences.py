@@ -9,23 +9,17 @@ import numpy as np
 
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import PlacedPlan
-from profiles.records import ExitRecords
 from simulator.events import Events
 from simulator.inputs import Probing
 from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService
+from tests.exit_records import exit_records
 from tests.simulator.test_generate import case
 from tests.simulator.tiny_cases import AT_0, AT_2, DECISIONS, RAMPS, TO_END, plan, split, stage
 
 ROWS = (TO_END, AT_0, AT_2)
-RECORDS = ExitRecords.of_answers(
-    np.array([[0, 1, 1, 1], [1, 1, 1, 0], [2, 2, 1, 1], [2, 2, 2, 1]]),
-    score="entropy",
-    num_blocks=4,
-    ramps=RAMPS,
-    sample_ids=tuple("abcd"),
-    scores_NR=np.where(DECISIONS.sure_NR, 0.1, 0.9).astype(np.float32),
-)
+ANSWERS_NE = np.array([[0, 1, 1, 1], [1, 1, 1, 0], [2, 2, 1, 1], [2, 2, 2, 1]])
+RECORDS = exit_records(np.where(DECISIONS.sure_NR, 0.1, 0.9), answers_NE=ANSWERS_NE, score="entropy")
 EARLY: Split = split(0, 4, ramps=RAMPS)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
-from profiles.records import ExitRecords
 from profiles.scores import Score
+from tests.exit_records import exit_records
 
 SIZES = {
     "vocab_size": 20,
@@ -31,11 +31,6 @@ def save_small_model(folder: Path) -> None:
 def save_records(folder: Path, score: Score, scores_NR: Sequence[Sequence[float]]) -> None:
     """Of inputs a, b, ...; the answer is always the first label."""
     num = len(scores_NR)
-    ExitRecords.of_answers(
-        np.zeros((num, 4), dtype=np.int64),
-        score=score,
-        num_blocks=4,
-        ramps=(0, 1, 2),
-        sample_ids=tuple("abcdefgh"[:num]),
-        scores_NR=np.array(scores_NR, dtype=np.float32),
-    ).save(folder / "records.npz")
+    answers_NE, sample_ids = np.zeros((num, 4), dtype=np.int64), tuple("abcdefgh"[:num])
+    records = exit_records(scores_NR, answers_NE=answers_NE, score=score, sample_ids=sample_ids)
+    records.save(folder / "records.npz")

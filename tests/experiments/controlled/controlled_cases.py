@@ -18,6 +18,7 @@ from simulator.scenario import FloatArray, Scenario
 from tests.deployments.control import control_fakes
 from tests.deployments.control.control_fakes import POLICY as POLICY
 from tests.deployments.control.control_fakes import RAMPS as RAMPS
+from tests.exit_records import exit_records
 from tests.experiments.controlled.troubles import TroubledFleet
 
 SETTINGS = {"period_s": 60.0, "watch_s": 2.5, "start_s": 4.0}
@@ -27,14 +28,7 @@ EASY, HARD = 0, 1
 
 def records() -> ExitRecords:
     """Returns records of two inputs: ramps 1 and 2 are sure of the first, no ramp of the second."""
-    return ExitRecords.of_answers(
-        np.column_stack([np.array([[0, 1, 1], [0, 0, 0]], dtype=np.int64), np.array([1, 1], dtype=np.int64)]),
-        score="confidence",
-        num_blocks=4,
-        ramps=RAMPS,
-        sample_ids=("easy", "hard"),
-        scores_NR=np.array([[0, 1, 1], [0, 0, 0]], dtype=np.float32),
-    )
+    return exit_records([[0, 1, 1], [0, 0, 0]], answers_NE=np.array([[0, 1, 1, 1], [0, 0, 0, 1]]))
 
 
 def problem(easy_share: float, *, count: int = 4) -> PlanProblem:

@@ -12,7 +12,8 @@ from experiments.controlled import Controlled, Mix
 from optimizer.problems.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from tests.experiments.controlled.controlled_cases import RAMPS, problem, simulated, whole
+from tests.exit_records import exit_records
+from tests.experiments.controlled.controlled_cases import problem, simulated, whole
 
 CHANGES_S, ENDS_S, PERIOD_S = 70.0, 185.0, 60.0
 
@@ -22,16 +23,9 @@ def records() -> ExitRecords:
     rng = np.random.default_rng(1)
     sure_N, first_N = rng.random(2000) < 0.6, np.arange(2000) < 1000
     score_N, unsure_N = np.where(sure_N, rng.uniform(0.7, 1.0, 2000), 0.1), np.full(2000, 0.1)
-    return ExitRecords.of_answers(
-        np.column_stack([sure_N & first_N, sure_N & ~first_N, np.zeros(2000), np.ones(2000)]).astype(np.int64),
-        score="confidence",
-        num_blocks=4,
-        ramps=RAMPS,
-        sample_ids=tuple(map(str, range(2000))),
-        scores_NR=np.column_stack(
-            [np.where(first_N, score_N, unsure_N), np.where(first_N, unsure_N, score_N), unsure_N]
-        ).astype(np.float32),
-    )
+    answers_NE = np.column_stack([sure_N & first_N, sure_N & ~first_N, np.zeros(2000), np.ones(2000)]).astype(np.int64)
+    scores_NR = np.column_stack([np.where(first_N, score_N, unsure_N), np.where(first_N, unsure_N, score_N), unsure_N])
+    return exit_records(scores_NR, answers_NE=answers_NE)
 
 
 RECORDS = records()

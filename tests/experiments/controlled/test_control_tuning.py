@@ -10,7 +10,8 @@ import pytest
 from deployments.settings import Tuning
 from experiments.controlled import Controlled, Mix, rows_in_turn
 from profiles.records import ExitRecords
-from tests.experiments.controlled.controlled_cases import RAMPS, halves, problem, simulated
+from tests.exit_records import exit_records
+from tests.experiments.controlled.controlled_cases import halves, problem, simulated
 
 BEFORE, AFTER = np.arange(2000), np.arange(2000, 4000)
 """Rows of the records before and after the drift."""
@@ -30,14 +31,7 @@ def records() -> ExitRecords:
     guesses_N = rng.random(4000) < np.where(sure_N, 0.002, 0.5)
     said_N = np.where(guesses_N | ((score_N < 0.8) & (np.arange(4000) >= 2000)), 0, 1)
     answers_NE = np.column_stack([np.zeros(4000), said_N, said_N, np.ones(4000)]).astype(np.int64)
-    return ExitRecords.of_answers(
-        answers_NE,
-        score="confidence",
-        num_blocks=4,
-        ramps=RAMPS,
-        sample_ids=tuple(map(str, range(4000))),
-        scores_NR=np.column_stack([np.full(4000, 0.01), score_N, score_N]).astype(np.float32),
-    )
+    return exit_records(np.column_stack([np.full(4000, 0.01), score_N, score_N]), answers_NE=answers_NE)
 
 
 RECORDS = records()

@@ -13,6 +13,7 @@ from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.problems.problem import Link, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from tests.exit_records import exit_records
 from tests.optimizer.plain_problem import plain_problem
 
 DEVICE = "emulated:V100"
@@ -22,14 +23,8 @@ POLICY = PolicySpec(name="recorded", thresholds={0: 0.4}, records="records.npz")
 
 
 def two_inputs() -> ExitRecords:
-    return ExitRecords.of_answers(
-        np.column_stack([np.array([[1], [1]]), np.array([1, 0])]),
-        score="entropy",
-        num_blocks=2,
-        ramps=(0,),
-        sample_ids=("easy", "hard"),
-        scores_NR=np.array([[0.1], [0.6]], dtype=np.float32),
-    )
+    answers_NE = np.array([[1, 1], [1, 0]])
+    return exit_records([[0.1], [0.6]], answers_NE=answers_NE, score="entropy", sample_ids=("easy", "hard"))
 
 
 def problem(slo_s: float) -> PlanProblem:

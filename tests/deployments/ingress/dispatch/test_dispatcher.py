@@ -17,7 +17,6 @@ from deployments.wire.messages import Chunk, StageCall
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Encoded
 from optimizer.plans.plan import NO_RAMPS, PlacedPlan, PolicySpec, stock_plan
-from profiles.records import ExitRecords
 from profiles.stream import StreamShape
 from tests.deployments.ingress.dispatch.dispatcher_scene import (
     PLAN,
@@ -27,6 +26,7 @@ from tests.deployments.ingress.dispatch.dispatcher_scene import (
     survivors,
 )
 from tests.deployments.wire_fakes import turns
+from tests.exit_records import exit_records
 from tests.model_cards import a_card
 
 
@@ -189,14 +189,7 @@ def test_probes_see_the_models_ramps_in_the_policys_unit_where_there_is_one(
 
 def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
     path = tmp_path / "records.npz"
-    ExitRecords.of_answers(
-        np.column_stack([np.array([[0]]), np.array([1])]),
-        score="confidence",
-        num_blocks=6,
-        ramps=(1,),
-        sample_ids=("a",),
-        scores_NR=np.array([[0.5]], dtype=np.float32),
-    ).save(path)
+    exit_records([[0.5]], answers_NE=np.array([[0, 1]]), num_blocks=6, ramps=(1,)).save(path)
     policy = PolicySpec(name="recorded", thresholds=0.5, records=str(path))
     assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
 
