@@ -20,7 +20,7 @@ from optimizer.search.space import SPACES
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
 from tests.optimizer.answers import planned
-from tests.optimizer.plain_problem import random_problem
+from tests.optimizer.plain_problem import plain_problem, random_problem
 
 BIG_CLUSTER = {
     "V100": Supply(count=1500, usd_per_hour=2.93),
@@ -49,9 +49,7 @@ def bert_large_problem(
             block_s_NB=np.tile(table.block_s_NB[0], (num_blocks, 1)),
             ramp_s_EB=np.tile(table.ramp_s_EB[0], (num_blocks - 1, 1)),
         )
-    return PlanProblem(
-        num_blocks=num_blocks,
-        ramps=tuple(range(num_blocks - 1)),
+    return plain_problem(
         survival_N=tuple(1 - 0.75 * (block / (num_blocks - 1)) ** 0.6 for block in range(num_blocks)),
         latency=latency,
         devices=devices,

@@ -14,7 +14,7 @@ from deployments.ingress.core.admission import SAFETY
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Plan, PolicySpec, Stage
-from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problems.problem import Link, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS
 from simulator.inputs import ByRamp
@@ -23,6 +23,7 @@ from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
+from tests.optimizer.plain_problem import plain_problem
 from tests.simulator.tiny_cases import kill
 
 POLICY = PolicySpec(name="entropy", thresholds=0.4)
@@ -50,16 +51,13 @@ def service(
 ) -> SimulatedService:
     """Returns a service; `known_as` is the plan's predicted rate over the real one."""
     table = LatencyTable.of_rows((1, BATCH), [first_s, last_s], [[0.0, 0.0]])
-    problem = PlanProblem(
-        num_blocks=2,
-        ramps=(0,),
+    problem = plain_problem(
         survival_N=(1.0, 0.5),
         latency={"cpu": table},
         devices={"cpu": Supply(count=sum(replicas), usd_per_hour=1.0)},
         link=Link(bandwidth_bytes_per_s=1e12),
         bytes_per_sample_N=(1.0, 1.0),
         slo=Slo(latency_s=SLO_S),
-        objective=MaximizeRate(),
     )
     stages = (
         Stage(device="cpu", replicas=replicas[0], splits=(Split(first=0, end=1, batch=BATCH, ramps=(0,)),)),

@@ -10,12 +10,13 @@ import numpy as np
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Plan, PolicySpec, Stage
-from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problems.problem import Link, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.inputs import ByRamp
 from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.service import SimulatedService
+from tests.optimizer.plain_problem import plain_problem
 
 NUM_BLOCKS: Final = 4
 RAMPS: Final = (0, 1, 2)
@@ -28,16 +29,13 @@ POLICY: Final = PolicySpec(name="entropy", thresholds=0.4)
 def problem(*, ramp_s: float = 0.0, count: int = 8, slo: Slo | None = None) -> PlanProblem:
     """Returns a problem: a block takes 1 s, 0.25 s more for each further input; the link takes 0.5 s per input."""
     block_s_NB = np.tile([1.0, 1.25, 1.75], (NUM_BLOCKS, 1))
-    return PlanProblem(
-        num_blocks=NUM_BLOCKS,
-        ramps=RAMPS,
+    return plain_problem(
         survival_N=(1.0,) * NUM_BLOCKS,
         latency={"cpu": LatencyTable(batches=(1, 2, 4), block_s_NB=block_s_NB, ramp_s_EB=np.full((3, 3), ramp_s))},
         devices={"cpu": Supply(count=count, usd_per_hour=3.0)},
         link=Link(bandwidth_bytes_per_s=2.0),
         bytes_per_sample_N=(1.0,) * NUM_BLOCKS,
         slo=slo or Slo(latency_s=100.0),
-        objective=MaximizeRate(),
     )
 
 

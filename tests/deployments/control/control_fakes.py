@@ -22,11 +22,12 @@ from optimizer.cost.batching import Batching
 from optimizer.cost.evaluate import evaluate
 from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
-from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problems.problem import Link, PlanProblem, Supply
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from profiles.stream import Observations, StreamShape
 from profiles.table import LatencyTable
 from tests.clock import ManualClock
+from tests.optimizer.plain_problem import plain_problem
 
 RAMPS = (0, 1, 2)
 SHAPE = StreamShape(score="confidence", num_blocks=4, ramps=RAMPS)
@@ -42,16 +43,13 @@ def problem(
 ) -> PlanProblem:
     """Every block takes 10 ms for one to four inputs, a ramp nothing."""
     table = LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((len(ramps), 2)))
-    return PlanProblem(
-        num_blocks=4,
+    return plain_problem(
         ramps=ramps,
         survival_N=survival,
         latency={"cpu": table},
         devices={"cpu": Supply(count=count, usd_per_hour=1.0)},
         link=Link(bandwidth_bytes_per_s=1e12),
         bytes_per_sample_N=(1.0,) * 4,
-        slo=Slo(latency_s=1.0),
-        objective=MaximizeRate(),
     )
 
 
