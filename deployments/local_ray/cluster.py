@@ -204,7 +204,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
         _own_ray(
             on_loss,
             num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
-            resources={name: amount for name, amount in needed.items() if name != "GPU"},
+            resources=needed,
             object_store_memory=OBJECT_STORE_BYTES,
             _metrics_export_port=cluster.metrics_port,
             include_dashboard=False,
@@ -284,12 +284,12 @@ def wanted_ports(cluster: LocalCluster) -> list[HostPort]:
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:
     """Returns Ray's logical resources of all accelerators that the application may use, and of its other processes.
 
-    They may exceed the machine's: a laptop may run more replicas than it has cores.
+    They may exceed the machine's: a laptop may run more replicas than it has cores. Ray itself finds GPUs.
     """
     needed: Counter[str] = Counter()
     for device, count in max_accelerators(settings).items():
         options = find_device(device).actor_options
-        each = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+        each = {"CPU": options.get("num_cpus", 1), **options.get("resources", {})}
         for name, amount in each.items():
             needed[name] += count * amount
     needed["CPU"] += settings.ingress_replicas + (settings.control is not None)
