@@ -32,14 +32,12 @@ def exit_records(
     return ExitRecords(losses_NR=losses_NR, **facts)
 
 
+def calibration_card(thresholds: dict[int, float], **changes: Any) -> CalibrationCard:
+    """Returns a calibration by entropies for a budget of 1 %; `changes` override fields."""
+    facts: dict[str, Any] = {"policy": "entropy", "budget": 0.01, "confidence": 0.9, "tested": {}, "provenance": {}}
+    return CalibrationCard(thresholds=thresholds, **facts | changes)
+
+
 def share_card(second: float) -> CalibrationCard:
     """Returns a calibration by the score `share` with two ramps; `second` is the confidence of the second one."""
-    return CalibrationCard(
-        policy="share",
-        thresholds={0: 0.5, 1: 0.5},
-        confidences={0: 0.7, 1: second},
-        budget=0.05,
-        confidence=0.9,
-        tested={},
-        provenance={},
-    )
+    return calibration_card({0: 0.5, 1: 0.5}, policy="share", confidences={0: 0.7, 1: second}, budget=0.05)

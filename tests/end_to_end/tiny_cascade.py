@@ -17,7 +17,7 @@ from earlyexit.network.store import load_network, read_card, save_model
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from offramp.commands.train import chain_models
-from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.calibration.calibration_file import CALIBRATION_FILE
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.network.chains import Inputs, offline, spread
 from tests.end_to_end.tiny_service import (
@@ -31,6 +31,7 @@ from tests.end_to_end.tiny_service import (
     some_texts,
     tiny_problem,
 )
+from tests.exit_records import calibration_card
 
 BLOCKS = (2, 4)
 NETWORKS = (2, 6)
@@ -126,10 +127,7 @@ def _member(folder: Path, place: int, num_blocks: int) -> Path:
     model = random_text_model(f"m{place}", num_blocks, seed=5 + place, hidden_size=32 + 16 * place, vocab_size=128)
     save_model(spread(model.requires_grad_(False)), folder)
     save_words(folder, WORDS if place == 0 else (WORDS[0], *reversed(WORDS[1:])))
-    calibrated = CalibrationCard(
-        policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}
-    )
-    (folder / CALIBRATION_FILE).write_text(calibrated.model_dump_json(), encoding="utf-8")
+    (folder / CALIBRATION_FILE).write_text(calibration_card({0: 0.5}).model_dump_json(), encoding="utf-8")
     return folder
 
 

@@ -386,19 +386,11 @@ async def test_the_next_question_is_asked_if_a_plan_was_neither_found_nor_ruled_
         await stages_of(planner, dear, dear)
 
 
-PLACED = PlacedPlan(
-    plan=Plan(
-        stages=(
-            Stage(device="cpu", replicas=3, splits=(Split(first=0, end=1, batch=1),)),
-            Stage(device="cpu", replicas=1, splits=(Split(first=1, end=2, batch=1),)),
-        )
-    )
-)
 ALL, WITHOUT_STAGE = {"cpu": 4}, {"cpu": 1}
 
 
 def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int = 6) -> int:
-    return missing.left({"cpu": counted}, running, PLACED, at_s)["cpu"]
+    return missing.left({"cpu": counted}, running, PlacedPlan(plan=PLAN), at_s)["cpu"]
 
 
 def given_up() -> Missing:

@@ -51,7 +51,7 @@ from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import hf_decoder
 from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq
 from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps
-from tests.exit_records import exit_records
+from tests.exit_records import calibration_card, exit_records
 from tests.offramp.cli.runs import Captured, cells, run
 from tests.offramp.jobs.test_injecting import job_of, rows_of
 
@@ -426,9 +426,7 @@ def test_the_advice_fits_the_model(worth: tuple[Any, Any, Any], model: dict[str,
 
 def card_of_chain(work: float, blocks: float, ramp: int = 3) -> CalibrationCard:
     tested = {"work_share": work, "mean_blocks": blocks, "num_blocks": 9, "full_accuracy": 0.9, "worst_agreement": 1.0}
-    return CalibrationCard(
-        policy="entropy", thresholds={ramp: 0.1}, budget=0.01, confidence=0.9, tested=tested, provenance={}
-    )
+    return calibration_card({ramp: 0.1}, tested=tested)
 
 
 def test_a_chain_with_more_work_than_its_reference_and_a_diverged_training_are_warned_of() -> None:

@@ -63,12 +63,11 @@ from profiles.table import LatencyTable
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import ABC, small
+from tests.exit_records import calibration_card
 from tests.latency_profile import latency_profile
 from tests.offramp.cli.runs import Captured, run
 
-CALIBRATION = CalibrationCard(
-    policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}
-)
+CALIBRATION = calibration_card({0: 0.5})
 
 
 def put(folder: Path, name: str, *, task: Task = ABC, blocks: int = 2, seed: int = 1) -> Path:

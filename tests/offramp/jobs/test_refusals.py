@@ -30,14 +30,14 @@ from offramp.commands.predict import IMAGES, map_folder
 from offramp.commands.profile import profile_model
 from offramp.commands.thresholds import calibrate_records
 from offramp.commands.train import chain_models, task_for, train
-from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.calibration.calibration_file import CALIBRATION_FILE
 from optimizer.plans.plan import Stage
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.data.dense_data import write_poses, write_scenes
 from tests.earlyexit.families.decoders import decoder, hf_decoder
 from tests.earlyexit.families.encoder_decoders import hf_seq2seq
 from tests.earlyexit.network.models import small
-from tests.exit_records import exit_records
+from tests.exit_records import calibration_card, exit_records
 from tests.offramp.jobs import test_injecting as injecting
 from tests.offramp.jobs import test_kinds as kinds
 from tests.offramp.jobs.test_calibration import PROMPTS
@@ -50,7 +50,7 @@ from tests.refusals import Case, FileCase, Refusals
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 Reader = Callable[[Path], object]
-CARD = CalibrationCard(policy="entropy", thresholds={0: 0.4}, budget=0.01, confidence=0.9, tested={}, provenance={})
+CARD = calibration_card({0: 0.4})
 
 
 def models_in(folder: Path, **large: Any) -> list[Path]:

@@ -17,13 +17,13 @@ from earlyexit.errors import InputError
 from earlyexit.network.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from offramp.commands.doctor import check_target
 from offramp.spec.file import Service, read_service
-from optimizer.calibration.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
+from optimizer.calibration.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE
 from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import parse_plan, write_plan
 from optimizer.problems.problem import PlanProblem
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords
-from tests.exit_records import exit_records
+from tests.exit_records import calibration_card, exit_records
 from tests.model_cards import a_card
 
 WEIGHTS_BYTES = 4000
@@ -48,9 +48,7 @@ def write_model(
 
 
 def write_calibration(folder: Path, thresholds: dict[int, float]) -> None:
-    facts: dict[str, Any] = {"budget": 0.01, "confidence": 0.9, "tested": {}, "provenance": {}}
-    calibration = CalibrationCard(policy="entropy", thresholds=thresholds, **facts)
-    (folder / CALIBRATION_FILE).write_text(calibration.model_dump_json(), encoding="utf-8")
+    (folder / CALIBRATION_FILE).write_text(calibration_card(thresholds).model_dump_json(), encoding="utf-8")
 
 
 def write_chain(folder: Path, *members: Path) -> Path:

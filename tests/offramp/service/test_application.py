@@ -16,11 +16,11 @@ from offramp.commands.service import Dashboard, applications_document, token_hea
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
 from offramp.spec.documents import ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
-from optimizer.calibration.calibration_file import CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
 from optimizer.plans.plan_file import write_plan
 from tests.clock import ManualClock
 from tests.deployments.serve_status import application, serving
+from tests.exit_records import calibration_card
 
 KEYS = {"OFFRAMP_API_KEYS": "alice:alice-0123456789"}
 PLAN = stock_plan(3, batch=7)
@@ -50,10 +50,7 @@ def test_a_built_in_plan_has_a_batch_of_32_and_with_ramps_the_calibrations_thres
     told = resolve_plan("stock", model, batch=4, replicas=2, device="cuda")
     assert told == stock_plan(3, batch=4, device="cuda", replicas=2)
     thresholds = {0: 0.4, 1: 0.5}
-    card = CalibrationCard(
-        policy="entropy", thresholds=thresholds, budget=0.01, confidence=0.9, tested={}, provenance={}
-    )
-    (model / "calibration.json").write_text(card.model_dump_json(), encoding="utf-8")
+    (model / "calibration.json").write_text(calibration_card(thresholds).model_dump_json(), encoding="utf-8")
     assert resolve_plan("serial", model) == serial_plan(3, (0, 1), PolicySpec(thresholds=thresholds), batch=32)
     assert resolve_plan("early-exit", model).ramps == (0, 1)
 

@@ -17,7 +17,7 @@ from earlyexit.network.boundary import Encoded, Split, WirePiece
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.chained_texts import chained
-from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog
+from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog, survivors
 from tests.deployments.wire_fakes import turns
 
 SURE = PolicySpec(name="confidence", thresholds=0.9)
@@ -49,13 +49,8 @@ class ChainScene(Scene):
 
 def cross(call: StageCallLog, texts: Sequence[str], states: Sequence[int] | None = None, block: int = 2) -> None:
     """A part of a reply in which a network's survivors come back, with their policy's states and no hidden ones."""
-    piece = WirePiece(
-        sample_ids=tuple(call.id_of(text) for text in texts),
-        next_block=block,
-        lengths_B=np.ones(len(texts), dtype=np.int32),
-        tensors=(),
-        state_BS=None if states is None else np.array(states)[:, None],
-    )
+    state_BS = None if states is None else np.array(states)[:, None]
+    piece = replace(survivors([call.id_of(text) for text in texts], block), tensors=(), state_BS=state_BS)
     call.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(texts)))
 
 
@@ -160,13 +155,8 @@ PRUNES = replace(CASCADE, prune={1: 0.8})
 
 def cross_with(call: StageCallLog, texts: Sequence[str], importance: Sequence[float], lengths: Sequence[int]) -> None:
     """As `cross`, with what attention every token received."""
-    piece = WirePiece(
-        sample_ids=tuple(call.id_of(text) for text in texts),
-        next_block=2,
-        lengths_B=np.array(lengths, dtype=np.int32),
-        tensors=(np.array(importance, dtype=np.float16),),
-        state_BS=None,
-    )
+    importance_M, lengths_B = np.array(importance, dtype=np.float16), np.array(lengths, dtype=np.int32)
+    piece = replace(survivors([call.id_of(text) for text in texts], 2), lengths_B=lengths_B, tensors=(importance_M,))
     call.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(texts)))
 
 
