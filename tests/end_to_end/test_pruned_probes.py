@@ -42,7 +42,7 @@ async def served(
     card = read_card(cascade.folder)
     settings, placed = cascade.settings().model_copy(update={"plan": plan}), PlacedPlan(plan=plan)
     codec: Any = find_codec(card.codec, cascade.folder)
-    rules = IngressOptions(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
+    rules = IngressOptions(max_queued=500, max_attempts=3, shape=SHAPE, probe_share=probe_share)
     replicas = await built(settings, placed, card.chain.starts)
     async with connected(placed, replicas, rules, codec=codec) as running:
         yield InferService(codec, running.dispatcher, settings, MonotonicClock()), running.core

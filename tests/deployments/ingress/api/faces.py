@@ -162,7 +162,7 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
     """Returns an HTTP client of the whole application, including the routes of versions."""
     assert isinstance(backend.versions, FakeDesk)
     placed = PlacedPlan(plan=early_exit_plan(2, (), NO_RAMPS, batch=4, device="cpu"))
-    core = IngressCore("a", placed, IngressOptions(calls_per_replica=1, max_attempts=1), Random(0))
+    core = IngressCore("a", placed, IngressOptions(), Random(0))
     settings = ServeSettings.model_validate({"model": "none", "plan": placed.plan})
     facts = ServiceFacts(card=backend.card, settings=settings)
     state = StateRoutes(facts, core, backend.ask_all, FakeController("offramp"), ManualClock())

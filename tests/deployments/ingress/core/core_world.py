@@ -139,7 +139,7 @@ class CoreWorld:
         self.room = "r1"
         """The replica of every slot that takes sequences which have none there."""
         self._retries: Counter[str] = Counter()
-        given = IngressOptions(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
+        given = IngressOptions(**{"max_attempts": 3} | rules)
         self.core = IngressCore("i", placed or plan(), given, random.Random(0))
 
     # Requests

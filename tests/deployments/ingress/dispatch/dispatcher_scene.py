@@ -141,7 +141,6 @@ class Scene:
     """A dispatcher between fake stages and an owner that writes down every outcome."""
 
     max_queued: int = 100
-    calls_per_replica: int = 2
     max_attempts: int = 3
     plan: Plan = PLAN
     chain_codec: Codec[Any] | None = None
@@ -155,7 +154,6 @@ class Scene:
     def __post_init__(self) -> None:
         rules = IngressOptions(
             max_queued=self.max_queued,
-            calls_per_replica=self.calls_per_replica,
             max_attempts=self.max_attempts,
             slo_s=self.slo_s,
             shape=self.shape,

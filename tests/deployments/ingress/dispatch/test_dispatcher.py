@@ -31,7 +31,7 @@ from tests.model_cards import a_card
 
 
 async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
-    scene = Scene(calls_per_replica=2)
+    scene = Scene()
     scene.submit("abc")
     scene.submit("d", encoded=Encoded(1, (np.zeros((1, 3), dtype=np.int32),)))
     scene.submit("efgh")

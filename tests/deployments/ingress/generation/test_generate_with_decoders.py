@@ -143,8 +143,6 @@ async def served(
     settings, task = ServeSettings.model_validate(fields), TokenTask(VOCABULARY, start=start)
     service = Service(placed, new_model)
     rules = IngressOptions(
-        calls_per_replica=2,
-        max_attempts=8,
         max_queued=settings.max_queued,
         admits=False,
         shape=StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=(1, 2)),

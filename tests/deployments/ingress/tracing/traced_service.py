@@ -98,7 +98,7 @@ class Traced:
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     placed, clock = PlacedPlan(plan=settings.plan), MonotonicClock()
     tracer = None if settings.tracing is None else build_tracer(settings.tracing, settings.app, clock, ())
-    rules = IngressOptions(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
+    rules = IngressOptions(max_queued=settings.max_queued)
     async with connected(placed, await built(settings, placed), rules, tracer=tracer) as running:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         service = InferService(codec, running.dispatcher, settings, clock)
