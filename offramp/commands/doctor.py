@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import psutil
 import typer
@@ -39,7 +38,7 @@ from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
 from offramp.commands.folders import calibrate_command, check_files, check_model, checkpoint_labels, read_calibration
 from offramp.commands.options import DoctorJob
-from offramp.commands.output import command, make_table, num_cores, show
+from offramp.commands.output import command, make_table, num_cores, output_of, show
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 
@@ -275,19 +274,8 @@ def _cpu_flags() -> frozenset[str] | None:
 
 def _gpus_of_torch() -> int:
     """Returns the number of GPUs that torch can use, counted by NVML in another process, without a CUDA context."""
-    output = _output_of([sys.executable, "-c", COUNT_GPUS], limit_s=TORCH_S, PYTORCH_NVML_BASED_CUDA_CHECK="1")
+    output = output_of(sys.executable, "-c", COUNT_GPUS, limit_s=TORCH_S, PYTORCH_NVML_BASED_CUDA_CHECK="1")
     return int(output) if output.strip().isdigit() else 0
-
-
-def _output_of(command: list[str], *, limit_s: float, **variables: str) -> str:
-    """Returns the output of a command; "" if it is missing, fails or takes too long."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit_s, check=True, env=os.environ | variables
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
 
 
 TOKEN = Path(".ray/auth_token")
@@ -331,13 +319,13 @@ def _size(path: Path) -> int:
 ROOT = Path(__file__).parents[2]
 
 
-def _project() -> dict[str, Any] | None:
-    """Returns the project table of the checkout's pyproject.toml; None if Offramp was installed without a checkout."""
+def _requirements() -> tuple[str, list[str]]:
+    """Returns the range of Python versions, and the packages that Offramp needs for itself and for its extras."""
     path = ROOT / "pyproject.toml"
-    if not path.is_file():
-        return None
-    project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-    return project
+    if not path.is_file():  # Offramp was installed without a checkout
+        return str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return str(project["requires-python"]), [*project["dependencies"], *project["optional-dependencies"]["serve"]]
 
 
 def _pins(path: Path) -> dict[str, str]:
@@ -434,17 +422,12 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     `targets`: model folders, checkpoints and service files to check too. `needed`: ports that must be free, besides
     those of the service files.
     """
-    pins, project, torch_cuda = _pins(ROOT / "constraints.txt"), _project(), _torch_cuda()
-    if project is None:
-        python_range, lines = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
-    else:
-        lines = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
-        python_range = str(project["requires-python"])
+    pins, torch_cuda, (python_range, lines) = _pins(ROOT / "constraints.txt"), _torch_cuda(), _requirements()
     of_serve = {"extra": "serve"}
     requirements = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(of_serve)]
     installed = {each.name: installed_version(each.name) for each in requirements}
     # The driver's tool lists GPUs without creating a CUDA context.
-    listed = _output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
+    listed = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", limit_s=5.0).splitlines()
     gpus = [line.strip() for line in listed if line.strip()]
     checked = [check_target(path, len(gpus)) for path in targets]
     numbers = [*needed, *(port for _, ports in checked for port in ports)]

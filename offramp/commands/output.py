@@ -51,13 +51,18 @@ def num_cores() -> int:
 def _commit() -> str | None:
     """Returns the commit of the checkout; None for an installed package, or without git."""
     here = Path(__file__).resolve().parent.parent
+    return output_of("git", "-C", str(here), "rev-parse", "HEAD", limit_s=5.0).strip() or None
+
+
+def output_of(*arguments: str, limit_s: float, **variables: str) -> str:
+    """Returns the output of a command; "" if it is missing, fails or takes too long. `variables`: its environment's."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+            arguments, capture_output=True, text=True, timeout=limit_s, check=True, env=os.environ | variables
         )
     except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+        return ""
+    return done.stdout
 
 
 FIRST_LINE = 1000
