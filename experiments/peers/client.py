@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from statistics import mean
@@ -200,7 +200,7 @@ def _config(options: ClientOptions) -> LoadConfig:
 async def _drive(generator: Generator, options: ClientOptions, records: list[RequestRecord]) -> None:
     if (times_s := generator.config.send_times_s) is not None:
         with exact_sleep() as pace:
-            await replace(generator, pace=pace).open_loop(times_s, records.append)
+            await generator.open_loop(times_s, records.append, pace)
         return
     until_s = generator.clock.now_s() + options.warmup_s + options.duration_s
     indices: Iterator[int] = takewhile(lambda _: generator.clock.now_s() < until_s, count())

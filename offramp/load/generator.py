@@ -16,7 +16,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,6 @@ from offramp.client.protocol import (
     Input,
     Outcome,
     Prediction,
-    Request,
     are_texts,
     predict_request,
     read_predictions,
@@ -156,13 +155,14 @@ class Generator:
     clock: Clock
     sleep: Sleep = asyncio.sleep
     """Waits between the attempts of a request; many requests can wait at once."""
-    pace: Sleep = asyncio.sleep
-    """Waits between the requests of an open loop (`exact_sleep`)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The model's metadata, which gives the format of images and arrays."""
 
-    async def open_loop(self, send_times_s: Sequence[float], done: OnRecord) -> None:
-        """Sends requests at the given times from now, in seconds; returns when all have their outcome."""
+    async def open_loop(self, send_times_s: Sequence[float], done: OnRecord, pace: Sleep) -> None:
+        """Sends requests at the given times from now, in seconds; returns when all have their outcome.
+
+        `pace`: waits between the requests (`exact_sleep`).
+        """
         start_s = self.clock.now_s()
 
         async def send(request_index: int, send_time_s: float) -> None:
@@ -170,7 +170,7 @@ class Generator:
 
         async with asyncio.TaskGroup() as group:
             for request_index, send_time_s in enumerate(send_times_s):
-                await self.pace(max(0.0, start_s + send_time_s - self.clock.now_s()))
+                await pace(max(0.0, start_s + send_time_s - self.clock.now_s()))
                 group.create_task(send(request_index, send_time_s))
 
     async def closed_loop(self, request_indices: Iterator[int], done: OnRecord, *, pause_s: float = 0.0) -> None:
@@ -194,14 +194,19 @@ class Generator:
 
     async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
         """Sends one request, with retries under the same id, and returns its record."""
-        sent_s = self.clock.now_s() - start_s
-        input_indices = self.config.input_indices(request_index)
-        request = self._request(input_indices)
-        timeout_s = start_s + scheduled_s + self.config.timeout_s - self.clock.now_s()
+        config, sent_s = self.config, self.clock.now_s() - start_s
+        input_indices = config.input_indices(request_index)
+        request = predict_request(
+            [config.inputs[index] for index in input_indices],
+            self.metadata,
+            many=config.inputs_per_request > 1,
+            truncate=config.truncate,
+            ids=None if config.keys is None else [config.keys[index] for index in input_indices],
+        )
         outcome, num_attempts = await send_with_retries(
             partial(self.post, request),
-            timeout_s,
-            self.config.retries + 1,
+            start_s + scheduled_s + config.timeout_s - self.clock.now_s(),
+            config.retries + 1,
             clock=self.clock,
             rng=self.rng,
             sleep=self.sleep,
@@ -213,16 +218,6 @@ class Generator:
             done_s=self.clock.now_s() - start_s,
             num_attempts=num_attempts,
             **_read(outcome, len(input_indices), request.request_id),
-        )
-
-    def _request(self, input_indices: Sequence[int]) -> Request:
-        config = self.config
-        return predict_request(
-            [config.inputs[index] for index in input_indices],
-            self.metadata,
-            many=config.inputs_per_request > 1,
-            truncate=config.truncate,
-            ids=None if config.keys is None else [config.keys[index] for index in input_indices],
         )
 
 
@@ -270,5 +265,5 @@ async def run_load(
             await generator.closed_loop(iter(range(num_requests)), on_record)
         else:
             with exact_sleep() as pace:
-                await replace(generator, pace=pace).open_loop(times_s, on_record)
+                await generator.open_loop(times_s, on_record, pace)
     return tuple(sorted(records, key=lambda record: record.scheduled_s))

@@ -36,7 +36,7 @@ def generator_of(config: LoadConfig, post: Any, clock: ManualClock) -> Generator
         await asyncio.sleep(0)  # what was started before runs at its own time
         clock.advance(seconds)
 
-    return Generator(config=config, post=post, rng=random.Random(0), clock=clock, sleep=sleep, pace=sleep)
+    return Generator(config=config, post=post, rng=random.Random(0), clock=clock, sleep=sleep)
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ async def test_an_open_loop_never_waits_for_an_answer() -> None:
 
     records: list[RequestRecord] = []
     generator = generator_of(config_of(), post, clock)
-    await generator.open_loop([1.0, 2.0, 4.0], records.append)
+    await generator.open_loop([1.0, 2.0, 4.0], records.append, generator.sleep)
     assert sent_at_s == [1.0, 2.0, 4.0]
     assert {record.scheduled_s: record.latency_s for record in records} == {1.0: 3.0, 2.0: 2.0, 4.0: 0.0}
 
