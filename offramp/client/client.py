@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import httpx
 
@@ -237,7 +237,7 @@ def open_http(http: Callable[..., T], url: str, **options: Any) -> T:
         raise InputError(f"the proxy that the environment names cannot be used: {error}") from error
 
 
-class AsyncClient:
+class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     """A client for asyncio, and an asynchronous context manager.
 
     Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` limits a whole call,
@@ -272,9 +272,6 @@ class AsyncClient:
         """The model's metadata, after the first request for it."""
         self._model_name: str | None = None
         """The model's name, after the first request for it."""
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *raised: object) -> None:
         await self.close()
@@ -488,7 +485,7 @@ def _blocking(
     return blocking
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """A blocking client with the methods of `AsyncClient`. It is a context manager, and threads may share it."""
 
     def __init__(
@@ -502,9 +499,6 @@ class Client:
         **options: Any,
     ) -> None:
         self._calls = AsyncClient(url, timeout_s, max_attempts, transport, sleep=sleep, http=httpx.Client, **options)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
