@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -71,10 +70,8 @@ def _help(command: str) -> str | None:
 
 @cache
 def _classes(module: str) -> Mapping[str, ast.ClassDef]:
-    spec = find_spec(f"offramp.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    parsed = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    path = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    parsed = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 

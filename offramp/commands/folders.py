@@ -168,8 +168,7 @@ def unpack(parts: list[Path], name: str, sha256: str, place: Path) -> None:
         archive_path = Path(folder) / "whole.zip"
         with archive_path.open("wb") as target:
             for part in parts:
-                with part.open("rb") as source:
-                    shutil.copyfileobj(source, target)
+                target.write(part.read_bytes())
         try:
             with zipfile.ZipFile(archive_path) as archive:
                 archive.extractall(folder, [each for each in archive.namelist() if each.startswith(f"{name}/")])

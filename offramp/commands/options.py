@@ -43,11 +43,10 @@ def _check_output_file(path: Path, info: ValidationInfo) -> Path:
     try:
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(f"--{info.field_name} {path}: it must be a file in an existing folder")
-        writable = os.access(path if path.exists() else path.parent, os.W_OK)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InputError(f"--{info.field_name} {path}: no permission to write the file")
     except OSError as error:  # such as a name that is too long
         raise InputError(f"--{info.field_name} {path}: {error.strerror}") from error
-    if not writable:
-        raise InputError(f"--{info.field_name} {path}: no permission to write the file")
     return path
 
 
