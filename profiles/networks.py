@@ -87,16 +87,17 @@ def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, nam
 
 
 def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> ExitRecords:
-    """Returns the records without the ramps of networks that are not used. Blocks keep the chain's numbers.
+    """Returns the records without the ramps of networks that are not used (see `subsets`).
 
-    Survival still has an entry for every block of the chain, although inputs skip the blocks of unused networks. Raises
-    DataError for records of another chain, for networks without the last one, and for an ensemble without a network
+    Blocks keep the chain's numbers. Survival still has an entry for every block of the chain, although inputs skip the
+    blocks of unused networks. Raises DataError for records of another chain, and for an ensemble without a network
     whose weight is not 0.
     """
-    _check_chain(records, chain)
-    last = len(chain.lengths) - 1
-    if list(used) != sorted(set(used)) or not used or used[-1] != last or used[0] < 0:
-        raise DataError(f"networks must ascend from 0 to {last} and include {last}, not {list(used)}")
+    if records.num_blocks != chain.num_blocks or not set(chain.end_ramps) <= set(records.ramps):
+        raise DataError(
+            f"exit records with {records.num_blocks} blocks and ramps {list(records.ramps)} do not match a chain with "
+            f"{chain.num_blocks} blocks whose networks end after blocks {list(chain.ends)}"
+        )
     missing = [
         end for end, weight in (weights_of(records) or {}).items() if weight and chain.network_of(end) not in used
     ]
@@ -117,7 +118,6 @@ def survival_of(
     `alone`: records of the same inputs without mixing and pruning (see `alone_of`), for subsets that skip networks.
     Raises DataError as `of_networks` does.
     """
-    _check_chain(records, chain)
     survival = {}
     for used in subsets(chain):
         of_subset = records if alone is None or len(used) == len(chain.lengths) else alone
@@ -132,11 +132,3 @@ def subsets(chain: Chain) -> Iterator[tuple[int, ...]]:
     for number in range(len(others) + 1):
         for chosen in combinations(others, number):
             yield (*chosen, last)
-
-
-def _check_chain(records: ExitRecords, chain: Chain) -> None:
-    if records.num_blocks != chain.num_blocks or not set(chain.end_ramps) <= set(records.ramps):
-        raise DataError(
-            f"exit records with {records.num_blocks} blocks and ramps {list(records.ramps)} do not match a chain with "
-            f"{chain.num_blocks} blocks whose networks end after blocks {list(chain.ends)}"
-        )

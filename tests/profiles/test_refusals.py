@@ -120,7 +120,6 @@ CASES: dict[str, Case] = {
     "records: ramps not recorded": lambda: RECORDS.outcome({1: 0.5, 2: 0.5}),
     "records: ramps to keep not recorded": lambda: RECORDS.of_ramps((2, 3)),
     "records: a threshold that is no number": lambda: RECORDS.outcome({1: 0.5, 3: NAN}),
-    "records: nested, a ramp without a threshold": lambda: RECORDS.nested_survival({1: 0.75}),
     "records: harm without the truth": lambda: replace(RECORDS, true_losses_NE=None).of_harm(),
     # Recorded batches
     "batches: of nothing": lambda: replace(batches(), size=0),
@@ -131,10 +130,6 @@ CASES: dict[str, Case] = {
     "batches: losses where no input leaves": lambda: replace(batches(), losses_NR=np.ones((7, 2))),
     "batches: ramps not recorded": lambda: batches().exits_N((0, 1)),
     # Networks of a chain
-    **{
-        f"networks: {list(used)}": partial(of_networks, OF_CHAIN, used, CHAIN)
-        for used in ((), (0, 1), (2, 1), (1, 1, 2), (-1, 2), (0, 3))
-    },
     "networks: another chain": lambda: survival_of(OF_CHAIN, HALF, Chain(names=("s", "l"), lengths=(2, 2), ramps=(1,))),
     "networks: an end not recorded": lambda: of_networks(OF_CHAIN.of_ramps((0, 2, 3)), (2,), CHAIN),
     # Lengths
