@@ -334,16 +334,6 @@ class ExitRecords:
     def _end_losses_N(self) -> FloatArray:
         return np.zeros(len(self)) if self.end_losses_N is None else self.end_losses_N
 
-    def nested_survival(self, thresholds: Mapping[int, float]) -> tuple[float, ...]:
-        """Returns the share of inputs that reach each block with all ramps active, for a problem file's `survival`.
-
-        Raises DataError unless every recorded ramp has a threshold.
-        """
-        without = sorted(set(self.ramps) - set(thresholds))
-        if without:
-            raise DataError(f"all ramps need a threshold; {without} have none")
-        return self.outcome(thresholds).survival
-
     def sure_NR(self, thresholds: Mapping[int, float]) -> BoolArray:
         """Returns which scores pass their ramp's threshold. Raises DataError as `outcome` does."""
         return sure_NR(self.score, self.ramps, self.scores_NR, thresholds)
@@ -464,17 +454,13 @@ class RecordedBatches:
 
         Raises DataError for ramps that were not recorded.
         """
-        columns, ramps = self._columns(active), sorted(active)
+        ramps = sorted(active)
+        if unknown := sorted(set(ramps) - set(self.ramps)):
+            raise DataError(f"no recorded batches of ramps {unknown}; recorded are {list(self.ramps)}")
         if not ramps:
             return np.full(len(self), self.num_blocks - 1, dtype=np.int64)
-        sure_NA = self.sure_NR[:, columns]
+        sure_NA = self.sure_NR[:, [self.ramps.index(ramp) for ramp in ramps]]
         return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], self.num_blocks - 1).astype(np.int64)
-
-    def _columns(self, active: Sequence[int]) -> list[int]:
-        unknown = sorted(set(active) - set(self.ramps))
-        if unknown:
-            raise DataError(f"no recorded batches of ramps {unknown}; recorded are {list(self.ramps)}")
-        return [self.ramps.index(ramp) for ramp in sorted(active)]
 
 
 def batch_counts(some_N: BoolArray, size: int) -> IntArray:

@@ -163,7 +163,7 @@ def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, floa
     problem = PlanProblem(
         num_blocks=records.num_blocks,
         ramps=records.ramps,
-        survival_N=records.nested_survival(thresholds),
+        survival_N=records.outcome(thresholds).survival,
         latency={"device": only_one},
         devices={"device": Supply(count=1, usd_per_hour=1.0)},
         link=Link(bandwidth_bytes_per_s=1e9),

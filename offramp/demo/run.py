@@ -150,7 +150,7 @@ def emulated_problem(recorded: Recorded) -> PlanProblem:
     return PlanProblem(
         num_blocks=records.num_blocks,
         ramps=tuple(sorted(thresholds)),
-        survival_N=records.nested_survival(thresholds),
+        survival_N=records.outcome(thresholds).survival,
         latency={V100: table.times(TIME_SCALE)},
         devices={V100: Supply(count=NUM_V100)},
         link=Link(bandwidth_bytes_per_s=1e15, delay_s=0.01),
