@@ -137,11 +137,6 @@ class Observations:
         return np.column_stack([self.losses_NR, ends_N]).astype(np.float32)
 
     @property
-    def known_end_losses_N(self) -> FloatArray | None:
-        """Losses of the end, 0 for inputs without pruned words; None if they are 0 for all inputs."""
-        return None if self.end_losses_N is None else np.nan_to_num(self.end_losses_N).astype(np.float64)
-
-    @property
     def pruned_agreement(self) -> float | None:
         """1 - mean loss of the end's answers to texts with pruned words; None if there are none."""
         if self.end_losses_N is None or np.isnan(self.end_losses_N).all():
@@ -157,9 +152,10 @@ class Observations:
     def records(self, ramps: Collection[int], sample_ids: Sequence[str] | None = None) -> ExitRecords:
         """Returns exit records of these ramps. By default, sample ids are numbers.
 
-        Raises DataError if there are no inputs, or if a ramp or the full model was not observed for an input.
+        Losses of the end are 0 for inputs without pruned words. Raises DataError if there are no inputs, or if a ramp
+        or the full model was not observed for an input.
         """
-        ascending, truth_NE = tuple(sorted(ramps)), self.known_truth_NE
+        ascending, truth_NE, ends_N = tuple(sorted(ramps)), self.known_truth_NE, self.end_losses_N
         columns = [self.shape.ramps.index(ramp) for ramp in ascending]
         return ExitRecords(
             score=self.shape.score,
@@ -171,7 +167,7 @@ class Observations:
             zero_one=self.shape.zero_one,
             true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
             times_s_N=self.times_s_N,
-            end_losses_N=self.known_end_losses_N,
+            end_losses_N=None if ends_N is None else np.nan_to_num(ends_N).astype(np.float64),
         )
 
     def take(self, rows: npt.NDArray[Any]) -> Observations:
@@ -185,22 +181,13 @@ class Observations:
         if any(part.shape != shape for part in parts):
             raise DataError("observations with another shape cannot join this stream")
         columns = {name: np.concatenate([getattr(part, name) for part in (empty(shape), *parts)]) for name in COLUMNS}
-        if any(part.true_losses_NE is not None for part in parts):
-            columns["true_losses_NE"] = np.concatenate([part.truth_or_nan_NE for part in parts])
-        if any(part.end_losses_N is not None for part in parts):
-            columns["end_losses_N"] = np.concatenate([part._ends_or_nan_N for part in parts])
+        for name, axes in (("true_losses_NE", (len(shape.ramps) + 1,)), ("end_losses_N", ())):
+            arrays = [getattr(part, name) for part in parts]
+            if any(array is not None for array in arrays):  # NaN in the parts that do not have them
+                unknown = [np.full((len(part), *axes), np.nan, dtype=np.float32) for part in parts]
+                pairs = zip(arrays, unknown, strict=True)
+                columns[name] = np.concatenate([nan if array is None else array for array, nan in pairs])
         return Observations(shape=shape, **columns)
-
-    @property
-    def truth_or_nan_NE(self) -> SmallArray:
-        """Losses against right answers; NaN if unknown."""
-        if self.true_losses_NE is not None:
-            return self.true_losses_NE
-        return np.full((len(self), len(self.shape.ramps) + 1), np.nan, dtype=np.float32)
-
-    @property
-    def _ends_or_nan_N(self) -> SmallArray:
-        return np.full(len(self), np.nan, dtype=np.float32) if self.end_losses_N is None else self.end_losses_N
 
     def arrays(self) -> dict[str, npt.NDArray[Any] | None]:
         """Returns the columns by name, as in files."""
