@@ -88,21 +88,24 @@ _FREE_NOISE = tuple(_Candidate(momentum=m, drift=1.0, noise=n) for m in RATE_MOM
 _FREE_PARAMETERS = tuple(1 + int(model.noise > 0) + int(model.momentum > 0) for model in _FREE_NOISE)
 
 
-def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray) -> SeriesForecast:
+def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray | None) -> SeriesForecast:
     """Returns the forecast of several series with sampling noise of known variance. Missing windows are NaN.
+
+    `noise_W`: None if the noise is unknown. The grid then includes the ratio of noise to drift.
 
     Each series is a constant level, a random walk, or a random walk with momentum (the state space form of
     ARIMA(0,0,0), (0,1,0) and (1,1,0)), plus noise. The models on the grid are averaged by Akaike weights from AICc
     (Burnham and Anderson 2002, section 4.2), because a few windows rarely identify one model. Averaging has a smaller
     error than the best model, and better intervals. `how_X` is the order of the model with the largest weight.
     """
+    models, parameters_C = (_FREE_NOISE, _FREE_PARAMETERS) if noise_W is None else (_KNOWN_NOISE, _KNOWN_PARAMETERS)
     num_seen = int((~np.isnan(series_WX[:, 0])).sum())
     filters = [_Filters(series_W, noise_W) for series_W in series_WX.T]
-    logs_CX = np.array([[series.log_likelihood(model) for series in filters] for model in _KNOWN_NOISE])
-    penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in _KNOWN_PARAMETERS])
+    logs_CX = np.array([[series.log_likelihood(model) for series in filters] for model in models])
+    penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in parameters_C])
     others_CX = (logs_CX.sum(1, keepdims=True) - logs_CX) / max(len(filters) - 1, 1)
     weights_CX = _akaike_weights(penalties_C[:, None] - 2 * (logs_CX + BORROWED * others_CX))
-    averaged = [_averaged(series, _KNOWN_NOISE, own_C) for series, own_C in zip(filters, weights_CX.T, strict=True)]
+    averaged = [_averaged(series, models, own_C) for series, own_C in zip(filters, weights_CX.T, strict=True)]
     return SeriesForecast(
         mean_X=np.array([mean for mean, _, _ in averaged]),
         variance_X=np.array([variance for _, variance, _ in averaged]),
@@ -168,15 +171,9 @@ def _aicc_penalty(num_parameters: int, num_seen: int) -> float:
 
 
 def forecast_series(series_W: FloatArray) -> tuple[float, float, str]:
-    """Returns mean and variance of the next window, and the order, for a series with unknown noise.
-
-    Missing windows are NaN. The grid includes the ratio of noise to drift. Models are averaged as in `forecast_noisy`.
-    """
-    num_seen = int((~np.isnan(series_W)).sum())
-    filters = _Filters(series_W, None)
-    logs_C = np.array([filters.log_likelihood(candidate) for candidate in _FREE_NOISE])
-    penalties_C = np.array([_aicc_penalty(parameters, num_seen - 1) for parameters in _FREE_PARAMETERS])
-    return _averaged(filters, _FREE_NOISE, _akaike_weights((penalties_C - 2 * logs_C)[:, None])[:, 0])
+    """Returns mean and variance of the next window, and the order, for a series with unknown noise."""
+    forecast = forecast_noisy(series_W[:, None], None)
+    return float(forecast.mean_X[0]), float(forecast.variance_X[0]), forecast.how_X[0]
 
 
 # The request rate of the next window.
