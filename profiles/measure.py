@@ -316,17 +316,14 @@ class LiveSplits:
 
     def prepare(self, timed: TimedSplit) -> Callable[[], None]:
         """Returns a function that runs a split once. For a decoder, prompts run as one prompt of all their tokens."""
-        if self.context is not None and timed.is_prompt:
-            return self.prepare_mixed(timed.split, (timed.length * timed.split.batch,))
-        return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch, timed.further)
-
-    def prepare_mixed(self, split: Split, lengths: tuple[int, ...], further: int = 0) -> Callable[[], None]:
-        """Returns a function that runs a split once on inputs of these lengths. `further`: see `TimedSplit`."""
         from earlyexit.network.model import Cut
         from earlyexit.network.piece import fuse
 
+        split, lengths = timed.split, (timed.length,) * timed.split.batch
+        if self.context is not None and timed.is_prompt:
+            lengths = (sum(lengths),)
         cut = Cut(self._network, split.first, split.end, split.ramps, self._policy, self.segments)
-        singles = self._piece(split.first, lengths, further).singles()
+        singles = self._piece(split.first, lengths, timed.further).singles()
 
         def run() -> None:
             for _ in cut.run(fuse(singles)):
@@ -335,7 +332,7 @@ class LiveSplits:
 
         return run
 
-    def _piece(self, first: int, lengths: tuple[int, ...], further: int = 0) -> Piece:
+    def _piece(self, first: int, lengths: tuple[int, ...], further: int) -> Piece:
         """Returns inputs before block `first`, the same for all splits with equal lengths."""
         from earlyexit.network.model import arbitrary_tensors
         from earlyexit.network.piece import Piece

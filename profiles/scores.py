@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -83,13 +83,7 @@ SCORES: Mapping[Score, ScoreKind] = {
         never=-SMALLEST,
     ),
     "confidence": _LIKELIHOOD,
-    "share": ScoreKind(
-        larger_is_surer=True,
-        highest=1.0,
-        sureness=_shrunk_log_odds,
-        score_of=_share_of,
-        never=1 + 1e-6,
-    ),
+    "share": replace(_LIKELIHOOD, sureness=_shrunk_log_odds, score_of=_share_of),
     "foreseen": _LIKELIHOOD,
     "similar": _LIKELIHOOD,
 }
