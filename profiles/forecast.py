@@ -242,7 +242,8 @@ def forecast_rate(rate_rps_W: FloatArray, coverage: float = 0.8, *, window_s: fl
         return _pooled_rate(past, coverage)
     if past.seen_S[-1] == 0:
         return _stopped_rate(past, coverage)
-    return _with_zeros(_from_log(past, coverage), past)
+    forecast, has_zeros = _from_log(past, coverage), (past.seen_S == 0).mean() >= (1 - coverage) / 2
+    return replace(forecast, low_rps=0.0) if has_zeros else forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,13 +346,6 @@ def _pooled_rate(past: _Past, coverage: float) -> RateForecast:
     method = Method(how="pooled rate", reason=f"no window had more than {FEW} requests")
     rate_rps, low_rps, high_rps = (float(count / past.window_s) for count in (count_S.mean(), least, most))
     return RateForecast(rate_rps=rate_rps, low_rps=low_rps, high_rps=high_rps, coverage=coverage, method=method)
-
-
-def _with_zeros(forecast: RateForecast, past: _Past) -> RateForecast:
-    """Returns the forecast, with an interval from 0 unless windows without requests are rarer than the lower tail."""
-    if (past.seen_S == 0).mean() < (1 - forecast.coverage) / 2:
-        return forecast
-    return replace(forecast, low_rps=0.0)
 
 
 def check_coverage(coverage: float) -> None:
