@@ -262,7 +262,6 @@ class Window:
     """The observations of one period."""
 
     start_s: float
-    period_s: float
     observations: Observations
 
     @property
@@ -421,7 +420,7 @@ def _share(going_N: BoolArray | FloatArray, division: _Division, guess_N: FloatA
 def windows(stream: ExitStream, now_s: float) -> tuple[Window, ...]:
     """Returns the complete windows of a stream, oldest first, including windows without inputs."""
     return tuple(
-        Window(start_s=index * stream.period_s, period_s=stream.period_s, observations=stream.window(index))
+        Window(start_s=index * stream.period_s, observations=stream.window(index))
         for index in stream.whole_windows(now_s)
     )
 

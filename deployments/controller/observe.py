@@ -175,7 +175,7 @@ class ObservedStream:
         first = max(int(since_s // self._period_s), kept.start if kept else 0)
         joined = self._stream.pooled(range(first, int(now_s // self._period_s) + 1))
         inside_N = (joined.times_s_N >= since_s) & (joined.times_s_N < now_s)
-        return Window(start_s=since_s, period_s=now_s - since_s, observations=joined.take(inside_N))
+        return Window(start_s=since_s, observations=joined.take(inside_N))
 
     def observed(
         self, state: State, since_s: float, now_s: float, ramps: Sequence[int] | None = None

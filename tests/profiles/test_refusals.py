@@ -162,9 +162,7 @@ CASES: dict[str, Case] = {
         probe_N=np.array([True, False]),
     ),
     # Windows
-    "window: no probe": lambda: Window(
-        start_s=120, period_s=120, observations=observe(RECORDS, {}, np.array(NONE))
-    ).records(),
+    "window: no probe": lambda: Window(start_s=120, observations=observe(RECORDS, {}, np.array(NONE))).records(),
     "window: ramps not recorded": lambda: estimate(RECORDS, {}, NONE, {2: 0.5}),
     "window: a threshold that is no number": lambda: estimate(RECORDS, {}, NONE, {1: NAN}),
     "window: none says anything": lambda: survival_history([estimate(RECORDS, {1: 0.5}, NONE, {1: 0.8, 3: 0.7})]),

@@ -144,17 +144,17 @@ def test_agreement_averages_losses_between_0_and_1() -> None:
     )
     requested = {1: 0.75, 3: 0.8}  # a and c leave after block 1, b after block 3, d after the last
     seen = observe(records, requested, np.array([True] * 4))
-    found = Window(start_s=0, period_s=120, observations=seen).estimate(requested)
+    found = Window(start_s=0, observations=seen).estimate(requested)
     assert found.agreement is not None
     assert found.agreement.value == pytest.approx(1 - (0.1 + 0.3 + 0.8 + 0) / 4)
-    back = Window(start_s=0, period_s=120, observations=seen).records()
+    back = Window(start_s=0, observations=seen).records()
     assert back.zero_one is False
     assert back.losses_NR == pytest.approx(losses_NR)
 
 
 def test_the_probes_of_a_window_become_exit_records() -> None:
     seen = observe(RECORDS, {1: 0.75}, np.array([False, True, False, True]), [120, 121, 122, 123])
-    window = Window(start_s=120, period_s=120, observations=seen)
+    window = Window(start_s=120, observations=seen)
     records = window.records()
     assert (window.num_probes, records.sample_ids) == (2, ("120-1", "120-3"))
     assert records.scores_NR.tolist() == RECORDS.subset(np.array([1, 3])).scores_NR.tolist()
@@ -167,7 +167,7 @@ def test_the_probes_of_a_window_become_exit_records() -> None:
 
 
 def test_a_window_without_inputs_has_no_estimate() -> None:
-    found = Window(start_s=0, period_s=120, observations=empty(SHAPE)).estimate({1: 0.5})
+    found = Window(start_s=0, observations=empty(SHAPE)).estimate({1: 0.5})
     assert (found.num_inputs, found.survival, found.go_on, found.agreement) == (0, None, None, None)
 
 
@@ -181,7 +181,6 @@ def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], st
     num_inputs = len(go_on_N)
     return Window(
         start_s=start_s,
-        period_s=120,
         observations=Observations(
             shape=SLIGHT,
             times_s_N=np.full(num_inputs, start_s),

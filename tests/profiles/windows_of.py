@@ -55,7 +55,7 @@ def estimate(
     records: ExitRecords, plan: dict[int, float], probe_N: Any, requested: dict[int, float], *, stay: bool = False
 ) -> WindowEstimate:
     seen = observe(records, plan, np.array(probe_N, dtype=bool), stay=stay)
-    return Window(start_s=0, period_s=120, observations=seen).estimate(requested)
+    return Window(start_s=0, observations=seen).estimate(requested)
 
 
 def values(found: WindowEstimate) -> list[float]:
