@@ -150,28 +150,22 @@ def part_of(process: psutil.Process) -> str:
     return next((name for word, name in PARTS if word in words), REST)
 
 
-def _ask_ready(url: str) -> httpx.Response:
-    return httpx.post(f"{url}/predict", json={"inputs": "ready?"}, timeout=5.0)
-
-
-def wait_until_ready(
-    server: Server, name: str, start_s: float = START_S, *, ask: Callable[[str], httpx.Response] = _ask_ready
-) -> None:
+def wait_until_ready(server: Server, name: str, start_s: float) -> None:
     """Waits for the first answer; raises OfframpError if the server ends, or does not answer within `start_s`."""
     until_s = time.monotonic() + start_s
     while time.monotonic() < until_s:
         if server.process.poll() is not None:
             tail = _tail(server.log)
             raise OfframpError(f"{name} ended with {server.process.returncode} before it answered:\n{tail}")
-        if _answers(server.url, ask):
+        if _answers(server.url):
             return
         time.sleep(POLL_S)
     raise OfframpError(f"{name} answered no request within {start_s:g} s:\n{_tail(server.log)}")
 
 
-def _answers(url: str, ask: Callable[[str], httpx.Response]) -> bool:
+def _answers(url: str) -> bool:
     try:
-        return ask(url).status_code == httpx.codes.OK
+        return httpx.post(f"{url}/predict", json={"inputs": "ready?"}, timeout=5.0).is_success
     except httpx.TransportError:  # no server listens yet, or it is not ready
         return False
 

@@ -124,11 +124,9 @@ def chain_problem(
     survival_of: Mapping[tuple[int, ...], tuple[float, ...]],
     *,
     most: int,
-    count: int = 1,
-    slo_s: float = 1.0,
     crossing_tokens: tuple[float, ...] = (),
 ) -> PlanProblem:
-    """Returns the problem of `count` V100 with these networks, batches up to `most`, and ramps only at their ends.
+    """Returns the problem of a V100 with these networks, batches up to `most`, and ramps only at their ends.
 
     The blocks' times include the ends, because the published time of a whole model includes its head.
     """
@@ -151,10 +149,10 @@ def chain_problem(
                 length=LENGTH,
             )
         },
-        devices={DEVICE: Supply(count=count)},
+        devices={DEVICE: Supply(count=1)},
         link=Link(bandwidth_bytes_per_s=TEN_GBIT, delay_s=1e-4),
         bytes_per_sample_N=tuple(bytes_N),
-        slo=Slo(latency_s=slo_s),
+        slo=Slo(latency_s=1.0),
         objective=MaximizeRate(),
         networks=ends if len(ends) > 1 else (),
         survival_of=survival_of,
