@@ -17,6 +17,8 @@ from offramp.cli.app import main
 from tests.exit_records import exit_records
 
 Captured = pytest.CaptureFixture[str]
+COMPILING = "compiling the planner, once on this machine: up to a minute\n"
+"""Printed on stderr before a machine's first plan."""
 PROBLEM = """\
 blocks: 2
 ramps: [0]
@@ -74,7 +76,7 @@ def refused(captured: Captured, *arguments: object, status: int = 2) -> str:
     """Runs a command that must fail with one line on stderr, and returns its message."""
     assert run(*arguments) == status
     said = captured.readouterr()
-    [line] = said.err.splitlines()
+    [line] = said.err.removeprefix(COMPILING).splitlines()
     assert (said.out, line[:9]) == ("", "offramp: ")
     return str(line[9:])
 
