@@ -104,7 +104,7 @@ def profile_model(
         rng = np.random.default_rng(job.seed)
         segments = open_network(job.backend, model, folder)
         live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
-        stand_ins = _same_times(splits, _block_kinds(model)) if one_of_each else {each: each for each in splits}
+        stand_ins = _same_times(splits, model) if one_of_each else {each: each for each in splits}
         measured = tuple(dict.fromkeys(stand_ins.values()))
         live.make_ready(measured)
         clock = clock or MonotonicClock()
@@ -128,8 +128,18 @@ def profile_model(
     return profile, points
 
 
-def _same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> dict[TimedSplit, TimedSplit]:
-    """Maps each split to the first one with the same times, which runs a block of the same kind."""
+def _same_times(splits: Sequence[TimedSplit], model: Network) -> dict[TimedSplit, TimedSplit]:
+    """Maps each split to the first one with the same times, whose block has equal modules, inputs and outputs.
+
+    No block equals the first or the last one, because these also embed the input and end the model.
+    """
+    from torch import nn
+
+    modules = getattr(getattr(model, "backbone", None), "blocks", None)
+    kinds_N: list[Hashable] = list(range(model.num_blocks))
+    if isinstance(modules, nn.ModuleList):
+        for block in range(1, model.num_blocks - 1):
+            kinds_N[block] = repr(modules[block]), model.takes(block), model.takes(block + 1)
     first, found = dict[Hashable, TimedSplit](), dict[TimedSplit, TimedSplit]()
     for timed in splits:
         split = timed.split
@@ -137,21 +147,6 @@ def _same_times(splits: Sequence[TimedSplit], kinds_N: Sequence[Hashable]) -> di
         kind = blocks, split.batch, bool(split.ramps), timed.length, timed.further
         found[timed] = first.setdefault(kind, timed)
     return found
-
-
-def _block_kinds(model: Network) -> list[Hashable]:
-    """Returns the kind of each block, which is the same for inner blocks with equal modules, inputs and outputs.
-
-    The first and the last block have their own kinds, because they also embed the input and end the model.
-    """
-    from torch import nn
-
-    modules = getattr(getattr(model, "backbone", None), "blocks", None)
-    kinds: list[Hashable] = list(range(model.num_blocks))
-    if isinstance(modules, nn.ModuleList):
-        for block in range(1, model.num_blocks - 1):
-            kinds[block] = repr(modules[block]), model.takes(block), model.takes(block + 1)
-    return kinds
 
 
 def _context(job: ProfileJob, model: Network) -> int | None:
