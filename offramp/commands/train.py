@@ -405,19 +405,15 @@ def _task_of_data(name: str, data: LabelledRows, inputs: Boundary, source: str) 
 
 
 def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns the pairs of joints whose names differ only by left and right, or l and r."""
-    by_words = {_words(name): name for name in names}
+    """Returns the pairs of joints whose names, perhaps in camel case, differ only by left and right, or l and r."""
+    words_of = {name: tuple(word.lower() for word in WORD.findall(name)) for name in names}
+    by_words = {words: name for name, words in words_of.items()}
     rights = (
-        by_words.get(tuple("r" if word == "l" else re.sub("^left|left$", "right", word) for word in _words(name)))
+        by_words.get(tuple("r" if word == "l" else re.sub("^left|left$", "right", word) for word in words_of[name]))
         for name in names
     )
     left_of = {right: left for left, right in zip(names, rights, strict=True) if right not in (None, left)}
     return [(left, right) for right, left in left_of.items() if right is not None]
-
-
-def _words(name: str) -> tuple[str, ...]:
-    """Returns the words of a name in lower case; names may be in camel case."""
-    return tuple(word.lower() for word in WORD.findall(name))
 
 
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:
