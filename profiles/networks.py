@@ -24,11 +24,8 @@ def check_decay_of(records: ExitRecords, decay: float | None, name: str) -> None
     """Raise DataError unless records were computed with the same decay. `name`: the records' name in the message."""
     recorded = decay_of(records)
     if recorded != decay:
-        raise DataError(f"{name} has scores with {_described(recorded)}, not with {_described(decay)}")
-
-
-def _described(decay: float | None) -> str:
-    return "no decay" if decay is None else f"decay {decay:g}"
+        found, wanted = ("no decay" if each is None else f"decay {each:g}" for each in (recorded, decay))
+        raise DataError(f"{name} has scores with {found}, not with {wanted}")
 
 
 WEIGHTS = "weights"

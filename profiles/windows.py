@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from profiles.records import ExitRecords, IntArray
@@ -291,11 +290,12 @@ class Window:
         to_end_known_N = plain.known_N & (plain.to_end_N | seen.would_end_N)
         division = _Division.of(plain.known_N, seen.probe_N)
         survival = _survival(division, plain, full, seen.shape.num_blocks)
+        losses_N = seen.losses_NE[np.arange(len(seen)), full.column_N].astype(np.float64)  # NaN if unknown
         return WindowEstimate(
             num_inputs=self.num_inputs,
             survival=survival,
             go_on=None if survival is None else _go_on(division, plain, full, survival, thresholds),
-            agreement=_share(1 - _at(full, seen.losses_NE), _Division.of(to_end_known_N, seen.probe_N)),
+            agreement=_share(1 - losses_N, _Division.of(to_end_known_N, seen.probe_N)),
         )
 
 
@@ -331,11 +331,6 @@ def _exits(seen: Observations, thresholds: Mapping[int, float], observed_NR: Boo
         to_end_N=np.asarray(column_N == len(ramps)),
         column_N=column_N,
     )
-
-
-def _at(exits: _Exits, losses_NE: npt.NDArray[np.float32]) -> FloatArray:
-    """Returns the loss of each input at its exit; NaN if unknown."""
-    return losses_NE[np.arange(len(losses_NE)), exits.column_N].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
