@@ -59,13 +59,12 @@ def unpack_elements(datatype: str, data: bytes | memoryview, where: str) -> Elem
 def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
     """Returns the elements of a BYTES tensor: the length of each precedes it, as 4 bytes."""
     elements: list[bytes] = []
-    start = 0
+    data, start = bytes(data), 0
     while start < len(data):
-        length = struct.unpack_from("<I", data, start)[0] if start + 4 <= len(data) else len(data)
-        end = start + 4 + length
+        end = start + 4 + int.from_bytes(data[start : start + 4], "little")
         if end > len(data):
             raise InputError(f"{where}: element {len(elements)} ends beyond the bytes that were sent")
-        elements.append(bytes(data[start + 4 : end]))
+        elements.append(data[start + 4 : end])
         start = end
     return elements
 
