@@ -73,7 +73,8 @@ def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
 
 T = TypeVar("T")
 BINARY_SIZE = "binary_data_size"
-UNSUPPORTED = ("classification", "shared_memory_region")
+SHARED_MEMORY = "shared_memory_region"
+UNSUPPORTED = ("classification", SHARED_MEMORY)
 """Parameters of Triton's outputs that would change the answer."""
 Content: TypeAlias = list[Any] | bytes | memoryview
 """The content of an input tensor: values, either flat or nested like its shape, or bytes in Triton's format."""
@@ -100,9 +101,9 @@ def parse_v2(
     return build_v2_request(parsed, _json_contents(parsed, tail), signature, request_id)
 
 
-def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
+def _json_contents(body: V2Body, tail: memoryview) -> list[Content | None]:
     """Returns each input's content: from the JSON, or from the bytes after it in the order of the inputs."""
-    contents: list[Content] = []
+    contents: list[Content | None] = []
     start = 0
     for k, each in enumerate(body.inputs):
         content: Content | None = each.data
@@ -111,10 +112,6 @@ def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= left:
                 raise InputError(f"inputs.{k}.parameters.{BINARY_SIZE} is {size!r}, {left} bytes follow the JSON")
             content, start = tail[start : start + size], start + size
-        if content is None:
-            is_shared = "shared_memory_region" in each.parameters
-            hint = "; shared memory is not supported, so send the data in the request" if is_shared else ""
-            raise InputError(f"inputs.{k}.data: missing{hint}")
         contents.append(content)
     if start < len(tail):
         raise InputError(f"{len(tail) - start} bytes after the JSON belong to no input's {BINARY_SIZE}")
@@ -122,7 +119,7 @@ def _json_contents(body: V2Body, tail: memoryview) -> list[Content]:
 
 
 def build_v2_request(
-    body: V2Body, contents: Sequence[Content], signature: Signature, request_id: str
+    body: V2Body, contents: Sequence[Content | None], signature: Signature, request_id: str
 ) -> tuple[InferRequest, V2Reply]:
     """Returns a v2 request, and the requested format of its answer, for REST and gRPC; raises InputError.
 
@@ -153,12 +150,16 @@ def build_v2_request(
     return request, V2Reply(id=body.id, outputs=names, binary=binary)
 
 
-def _columns(inputs: Sequence[V2Input], contents: Sequence[Content], known: Sequence[Column]) -> Columns:
+def _columns(inputs: Sequence[V2Input], contents: Sequence[Content | None], known: Sequence[Column]) -> Columns:
     """Returns the columns by name, which have equally many rows, at least one; raises InputError."""
     columns: dict[str, Elements] = {}
     for k, (tensor, content) in enumerate(zip(inputs, contents, strict=True)):
         where = f"inputs.{k}"
         column = _column(tensor, known, where)
+        if SHARED_MEMORY in tensor.parameters:
+            raise InputError(f"{where}: shared memory is not supported, so send the data in the request")
+        if content is None:
+            raise InputError(f"{where}.data: missing")
         if tensor.name in columns:
             raise InputError(f"{where}.name: {tensor.name!r} occurs twice")
         columns[tensor.name] = _rows(tensor, content, column, where)

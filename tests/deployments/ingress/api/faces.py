@@ -193,6 +193,7 @@ def infer_bytes(
     message = message_class("ModelInferRequest")(model_name=model, model_version=version, id=asked.get("id", "7"))
     message.inputs.add(name=given["name"], datatype=given["datatype"], shape=given["shape"])
     data = [each.encode() if isinstance(each, str) else each for each in given["data"]]
+    _set(message.inputs[0].parameters, given.get("parameters", {}))
     if raw:
         message.raw_input_contents.append(packed(*data))
     else:
@@ -212,7 +213,8 @@ def infer_json(
         return json.dumps({"inputs": [given], **asked}).encode(), {}
     data = [each.encode() if isinstance(each, str) else each for each in given.pop("data")]
     tail = packed(*data)
-    head = json.dumps({"inputs": [given | {"parameters": {"binary_data_size": len(tail)}}], **asked}).encode()
+    given["parameters"] = {**given.get("parameters", {}), "binary_data_size": len(tail)}
+    head = json.dumps({"inputs": [given], **asked}).encode()
     return head + tail, {HEADER_LENGTH: str(len(head))}
 
 
