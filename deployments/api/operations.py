@@ -88,7 +88,7 @@ class V2Input(Body, strict=False):
     """An input tensor of the Open Inference Protocol."""
 
     name: str
-    shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MAX_DIMENSIONS)
+    shape: list[Annotated[int, Field(ge=0, lt=2**63, strict=True)]] = Field(min_length=1, max_length=MAX_DIMENSIONS)
     datatype: str
     data: list[Any] | None = None
     parameters: Parameters = {}
