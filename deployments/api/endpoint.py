@@ -208,9 +208,8 @@ class Endpoint:
             is_missing = target.endswith(GENERATION_PATHS) and not generates
             hint = ", because the model does not generate" if is_missing else ""
             raise UnknownPathError(f"{target}: there is no such path{hint}; see /openapi.json")
-        allowed = tuple(self.handlers)
-        message = f"{target}: only {', '.join(allowed)} is allowed; see /openapi.json"
-        raise MethodNotAllowedError(message, allowed=allowed)
+        message = f"{target}: only {', '.join(self.handlers)} is allowed; see /openapi.json"
+        raise MethodNotAllowedError(message, allowed=(*self.handlers, *(["HEAD"] if "GET" in self.handlers else [])))
 
 
 def trace_failure(status: int) -> str | None:
