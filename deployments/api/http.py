@@ -146,7 +146,7 @@ def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, 
     """Returns the JSON body of a `/predict` answer."""
     outputs = [{**task.to_json(answer.value, answer.score), EXIT.name: answer.exit} for answer in answers]
     answer = {"outputs": outputs} if many else outputs[0]
-    return to_json({**answer, "request_id": request_id})
+    return to_json({**answer, "request_id": request_id}, inf_nan_mode="null")
 
 
 class ApiRouter(Router):

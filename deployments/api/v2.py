@@ -309,5 +309,5 @@ def _with_member(json_object: bytes, name: bytes, value: bytes) -> bytes:
 def _json_elements(column: list[Any] | ValueArray) -> bytes:
     """Returns a column as JSON. Rows of arrays are encoded one by one, so that other threads can run in between."""
     if not isinstance(column, np.ndarray):
-        return to_json(column)
+        return to_json(column, inf_nan_mode="null")
     return b"[%b]" % b",".join(msgspec.json.encode(row.ravel().tolist())[1:-1] for row in column)

@@ -92,7 +92,7 @@ class FakeRoutes(VersionRoutes):
 
 @dataclass
 class FakeBackend(Described):
-    """Answers label 0 for texts of even length and 1 for others, or fails with `failure`."""
+    """Answers label 0 for texts of even length and 1 for others, or fails with `failure`; `endless` scores infinity."""
 
     card: ModelCard = field(default_factory=a_card)
     version: str = "1"
@@ -111,7 +111,8 @@ class FakeBackend(Described):
     async def infer(self, request: InferRequest) -> list[Answer]:
         self.requests.append(request)
         self._fail()
-        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
+        score_of = {"endless": float("inf")}
+        return [Answer(sample_id="", value=len(x) % 2, score=score_of.get(x, 0.75), exit=1) for x in request.rows]
 
     async def generate(self, request: GenerateRequest) -> Stream:
         raise AssertionError("this model answers each input at once")
@@ -192,8 +193,8 @@ def infer_bytes(
     given = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts} | dict(tensor or {})
     message = message_class("ModelInferRequest")(model_name=model, model_version=version, id=asked.get("id", "7"))
     message.inputs.add(name=given["name"], datatype=given["datatype"], shape=given["shape"])
-    data = [each.encode() if isinstance(each, str) else each for each in given["data"]]
     _set(message.inputs[0].parameters, given.get("parameters", {}))
+    data = [each.encode() if isinstance(each, str) else each for each in given["data"]]
     if raw:
         message.raw_input_contents.append(packed(*data))
     else:
