@@ -32,11 +32,7 @@ class Gate:
     """
 
     def __init__(
-        self,
-        access: AccessSettings,
-        clock: Clock,
-        num_ingresses: int = 1,
-        environment: Mapping[str, str] = os.environ,
+        self, access: AccessSettings, clock: Clock, num_ingresses: int = 1, environment: Mapping[str, str] = os.environ
     ) -> None:
         """An ingress has its share of rate and burst, because requests are spread evenly over the ingresses.
 

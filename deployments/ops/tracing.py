@@ -72,11 +72,7 @@ class InputSpan(Span):
         self.children.append(stage)
 
     def leave(
-        self,
-        now_s: float,
-        timing: Timing | None = None,
-        exit_block: int | None = None,
-        error: str | None = None,
+        self, now_s: float, timing: Timing | None = None, exit_block: int | None = None, error: str | None = None
     ) -> None:
         """Ends the present visit, if there is one: with an answer after a block, with an error, or as a survivor."""
         stage = self.children[-1]
@@ -172,12 +168,7 @@ class Tracer:
     """The tracer of one ingress, on its event loop."""
 
     def __init__(
-        self,
-        provider: TracerProvider,
-        clock: Clock,
-        *,
-        ratio: float | None = None,
-        starts: Collection[int] = (),
+        self, provider: TracerProvider, clock: Clock, *, ratio: float | None = None, starts: Collection[int] = ()
     ) -> None:
         """`ratio`: sampled share of the requests without a trace; None if the provider's sampler decides.
 

@@ -507,11 +507,7 @@ class _Connection:
 
 
 def build_runner(
-    settings: ServeSettings,
-    device: str,
-    *,
-    clock: Clock,
-    sleep: Callable[[float], None] = time.sleep,
+    settings: ServeSettings, device: str, *, clock: Clock, sleep: Callable[[float], None] = time.sleep
 ) -> Runner[Any]:
     """Returns the runner of a device: the model or, on an emulated device, records or the model at a profile's pace.
 

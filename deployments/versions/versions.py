@@ -39,12 +39,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 ANNOUNCED = "listed/"
 TRAFFIC = "traffic/"
 
-STATES = {
-    "RUNNING": "READY",
-    "NOT_STARTED": "LOADING",
-    "DEPLOYING": "LOADING",
-    "DELETING": "UNLOADING",
-}
+STATES = {"RUNNING": "READY", "NOT_STARTED": "LOADING", "DEPLOYING": "LOADING", "DELETING": "UNLOADING"}
 """Triton's states by Serve's states. All others are `UNAVAILABLE`, because requests may fail."""
 
 

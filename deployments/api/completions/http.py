@@ -136,12 +136,7 @@ class OpenAiWriter(ResponseWriter):
     """Writes the answers of `/v1/chat/completions`, which are messages, and of `/v1/completions`, which are texts."""
 
     def __init__(
-        self,
-        num_prompt: int,
-        body: CompletionBody | ChatBody,
-        request_id: str,
-        created_s: int,
-        tokenizer: Tokenizer,
+        self, num_prompt: int, body: CompletionBody | ChatBody, request_id: str, created_s: int, tokenizer: Tokenizer
     ) -> None:
         """`created_s`: seconds since 1970."""
         self._is_chat = isinstance(body, ChatBody)

@@ -127,10 +127,7 @@ def parse_infer(message: Any, signature: Signature, request_id: str = "") -> tup
     values = ((each.name, _values(each.parameters)) for each in message.outputs)
     outputs = [V2Output.model_construct(name=name, parameters=parameters) for name, parameters in values]
     body = V2Body.model_construct(
-        id=message.id or None,
-        inputs=message.inputs,
-        outputs=outputs,
-        parameters=_values(message.parameters),
+        id=message.id or None, inputs=message.inputs, outputs=outputs, parameters=_values(message.parameters)
     )
     return build_v2_request(body, _contents(message), signature, request_id)
 

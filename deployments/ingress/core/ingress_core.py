@@ -55,12 +55,7 @@ class IngressCore(Unanswered):
     """The decisions of one ingress. All times are from the caller's clock, which must never go back."""
 
     def __init__(
-        self,
-        name: str,
-        placed: PlacedPlan,
-        options: IngressOptions,
-        rng: random.Random,
-        make_call: type[Call] = Call,
+        self, name: str, placed: PlacedPlan, options: IngressOptions, rng: random.Random, make_call: type[Call] = Call
     ) -> None:
         """`make_call`: the class of calls. A subclass may hold data of the driver."""
         super().__init__(placed, options, make_call)

@@ -56,12 +56,7 @@ from tests.earlyexit.network.tokens import of_tokens, wire_of
 ROOT = Path(__file__).parents[3]
 V100, A100 = "emulated:V100", "emulated:A100"
 RAMPS = (0, 1, 2)
-PROFILE = {
-    "batch": [1, 4],
-    "block_s": [[1.0, 2.0]] * 4,
-    "ramp_s": [[0.5, 0.5]] * 3,
-    "time_scale": 10.0,
-}
+PROFILE = {"batch": [1, 4], "block_s": [[1.0, 2.0]] * 4, "ramp_s": [[0.5, 0.5]] * 3, "time_scale": 10.0}
 
 
 @pytest.fixture(scope="module")

@@ -62,11 +62,7 @@ class Replica:
             opened.reply(chunk)
 
     def assignment(
-        self,
-        epoch: int,
-        *splits: Split,
-        threshold: float = 0.5,
-        dispatch: Dispatch = "work-conserving",
+        self, epoch: int, *splits: Split, threshold: float = 0.5, dispatch: Dispatch = "work-conserving"
     ) -> Assignment:
         stage = Stage(device=V100, replicas=1, splits=splits)
         policy = policy_of(Path(self.settings.model), threshold)
