@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from deployments.controller import decide
 from deployments.controller.decide import NewPlan, Outcome, Solve, View, due_requests
 from deployments.controller.observe import (
@@ -107,6 +109,7 @@ class ControlLoop:
         """
         self._fleet = fleet
         self._history = history
+        self._dependencies = _dependencies(settings)
         self._clock = clock
         self._sleep = sleep
         self._solve = solve
@@ -163,11 +166,11 @@ class ControlLoop:
                 await self._look()
                 await self._check()
                 await self._finish_change()
-                self._history.forget(self._clock.now_s())
             except Exception as error:  # the death of another process must not end the loop
                 logger.warning("a tick of the control loop failed", exc_info=error)
                 self._update_view(failed=self._view.failed + 1)
-                self._log_failure(error)
+                self._log_event("error", f"{type(error).__name__}: {error}")
+            self._history.forget(self._clock.now_s())
 
     async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> int:
         """Changes to an operator's plan after the current tick, and returns its epoch.
@@ -187,16 +190,21 @@ class ControlLoop:
             placed = replace(self.view, state=replace(self.state, resting=resting)).place(plan)
             if not self.view.has_room(placed):
                 raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.counts}")
-            self.update_state(hold=hold, resting=resting)
-            await self._apply_plan(NewPlan(placed=placed, reason="asked", words="an operator's plan"))
+            new = NewPlan(placed=placed, reason="asked", words="an operator's plan")
+            await self._apply_plan(new, hold=hold, resting=resting)
             await self._finish_change()
         return placed.epoch
 
     def update_state(self, **changes: Any) -> None:
         """Changes fields of the state, on disk first, and tells the tuner."""
         state = replace(self.state, **changes)
-        self._history.put("standing", state.document())
+        self._history.put(settings=self._dependencies, standing=state.document())
         self._update_view(state=state)
+        self._tell_tuner()
+
+    def _tell_tuner(self) -> None:
+        """Tells the tuner which thresholds inputs follow."""
+        state = self.state
         if self.tuning.pending is not None and self.tuning.pending.thresholds == state.thresholds:
             self.tuning.pending = None  # not before it is stored: the tuner does not repeat an alarm
         is_current = self._view.uses_current_thresholds
@@ -265,10 +273,7 @@ class ControlLoop:
             self.update_state(placed=replace(state.placed, plan=plan), followed=None)
 
     async def _ingress_reports(self) -> Sequence[IngressReport]:
-        """Collects the reports of the ingresses, and stores their probes and counts.
-
-        They are stored last, because the stream and the tuner need them even if the disk is full.
-        """
+        """Collects the reports of the ingresses, and stores their probes and counts."""
         reports = await self._fleet.ingress_reports()
         now_s = self._clock.now_s()
         interval = counts_between(self._reported, reports, self._reported_s, now_s)
@@ -347,8 +352,11 @@ class ControlLoop:
                 return problem, found
             self.update_state(resting=(), blamed={} if is_lost else state.blamed)
 
-    async def _apply_plan(self, new: NewPlan) -> None:
-        """Makes a plan the current one, and changes to it. If the change fails, the next tick continues it."""
+    async def _apply_plan(self, new: NewPlan, **changes: Any) -> None:
+        """Makes a plan the current one, and changes to it. If that fails, the next tick continues it.
+
+        `changes`: fields of the state that change together with it.
+        """
         before, is_followed = self.state.placed, not self._view.is_changing
         measured = total(self.stream.counts(self.state.followed_s))
         if measured is not None and is_followed:
@@ -356,7 +364,6 @@ class ControlLoop:
             gained = {name: count / measured.seconds for name, count in rates.items()}
             dropped = sum(measured.drops.values())
             self._history.gained(before.epoch, {"seconds": measured.seconds, **gained, "dropped": dropped})
-        self._remember("in force", new)
         self.update_state(
             placed=new.placed,
             reason=new.reason,
@@ -364,7 +371,9 @@ class ControlLoop:
             trial=new.trial,
             previous=before,
             suspended=None,
+            **changes,
         )
+        self._remember("in force", new)
         self.changes[new.reason] += 1
         self._update_view(failed=0)
         await self._settle()
@@ -439,8 +448,8 @@ class ControlLoop:
         new = NewPlan(placed=placed, reason=reason, words=words)
         if is_changing:
             goes_on = replace(new, reason=self.state.reason, words=f"continues with other thresholds: {words}")
-            self._remember("in force", goes_on)
             self.update_state(placed=new.placed, trial=None, spare_epoch=epoch)
+            self._remember("in force", goes_on)
             self.changes[reason] += 1
             await self._update_followed(reason, words)
         else:
@@ -454,8 +463,8 @@ class ControlLoop:
         followed = self._with_thresholds(followed, spare)
         if is_current(followed.plan):  # an operator's plan may have another policy
             await self._fleet.follow(followed)
-            self._remember("in force", NewPlan(placed=followed, reason=reason, words=words))
             self.update_state(followed=followed, followed_s=self._clock.now_s())
+            self._remember("in force", NewPlan(placed=followed, reason=reason, words=words))
 
     def _with_thresholds(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
         return replace(placed, plan=replace(self._view.with_current_thresholds(placed.plan), epoch=epoch))
@@ -467,14 +476,6 @@ class ControlLoop:
         log = logger.warning if kind in {"error", "suspended"} else logger.info
         log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
         self._history.add_event(self._clock.now_s(), kind, words)
-
-    def _log_failure(self, failure: Exception) -> None:
-        """Logs a failure. The history itself may be the cause (a full disk), so its errors are only logged."""
-        try:
-            self._log_event("error", f"{type(failure).__name__}: {failure}")
-            self._history.forget(self._clock.now_s())
-        except sqlite3.Error as error:
-            logger.warning("the history cannot be written", exc_info=error)
 
     def _remember(self, outcome: str, new: NewPlan) -> None:
         self._history.add_plan(self._clock.now_s(), new.placed, outcome, new.reason, new.words)
@@ -490,8 +491,7 @@ class ControlLoop:
 
     def restore(self) -> None:
         """Restores the state of an earlier controller process, unless the settings on which it depends have changed."""
-        settings = _dependencies(self.settings)
-        state = self._stored_state(settings)
+        state = self._stored_state()
         if state is None:
             first = NewPlan(placed=self.state.placed, reason="start", words="the plan to begin with")
             self._remember("in force", first)
@@ -499,19 +499,22 @@ class ControlLoop:
             self._update_view(state=state)
             self._log_event("restart", f"takes up plan {state.placed.epoch} again: {describe_plan(state.placed)}")
         self._requested = {} if self._view.is_changing else dict(self.state.placed.occupied)
-        self._history.put("settings", settings)
-        self.update_state()
+        try:
+            self.update_state()
+        except sqlite3.Error as error:  # the disk may be full; the next change of the state stores it
+            logger.warning("the controller's state cannot be stored yet: %s", error)
+            self._tell_tuner()
         self._restore_stream()
 
-    def _stored_state(self, settings: Mapping[str, Any]) -> State | None:
+    def _stored_state(self) -> State | None:
         """Returns the stored state; None if there is none or, with an event, if it does not fit the application."""
-        document, before = self._history.get("standing"), self._history.get("settings") or {}
-        changed = [name for name, value in settings.items() if before.get(name) != value]
         try:
+            document, before = self._history.get("standing"), self._history.get("settings") or {}
+            changed = [name for name, value in self._dependencies.items() if before.get(name) != value]
             if document is not None and changed:
                 raise OfframpError(f"settings have changed: {', '.join(changed)}")
             return None if document is None else parse_state(document)
-        except OfframpError as error:
+        except (OfframpError, ValueError) as error:  # ValueError: it is no JSON
             self._log_event("error", f"the last plan cannot be restored: {error}")
             return None
 
@@ -519,14 +522,14 @@ class ControlLoop:
         """Restores the stored counts and probes."""
         now_s = self._clock.now_s()
         self._history.forget(now_s)
-        if counts := self._history.counts():
-            self.stream.began_s = counts[0].since_s
-        for interval in counts:
-            self.stream.add_counts(interval)
         try:
+            if counts := self._history.counts():
+                self.stream.began_s = counts[0].since_s
+            for interval in counts:
+                self.stream.add_counts(interval)
             for probes in self._history.probes():
                 with suppress(DataError):  # another model had them
                     self.stream.add_probes(probes)
-        except DataError as error:
-            self._log_event("error", str(error))
+        except (DataError, ValidationError) as error:
+            self._log_event("error", f"stored observations cannot be read: {error}")
         self.stream.forget(now_s)

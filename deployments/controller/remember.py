@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,6 +94,8 @@ def parse_state(document: Any) -> State:
         raise DataError(f"the stored state of the controller cannot be read: {error}") from error
 
 
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
 SCHEMA = 1
 KEEP_S = 7200.0
 """The age at which probes, counts and events are dropped, here and in the live stream of exit records."""
@@ -117,7 +120,9 @@ CREATE TABLE IF NOT EXISTS standing (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 class History:
     """The history of one application's controller. What was written survives a killed process.
 
-    A power failure may lose the last data, because the write-ahead log is not synced at every commit.
+    A power failure may lose the last data, because the write-ahead log is not synced at every commit. While the disk is
+    full, `put` raises sqlite3.Error. Other data that cannot be written are lost with a warning, because the service
+    does not depend on them.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -134,9 +139,10 @@ class History:
             _check_owner(connection, path, app)  # before anything is written to the file
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.executescript(TABLES)
             owner = {"schema_version": str(SCHEMA), "app": app}
-            connection.executemany("INSERT OR IGNORE INTO file VALUES (?, ?)", owner.items())
+            with connection:  # all or nothing: a file without an owner would be refused
+                connection.executescript(f"BEGIN; {TABLES}")
+                connection.executemany("INSERT OR IGNORE INTO file VALUES (?, ?)", owner.items())
         except sqlite3.Error as error:
             raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
@@ -156,7 +162,7 @@ class History:
         packed = io.BytesIO()
         arrays: dict[str, Any] = {name: array for name, array in probes.arrays().items() if array is not None}
         np.savez_compressed(packed, **arrays)
-        self._connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
+        self._try_to_write("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
 
     def probes(self) -> Iterator[Observations]:
         """Yields the probes of each collection, oldest first. Raises DataError for a row that cannot be read."""
@@ -166,10 +172,10 @@ class History:
     def add_counts(self, interval: Interval) -> None:
         """Stores the counts of one collection."""
         text = INTERVAL.dump_json(interval).decode()
-        self._connection.execute("INSERT INTO counts VALUES (?, ?)", (interval.at_s, text))
+        self._try_to_write("INSERT INTO counts VALUES (?, ?)", (interval.at_s, text))
 
     def counts(self) -> list[Interval]:
-        """Returns the intervals, oldest first."""
+        """Returns the intervals, oldest first. Raises pydantic's ValidationError for a row that cannot be read."""
         rows = self._connection.execute("SELECT interval FROM counts ORDER BY at_s, rowid")
         return [INTERVAL.validate_json(text) for (text,) in rows]
 
@@ -179,14 +185,14 @@ class History:
         `outcome`: `in force`, or `proposed` if it was rejected. `reason`: why the controller planned, such as `period`.
         `words`: the verdict.
         """
-        self._connection.execute(
+        self._try_to_write(
             "INSERT INTO plans (epoch, at_s, outcome, reason, words, placed) VALUES (?, ?, ?, ?, ?, ?)",
             (placed.epoch, at_s, outcome, reason, words, json.dumps(placed_document(placed))),
         )
 
     def gained(self, epoch: int, measured: Mapping[str, Any]) -> None:
         """Stores the measurements of the plan of an epoch."""
-        self._connection.execute(
+        self._try_to_write(
             "UPDATE plans SET gained = ? WHERE id = "
             "(SELECT max(id) FROM plans WHERE epoch = ? AND outcome = 'in force')",  # new settings restart at epoch 0
             (json.dumps(measured), epoch),
@@ -204,16 +210,18 @@ class History:
 
     def add_event(self, at_s: float, kind: str, words: str) -> None:
         """Stores an event."""
-        self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (at_s, kind, words))
+        self._try_to_write("INSERT INTO events VALUES (?, ?, ?)", (at_s, kind, words))
 
     def events(self, limit: int) -> list[dict[str, Any]]:
         """Returns the last events, newest first."""
         rows = self._connection.execute("SELECT * FROM events ORDER BY rowid DESC LIMIT ?", (limit,))
         return [{"at_s": at_s, "kind": kind, "words": words} for at_s, kind, words in rows]
 
-    def put(self, key: str, value: Any) -> None:
-        """Stores plain data under a key."""
-        self._connection.execute("INSERT OR REPLACE INTO standing VALUES (?, ?)", (key, json.dumps(value)))
+    def put(self, **values: Any) -> None:
+        """Stores plain data by key, all or nothing."""
+        rows = ", ".join(["(?, ?)"] * len(values))
+        fields = [text for key, value in values.items() for text in (key, json.dumps(value))]
+        self._connection.execute(f"INSERT OR REPLACE INTO standing VALUES {rows}", fields)
 
     def get(self, key: str) -> Any:
         """Returns the data under a key; None if there are none."""
@@ -223,8 +231,14 @@ class History:
     def forget(self, now_s: float) -> None:
         """Deletes rows that are too old."""
         for table in ("probes", "counts", "events"):
-            self._connection.execute(f"DELETE FROM {table} WHERE at_s < ?", (now_s - KEEP_S,))
-        self._connection.execute("DELETE FROM plans WHERE id <= (SELECT max(id) FROM plans) - ?", (MOST_PLANS,))
+            self._try_to_write(f"DELETE FROM {table} WHERE at_s < ?", (now_s - KEEP_S,))
+        self._try_to_write("DELETE FROM plans WHERE id <= (SELECT max(id) FROM plans) - ?", (MOST_PLANS,))
+
+    def _try_to_write(self, statement: str, values: Sequence[Any]) -> None:
+        try:
+            self._connection.execute(statement, values)
+        except sqlite3.Error as error:
+            logger.warning("the controller's history cannot be written: %s", error)
 
 
 def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:
@@ -245,8 +259,8 @@ def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:
 
 
 def _unpacked(shape: str, columns: bytes) -> Observations:
-    document = json.loads(shape)
     try:
+        document = json.loads(shape)
         with np.load(io.BytesIO(columns), allow_pickle=False) as arrays:
             kept = dict(arrays)
         return Observations(shape=StreamShape(**(document | {"ramps": tuple(document["ramps"])})), **kept)

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from deployments.controller import remember
 from deployments.controller.description import describe
 from deployments.controller.remember import KEEP_S, MOST_PLANS, History, State, parse_state
 from deployments.controller.settings import check_control
 from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
 from deployments.wire.messages import Interval
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.boundary import Split
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document
@@ -222,7 +222,7 @@ def test_what_was_written_survives_a_killed_process(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from deployments.controller.remember import History\n"
         "history = History.open(Path(sys.argv[1]), 'app')\n"
-        "history.put('epoch', 7)\n"
+        "history.put(epoch=7)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     root = Path(__file__).parents[3]
@@ -266,29 +266,25 @@ def test_a_file_that_is_no_database_and_a_folder_that_is_not_there_are_refused(t
         History.check(tmp_path / "nowhere" / "control.db", "app")
 
 
+def test_a_file_whose_creation_failed_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(remember, "TABLES", f"{remember.TABLES} SELECT full;")
+        with pytest.raises(DataError, match="no such column: full"):
+            opened(tmp_path)
+    opened(tmp_path).close()
+
+
 NETWORKS = (2, 4)
 
 
 def alone(epoch: int) -> Plan:
     """The last network, without the first."""
-    split = Split(first=2, end=4, batch=4)
-    return Plan(
-        stages=(Stage(device="cpu", replicas=1, splits=(split,)),), policy=POLICY, networks=NETWORKS, epoch=epoch
-    )
+    return Plan(stages=halves(3, 1)[1:], policy=POLICY, networks=NETWORKS, epoch=epoch)
 
 
 def test_plans_of_a_chain_come_back_with_its_networks_and_blames_do_not() -> None:
-    state = State(
-        placed=PlacedPlan(plan=alone(3)),
-        reason="period",
-        at_s=1.0,
-        planned_s=1.0,
-        changed_s=0.0,
-        rate_changed_s=0.0,
-        followed=PlacedPlan(plan=alone(2)),
-        blamed={alone(0).stages: 9},
-        thresholds={0: 0.5},
-    )
+    first = State.first(PlacedPlan(plan=alone(3)), {0: 0.5}, 1.0)
+    state = replace(first, followed=PlacedPlan(plan=alone(2)), blamed={alone(0).stages: 9})
     back = parse_state(json.loads(json.dumps(state.document())))
     assert (back.placed, back.followed) == (state.placed, state.followed)
     assert back.placed.plan.used == (1,)

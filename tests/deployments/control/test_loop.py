@@ -318,11 +318,10 @@ async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Pa
     assert estimate.num_inputs == 24 * 100
 
 
-async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from_its_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoilt", ["probes SET columns = X'00'", "probes SET shape = ''", "counts SET interval = ''"])
+async def test_rows_that_cannot_be_read_do_not_keep_a_controller_from_its_plan(tmp_path: Path, spoilt: str) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1))
-    with sqlite3.connect(tmp_path / "control.db") as connection:
-        connection.execute("UPDATE probes SET columns = X'00'")
-    connection.close()
+    scene.history._connection.execute(f"UPDATE {spoilt}")
     scene.start()
     assert scene.loop.state.placed.epoch == 1
     assert len(scene.said("error")) == 1
@@ -421,18 +420,22 @@ async def test_surplus_replicas_stop_after_a_minute_although_inputs_of_the_earli
     assert (scene.fleet.log[2:], scene.loop.view.running) == (["scale cpu to 3"], {"cpu": 3})
 
 
-async def test_a_memory_that_cannot_be_written_does_not_end_the_loop_and_nothing_else_changes(tmp_path: Path) -> None:
+async def test_on_a_full_disk_a_controller_keeps_its_state_also_if_it_restarts(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
-    before = scene.loop.state
-    with closing(sqlite3.connect(tmp_path / "control.db")) as other:
-        other.execute("ALTER TABLE standing RENAME TO away")
-        other.execute("ALTER TABLE events RENAME TO gone")
-        await scene.ticks(1, EASY)
-        assert (scene.loop.state, scene.fleet.followed.epoch) == (before, 0)
-        other.execute("ALTER TABLE away RENAME TO standing")
-        other.execute("ALTER TABLE gone RENAME TO events")
+    before, tables = scene.loop.state, ("standing", "events")
+    for table in tables:
+        full = f"CREATE TRIGGER {table}_full BEFORE INSERT ON {table} BEGIN SELECT RAISE(FAIL, 'full'); END"
+        scene.history._connection.execute(full)
+    await scene.ticks(1, EASY)
+    assert (scene.loop.state, scene.fleet.followed.epoch) == (before, 0)
+    scene.start()
+    await scene.ticks(1, EASY)
+    assert (scene.loop.state, scene.fleet.followed.epoch) == (before, 0)
+    for table in tables:
+        scene.history._connection.execute(f"DROP TRIGGER {table}_full")
     await scene.ticks(1, EASY)
     assert scene.fleet.followed.epoch == 1
+    assert [row["epoch"] for row in scene.history.plans(9)] == [1, 0], "one that was never in force is not listed"
 
 
 @pytest.mark.parametrize("table", ["standing", "events", "counts"])
