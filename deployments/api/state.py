@@ -182,8 +182,8 @@ class StateRoutes:
 
     facts: ServiceFacts
     ingress: IngressCore
-    ask_all: Callable[[str, str], Awaitable[list[Any] | None]]
-    """Calls a method of each running replica of a deployment; returns None if one does not answer."""
+    ask_all: Callable[[str, str], Awaitable[list[Any]]]
+    """Calls a method of each running replica of a deployment; returns None in place of an answer that is missing."""
     controller: ControllerLink | None
     wall: Clock
     """Seconds since 1970."""
@@ -223,9 +223,9 @@ class StateRoutes:
         """Answers with the metrics of all processes, for Prometheus; raises StageUnavailableError."""
         names = ["ingress", *self._stage_deployments] + ([] if self.controller is None else [CONTROLLER])
         ingresses, *others = await asyncio.gather(*(self.ask_all(each, "samples") for each in names))
-        if ingresses is None:
+        if ingresses and all(each is None for each in ingresses):
             raise StageUnavailableError("the ingresses do not report their metrics", retry_after_s=1.0)
-        processes = chain(ingresses, *(each or () for each in others))
+        processes = filter(None, chain(ingresses, *others))
         return Response(metrics_text(chain.from_iterable(processes)), headers={"content-type": CONTENT_TYPE})
 
     async def event(self) -> bytes | None:
@@ -257,11 +257,12 @@ class StateRoutes:
         )
 
     async def _ask_service(self) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
-        """Returns the reports of all ingresses, or None without an answer, and of the replicas on the plan's types."""
+        """Returns the reports of all ingresses, or None if one is missing, and of the replicas on the plan's types."""
         ingresses, *of_types = await asyncio.gather(
             self.ask_all("ingress", "peek"), *(self.ask_all(each, "report") for each in self._stage_deployments)
         )
-        return ingresses, [report for reports in of_types for report in reports or ()]
+        # Counts of an ingress that was left out would seem to begin at its next report.
+        return None if None in ingresses else ingresses, [*filter(None, chain(*of_types))]
 
     @property
     def _stage_deployments(self) -> list[str]:

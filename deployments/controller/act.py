@@ -273,14 +273,20 @@ class ControlLoop:
             self.update_state(placed=replace(state.placed, plan=plan), followed=None)
 
     async def _ingress_reports(self) -> Sequence[IngressReport]:
-        """Collects the reports of the ingresses, and stores their probes and counts."""
-        reports = await self._fleet.ingress_reports()
+        """Collects the reports of the ingresses, and stores their probes and counts.
+
+        If an ingress does not report, the others' probes are kept, but it returns no reports and stores no counts. The
+        counts of the next reports make up for them.
+        """
+        answers = await self._fleet.ingress_reports()
+        found = [each for each in answers if each is not None]
+        reports = found if len(found) == len(answers) else []
         now_s = self._clock.now_s()
         interval = counts_between(self._reported, reports, self._reported_s, now_s)
         if reports:
             self._reported_s = now_s
             self._reported |= {report.name: replace(report, probes=None) for report in reports}
-        seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
+        seen = [report.probes for report in found if report.probes is not None and len(report.probes)]
         kept: list[Observations] = []
         try:
             kept = [self.stream.add_probes(part) for part in seen]

@@ -126,12 +126,9 @@ class RayFleet(DeploymentHandles, Fleet):
     async def running(self) -> dict[str, int]:
         application = (await asyncio.to_thread(serve.status)).applications.get(self._app)
         deployments = {} if application is None else application.deployments
-        names = {device: deployment_name(device) for device in self._devices}
-        return {
-            device: sum(count for state, count in deployments[name].replica_states.items() if state == "RUNNING")
-            for device, name in names.items()
-            if name in deployments
-        }
+        found = {device: deployments.get(deployment_name(device)) for device in self._devices}
+        states: dict[str, Any] = {device: each.replica_states for device, each in found.items() if each is not None}
+        return {device: of_type.get("RUNNING", 0) for device, of_type in states.items()}
 
     async def prepare(self, placed: PlacedPlan) -> None:
         names = {deployment_name(stage.device) for stage in placed.plan.stages}
@@ -143,12 +140,14 @@ class RayFleet(DeploymentHandles, Fleet):
     async def suspend(self, reason: str) -> None:
         await self.broadcast("ingress", "suspend", reason, timeout_s=FOLLOW_S)
 
-    async def ingress_reports(self) -> list[IngressReport]:
-        return await self._reports("ingress")
+    async def ingress_reports(self) -> list[IngressReport | None]:
+        return await self.try_broadcast("ingress", "report", REPORT_S)
 
     async def replica_reports(self) -> list[ReplicaReport]:
-        reports = await asyncio.gather(*(self._reports(deployment_name(device)) for device in self._devices))
-        return [report for of_type in reports for report in of_type]
+        names = map(deployment_name, self._devices)
+        reports = await asyncio.gather(*(self.try_broadcast(name, "report", REPORT_S) for name in names))
+        # Without the report of one replica, a straggler would be taken for lost.
+        return [report for of_type in reports if None not in of_type for report in of_type]
 
     async def capacity(self) -> dict[str, int]:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -161,10 +160,6 @@ class RayFleet(DeploymentHandles, Fleet):
             )
             for device, labels in required.items()
         }
-
-    async def _reports(self, deployment: str) -> list[Any]:
-        """Returns the reports of a deployment; none if a replica dies during the collection."""
-        return await self.try_broadcast(deployment, "report", REPORT_S) or []
 
 
 def export_metrics(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:

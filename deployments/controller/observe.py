@@ -55,8 +55,8 @@ class Fleet(Protocol):
     async def suspend(self, reason: str) -> None:
         """Makes all ingresses refuse inputs, with the reason, until they follow a plan again."""
 
-    async def ingress_reports(self) -> list[IngressReport]:
-        """Returns one report per ingress. Each probe is reported once."""
+    async def ingress_reports(self) -> Sequence[IngressReport | None]:
+        """Returns one report per ingress, None for one that does not answer. Each probe is reported once."""
 
     async def replica_reports(self) -> list[ReplicaReport]:
         """Returns one report per replica."""

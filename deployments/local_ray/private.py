@@ -173,6 +173,21 @@ async def find_applications() -> dict[str, Any]:
     return details
 
 
+async def ask_replicas(handle: Any, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+    """Returns the answer of each replica of a handle's deployment, or its error; empty if no replica runs.
+
+    Serve's own `results_async` returns no answer at all if one replica is late.
+    """
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    try:
+        results = await asyncio.wait_for(handle.broadcast(method, *arguments)._fetch_replica_results_async(), timeout_s)
+    except DeploymentUnavailableError:
+        return []
+    answers = (asyncio.wait_for(each.get_async(), timeout_s) for each in results)
+    return await asyncio.gather(*answers, return_exceptions=True)
+
+
 def end_serve() -> None:
     """Ends Serve, if it runs, after its applications have answered all accepted requests.
 

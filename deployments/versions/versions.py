@@ -142,7 +142,11 @@ class IngressLink(DeploymentHandles):
         return outcome
 
     async def facts(self) -> list[VersionFacts]:
-        return await self.broadcast("ingress", "facts", timeout_s=ASK_S)
+        """Returns the facts of the ingresses that answer; raises VersionUnavailableError if none does."""
+        facts = [each for each in await self.try_broadcast("ingress", "facts", ASK_S) if each is not None]
+        if not facts:
+            raise VersionUnavailableError(f"no ingress of {self._app!r} answers", retry_after_s=RETRY_AFTER_S)
+        return facts
 
 
 class OtherVersion:
@@ -308,15 +312,14 @@ class Versions(TrafficSplitter):
         All links are checked, because a canary may end and be unloaded before its last answer.
         """
         await self._divide(traffic)
-        for app, link in list(self._links.items()):
+        for link in [each for each in self._links.values() if each.waiting]:
             try:
-                is_gone = bool(link.waiting) and not await link.facts()
-            except Exception as error:  # Ray raises different errors for an application that is gone
-                logger.warning("requests that wait for %s are cancelled: %r", app, error)
-                is_gone = True
-            for timeout in link.waiting if is_gone else ():
-                if not timeout.expired():
-                    timeout.reschedule(CANCELLED_AT)
+                await link.facts()
+            except VersionUnavailableError as error:
+                logger.warning("requests that wait for an application are cancelled: %s", error)
+                for timeout in link.waiting:
+                    if not timeout.expired():
+                        timeout.reschedule(CANCELLED_AT)
 
     async def _divide(self, traffic: Traffic) -> None:
         """Divides requests between the available versions. If one is unavailable for a moment, the tally is kept."""
@@ -359,11 +362,7 @@ class Versions(TrafficSplitter):
     async def _connect_to(self, app: str, version: str) -> ModelVersion:
         """Connects to an application; raises VersionUnavailableError, and InputError if its inputs are different."""
         link = self._link(app)
-        try:
-            [facts, *_] = await link.facts()
-        except Exception as error:
-            message = f"version {version!r} ({app}) does not answer: {error!r}"
-            raise VersionUnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+        [facts, *_] = await link.facts()
         if facts.version != version:
             raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_AFTER_S)
         self._apps[version] = app

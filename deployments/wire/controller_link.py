@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
-from earlyexit.errors import ControllerUnavailableError
+from deployments.local_ray.private import ask_replicas
+from earlyexit.errors import ControllerUnavailableError, OfframpError
 
 CONTROLLER = "controller"
 """The deployment's name."""
@@ -36,24 +37,22 @@ class DeploymentHandles:
         return self._handles[deployment]
 
     async def broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Returns each replica's answer, none if no replica runs. Raises TimeoutError, and any error of Ray's."""
-        from ray.serve.exceptions import DeploymentUnavailableError
+        """Returns each replica's answer, none if no replica runs. Raises OfframpError if a replica does not answer."""
+        answers = await ask_replicas(await self.handle(deployment), method, *arguments, timeout_s=timeout_s)
+        failure = next((each for each in answers if isinstance(each, BaseException)), None)
+        if failure is not None:
+            raise OfframpError(f"{method} failed on a replica of {deployment}: {failure!r}") from failure
+        return answers
 
-        handle = await self.handle(deployment)
+    async def try_broadcast(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any]:
+        """Returns each replica's answer, None for one without an answer, and one None if Serve names no replicas."""
         try:
-            return list(await handle.broadcast(method, *arguments).results_async(timeout_s=timeout_s))
-        except DeploymentUnavailableError:
-            return []
-
-    async def try_broadcast(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any] | None:
-        """Returns each replica's answer; logs a warning and returns None if a replica does not answer."""
-        from ray.exceptions import RayError
-
-        try:
-            return await self.broadcast(deployment, method, timeout_s=timeout_s)
-        except (TimeoutError, RayError) as error:
-            logger.warning("the call of %s on %s failed: %r", method, deployment, error)
-            return None
+            answers = await ask_replicas(await self.handle(deployment), method, timeout_s=timeout_s)
+        except Exception as error:  # Ray raises many kinds
+            answers = [error]
+        for failure in (each for each in answers if isinstance(each, BaseException)):
+            logger.warning("the call of %s on %s failed: %r", method, deployment, failure)
+        return [None if isinstance(each, BaseException) else each for each in answers]
 
 
 class ControllerLink(DeploymentHandles):

@@ -89,6 +89,16 @@ GROWING: dict[str, Any] = {"count": 5, "problem": problem(count=5), "best": halv
 """One more accelerator than first plans use, and a plan that needs it."""
 
 
+def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **others: Any) -> IngressReport:
+    fields: dict[str, Any] = {"oldest_epoch": epoch, "answered": arrived, "in_slo": arrived} | others
+    return IngressReport(name=name, epoch=epoch, unanswered=0, waiting=0, arrived=arrived, **fields)
+
+
+def replica(times: tuple[TimesRun, ...], *, name: str, slot: str = "split-cpu-0", epoch: int = 0) -> ReplicaReport:
+    others: dict[str, Any] = {"node": "n", "pid": 1, "device": "cpu", "waiting": 0}
+    return ReplicaReport(replica=name, slot=slot, epoch=epoch, times=times, **others)
+
+
 class FakeFleet(Fleet):
     """Replicas come at once and go at once; everything that changes is written down."""
 
@@ -107,7 +117,7 @@ class FakeFleet(Fleet):
         """Probes in one report, the last ones."""
         self.is_suspended = False
         self.broken: set[str] = set()
-        """Methods that fail, and `reports`, which get lost."""
+        """Methods that fail, and `reports`: one more ingress does not report."""
         self.is_stuck = False
         """Whether no replica comes or goes."""
         self.behind: set[str] = set()
@@ -141,48 +151,27 @@ class FakeFleet(Fleet):
         self._do("suspend", "")
         self.is_suspended = True
 
-    async def ingress_reports(self) -> list[IngressReport]:
-        if "reports" in self.broken:
-            return []
+    async def ingress_reports(self) -> list[IngressReport | None]:
+        return [self._ingress_report(), *([None] if "reports" in self.broken else [])]
+
+    def _ingress_report(self) -> IngressReport:
         joined = Observations.join(SHAPE, self.pending)
         handed = joined.take(np.arange(len(joined))[-self.hands_over :]) if len(joined) else None
         self.pending = []
-        return [
-            IngressReport(
-                name="i",
-                epoch=self.followed.epoch,
-                suspended=self.is_suspended,
-                oldest_epoch=0 if "i" in self.behind else min(self.oldest, self.followed.epoch),
-                unanswered=0,
-                waiting=0,
-                arrived=self.arrived,
-                answered=self.answered,
-                in_slo=self.in_slo,
-                exits=dict(self.exits),
-                drops={},
-                probes=handed,
-            )
-        ]
+        epoch = self.followed.epoch
+        counts: dict[str, Any] = {"answered": self.answered, "in_slo": self.in_slo, "exits": dict(self.exits)}
+        oldest = 0 if "i" in self.behind else min(self.oldest, epoch)
+        state: dict[str, Any] = {"oldest_epoch": oldest, "suspended": self.is_suspended, "probes": handed}
+        return ingress(epoch=epoch, arrived=self.arrived, **counts, **state)
 
     async def replica_reports(self) -> list[ReplicaReport]:
         names = [f"cpu#{rank}" for rank in range(0 if self.silent else self.replicas["cpu"])]
         roles = self.followed.roles("cpu", names)
-        return [self._replica_report(roles.get(name, ""), name) for name in names]
+        epoch = self.followed.epoch
+        return [replica(self.times.get(name, ()), name=name, slot=roles.get(name, ""), epoch=epoch) for name in names]
 
     async def capacity(self) -> dict[str, int]:
         return dict(self.alive)
-
-    def _replica_report(self, slot: str, replica: str) -> ReplicaReport:
-        return ReplicaReport(
-            slot=slot,
-            replica=replica,
-            node="n",
-            pid=1,
-            device="cpu",
-            epoch=self.followed.epoch,
-            waiting=0,
-            times=self.times.get(replica, ()),
-        )
 
     def _do(self, method: str, words: str) -> None:
         if method in self.broken:

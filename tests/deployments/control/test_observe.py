@@ -42,33 +42,23 @@ from tests.deployments.control.control_fakes import (
     START_S,
     begun,
     halves,
+    ingress,
     no_plan,
     planned,
     probes,
     problem,
+    replica,
     whole,
 )
 
 
-def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **counts: Any) -> IngressReport:
-    fields: dict[str, Any] = {"answered": arrived, "in_slo": arrived, "exits": {}, "drops": {}} | counts
-    return IngressReport(name=name, epoch=epoch, oldest_epoch=epoch, unanswered=0, waiting=0, arrived=arrived, **fields)
-
-
-def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
-    return ReplicaReport(
-        slot="split-cpu-0",
-        replica=name,
-        node="n",
-        pid=1,
-        device="cpu",
-        epoch=0,
-        waiting=0,
-        times=tuple(
-            TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, tokens=size * batches, seconds=seconds)
-            for size, (batches, seconds) in enumerate(times, start=1)
-        ),
+def ran(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
+    """A replica that ran so many batches of 1, 2, ... inputs in so many seconds."""
+    runs = (
+        TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, tokens=size * batches, seconds=seconds)
+        for size, (batches, seconds) in enumerate(times, start=1)
     )
+    return replica(tuple(runs), name=name)
 
 
 def since(before: Sequence[IngressReport], *now: IngressReport) -> Interval | None:
@@ -82,13 +72,14 @@ def test_an_interval_has_what_was_counted_since_each_ingresss_last_report() -> N
     assert since(before) is total([]) is None
 
 
-async def test_the_first_look_sets_a_mark_and_a_report_that_is_lost_loses_nothing(tmp_path: Path) -> None:
+async def test_the_first_look_sets_a_mark_and_an_ingress_that_hangs_loses_nothing(tmp_path: Path) -> None:
     scene = await begun(tmp_path)
     scene.restart()
     for scene.fleet.broken in ({"reports"}, set(), {"reports"}, set()):
         await scene.ticks(1, EASY)
     (interval,) = scene.loop.stream.counts(scene.clock.now_s() - 10.0)
     assert (interval.seconds, interval.arrived, interval.exits) == (10.0, 200, {3: 200})
+    assert sum(map(len, scene.history.probes())) == (23 + 4) * 100
 
 
 def test_the_counts_of_an_interval_are_differences_under_any_plan() -> None:
@@ -118,10 +109,10 @@ def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
 
 
 def test_replicas_are_counted_since_the_mark_and_newer_ones_from_zero() -> None:
-    (ran,) = ran_since(replica((10, 1.0), (4, 2.0)), replica((15, 1.75), (4, 2.0)))
-    assert (ran.size, ran.batches, ran.seconds) == (1, 5, 0.75)
-    (ran,) = ran_since(None, replica((3, 0.5), name="new"))
-    assert ran.batches == 3
+    (run,) = ran_since(ran((10, 1.0), (4, 2.0)), ran((15, 1.75), (4, 2.0)))
+    assert (run.size, run.batches, run.seconds) == (1, 5, 0.75)
+    (run,) = ran_since(None, ran((3, 0.5), name="new"))
+    assert run.batches == 3
 
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)

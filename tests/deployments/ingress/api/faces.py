@@ -120,7 +120,7 @@ class FakeBackend(Described):
     def count_request(self, route: str, status: int) -> None:
         self.counted.append((route, status))
 
-    async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
+    async def ask_all(self, deployment: str, method: str) -> list[Any]:
         self._fail()
         return []
 

@@ -108,10 +108,10 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
     def answered(self) -> int:
         return int(RATE_PER_S * self.seconds)
 
-    async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
+    async def ask_all(self, deployment: str, method: str) -> list[Any]:
         if deployment == "ingress":
             self.num_looks += 1
-            return [self.reported()] if self.ingresses_answer else None
+            return [self.reported() if self.ingresses_answer else None]
         stages = self.followed.stage_of.items()
         of_type = (slot for slot, stage in stages if deployment_name(stage.device) == deployment)
         return [report for slot in of_type for report in self.replicas(slot)]

@@ -240,8 +240,8 @@ class Scene(IngressCore, ControllerLink):
         self.now_placed: PlacedPlan = placed()
         self.clock = ManualClock(100.0)
         self.asked: list[str] = []
-        self.ingresses: list[Any] | None = [ingress("a", answered=7)]
-        self.of_slots: list[Any] | None = []
+        self.ingresses: list[Any] = [ingress("a", answered=7)]
+        self.of_slots: list[Any] = []
         self.controller_fails = False
         self.poller = StateRoutes(FACTS, self, self.ask_all, self if has_controller else None, self.clock)
 
@@ -249,7 +249,7 @@ class Scene(IngressCore, ControllerLink):
     def placed(self) -> PlacedPlan:
         return self.now_placed
 
-    async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
+    async def ask_all(self, deployment: str, method: str) -> list[Any]:
         self.asked.append(f"{deployment} {method}")
         return self.ingresses if deployment == "ingress" else self.of_slots
 
@@ -304,9 +304,9 @@ async def test_serials_grow_and_rates_start_at_the_second_event_also_if_the_cloc
 
 async def test_only_replicas_that_answered_are_shown() -> None:
     scene = Scene()
-    scene.of_slots = [replica("r", "split-cpu-0")]  # a report names its slot
+    scene.of_slots = [None, replica("r", "split-cpu-0")]  # a report names its slot
     assert [stage["running"] for stage in (await scene.state())["plan"]["stages"]] == [2, 0]
-    scene.ingresses, scene.of_slots = None, None
+    scene.ingresses, scene.of_slots = [None, ingress("a")], [None]
     state = await scene.state()
     assert (state["service"]["ingresses"], [stage["running"] for stage in state["plan"]["stages"]]) == (0, [0, 0])
 
@@ -325,7 +325,7 @@ async def test_an_ingress_that_serve_no_longer_lists_ends_its_stream() -> None:
     for ingresses, ends in (
         ([[b]] * MAX_MISSED, True),
         ([[b], [a, b], [b]], False),
-        ([None] * 3 * MAX_MISSED, False),  # unknown which ingresses run
+        ([[b, None]] * 3 * MAX_MISSED, False),  # unknown which ingresses run
     ):
         scene, events = Scene(), []
         for each in ingresses:

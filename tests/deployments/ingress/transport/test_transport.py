@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from msgspec import structs
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
 from deployments.wire import controller_link
-from deployments.wire.controller_link import ControllerLink
+from deployments.wire.controller_link import ControllerLink, DeploymentHandles
 from deployments.wire.directory import ReplicaDirectory
-from earlyexit.errors import ControllerUnavailableError, PlanError
+from earlyexit.errors import ControllerUnavailableError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from tests.deployments.wire_fakes import WORD, Asked, AwaitedCall, FakeReplica, Owner, call_of, soon, turns
@@ -368,6 +369,26 @@ async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(
 ) -> None:
     monkeypatch.setattr(controller_link, "STARTUP_TIMEOUT_S", 0.01)
     assert await link_to(reply).ask_at_startup("current") is None
+
+
+class Replicas:
+    """A deployment whose replicas reply differently, as Serve's handle of it does."""
+
+    def __init__(self, *replies: Any) -> None:
+        self._replies = replies
+
+    def broadcast(self, method: str, *arguments: object) -> Any:
+        results = [SimpleNamespace(get_async=Method(reply).remote) for reply in self._replies]
+        return SimpleNamespace(_fetch_replica_results_async=Method(results).remote)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
+async def test_answers_arrive_although_another_replica_hangs_or_fails() -> None:
+    handles = DeploymentHandles("offramp")
+    handles._handles["ingress"] = Replicas("a", "never", ConnectionError("died"), "b")
+    assert await handles.try_broadcast("ingress", "report", timeout_s=0.01) == ["a", None, None, "b"]
+    with pytest.raises(OfframpError, match="follow failed on a replica of ingress: TimeoutError"):
+        await handles.broadcast("ingress", "follow", timeout_s=0.01)
 
 
 async def test_a_controller_that_is_gone_is_said_to_be() -> None:

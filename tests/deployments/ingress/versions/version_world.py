@@ -70,6 +70,8 @@ class FakeLink(IngressLink):
     agreements: tuple[float | None, ...] = (None,)
     counted: Callable[[], Tally] = Tally
     gone: Exception | None = None
+    one_hangs: bool = False
+    """Whether one more ingress does not answer."""
     is_silent: bool = False
     """Whether it never answers a request."""
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,7 +81,8 @@ class FakeLink(IngressLink):
         super().__init__("fake")
 
     async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
-        self._check()
+        if self.gone is not None:
+            raise self.gone
         self.asked.set()
         try:
             if self.is_silent:
@@ -91,17 +94,15 @@ class FakeLink(IngressLink):
             self.was_cancelled = True
             raise
 
-    async def facts(self) -> list[VersionFacts]:
-        self._check()
+    async def try_broadcast(self, deployment: str, method: str, timeout_s: float = 1.0) -> list[Any]:
+        if self.gone is not None:
+            return [None]
         tallies = [self.counted(), *(Tally() for _ in self.agreements[1:])]
-        return [
+        answered = [
             VersionFacts(card=self.served.card, version=self.served.version, agreement=each, tally=tally)
             for each, tally in zip(self.agreements, tallies, strict=True)
         ]
-
-    def _check(self) -> None:
-        if self.gone is not None:
-            raise self.gone
+        return [None, *answered] if self.one_hangs else answered
 
 
 @dataclass
