@@ -207,6 +207,8 @@ class StageHost:
         make = Device if settings.tracing is None else TracedDevice
         self.device: Device[Any] = make(engine, runner, clock, deliver, on_batch)
         self.threads = DeviceThreads(self.device, name=f"device-{device}", on_death=on_death)
+        self._preparing = threading.Lock()
+        """Held while the runner prepares splits. The controller asks again if that takes long."""
         self._policy_spec: PolicySpec | None = None
         self._policy = policy_for(settings, device, None)
 
@@ -293,7 +295,8 @@ class StageHost:
 
     def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
         # Splits of probes need no preparation: the network itself runs them, whatever backend runs the others.
-        self._runner.prepare([split for each in assignments for split in each.stage.splits])
+        with self._preparing:
+            self._runner.prepare([split for each in assignments for split in each.stage.splits])
         policy = assignments[0].policy
         splits = [split for each in assignments if each.policy == policy for split in each.stage.splits]
         return policy_for(self._settings, self._device_name, policy, splits)
