@@ -212,8 +212,6 @@ def part_model(model: Any, part: Part, inputs: Sequence[Any], outputs: Sequence[
 
 
 Array = npt.NDArray[Any]
-TORCH_DTYPES = {"float": torch.float32, "int32": torch.int32, "uint8": torch.uint8}
-"""The torch types of tensors at block boundaries."""
 
 
 class OnnxBackbone(Backbone):
@@ -348,7 +346,7 @@ def to_graph_array(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
 
 
 def _from_graph_array(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
-    rows = torch.from_numpy(result).to(layout.device, TORCH_DTYPES[DTYPES[crossing.dtype]])
+    rows = torch.from_numpy(result).to(layout.device, getattr(torch, DTYPES[crossing.dtype]))
     if crossing.axes == "TB":
         rows = rows.transpose(0, 1)
     elif "*" in crossing.axes:

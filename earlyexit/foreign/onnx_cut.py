@@ -170,8 +170,7 @@ class DivisibleGraph(OnnxModel, Divisible):
             except KeyError as error:
                 where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
                 raise GraphError(
-                    f"block {block} also needs the graph's tensor {error}, which does not cross in {where}; add it to "
-                    "the cut, or cut elsewhere"
+                    f"block {block} also needs the tensor {error}, which is not in {where}; add it, or cut elsewhere"
                 ) from error
             if not part.operators:
                 raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")

@@ -188,7 +188,7 @@ class Blocks(BaseModel):
     inputs: Boundary
     """The tensors of the codec."""
     types: Mapping[str, str]
-    """The names of the torch dtypes of the module's inputs."""
+    """The names of the torch dtypes of the module's inputs, and of the tensors between blocks."""
     weights: Mapping[str, tuple[str, tuple[int, ...]]]
     """The dtype and shape of each weight, by its name in the graphs."""
 
@@ -221,7 +221,8 @@ class ExportedBackbone(Backbone):
         for index in range(first, end):
             padded = self._run(index, padded, layout)
         after = self.boundary(end - 1)
-        return tuple(layout.unpad(each) if spec.per_token else each for spec, each in zip(after, padded, strict=True))
+        rows = (layout.unpad(each) if spec.per_token else each for spec, each in zip(after, padded, strict=True))
+        return tuple(each.to(getattr(torch, spec.dtype)) for spec, each in zip(after, rows, strict=True))
 
     def to_config(self) -> JsonDict:
         return {"max_length": self.max_length, "graph": _sha256(self.blocks)}
@@ -231,14 +232,13 @@ class ExportedBackbone(Backbone):
 
     def _run(self, index: int, padded: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         graph, types = self.blocks.graphs[index], self.blocks.types
-        num_tensors = len(padded)
-        if index == 0:
-            names = graph.takes[:num_tensors]
-            padded = [each.to(dtype_of(types[name])) for name, each in zip(names, padded, strict=True)]
-        from_layout = [LAYOUT_INPUTS[name](layout).to(dtype_of(types[name])) for name in graph.takes[num_tensors:-2]]
-        module = self.module(index, padded[0].device)
-        sizes = (layout.num_inputs, layout.longest)
-        return list(module(*padded, *from_layout, *sizes, *self.weights.named(graph.weights)))
+        *names, _, _ = graph.takes
+        tensors = (*padded, *(LAYOUT_INPUTS[name](layout) for name in names[len(padded) :]))
+        # Folders of earlier versions have no types of tensors between blocks, which cross as they are.
+        pairs = zip(names, tensors, strict=True)
+        given = [each.to(dtype_of(types[name])) if name in types else each for name, each in pairs]
+        module, sizes = self.module(index, padded[0].device), (layout.num_inputs, layout.longest)
+        return list(module(*given, *sizes, *self.weights.named(graph.weights)))
 
     def module(self, index: int, device: torch.device) -> fx.GraphModule:
         """Returns the graph of a block as a module. Raises ModelFolderError for a graph that is not allowed."""

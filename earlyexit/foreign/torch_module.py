@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 from operator import attrgetter
 from time import perf_counter
@@ -84,8 +84,14 @@ SIZES = (NUM_INPUTS, LONGEST)
 because a later block runs with another batch."""
 UNBOUNDED = 2**31
 """If tracing gives a bound of at least this size, there is no bound."""
-DTYPES: Mapping[torch.dtype, DType] = {torch.float32: "float", torch.int32: "int32", torch.uint8: "uint8"}
-"""The types of tensors that can cross."""
+DTYPES: Mapping[torch.dtype, DType] = {
+    torch.float32: "float",
+    torch.int64: "int32",
+    torch.int32: "int32",
+    torch.uint8: "uint8",
+    torch.bool: "uint8",
+}
+"""The types in which tensors cross, by their types in the graph."""
 aten = torch.ops.aten
 SOFTMAX = (aten.softmax.int, aten._softmax.default)
 FED = "masks are 1 up to the last token, positions begin at 0, and token types are 0, except for pairs of texts"
@@ -173,7 +179,14 @@ class TorchModel(Divisible):
             raise ModelFolderError(f"{tensor!r} is no tensor")
         if values.dtype not in DTYPES:
             raise ModelFolderError(f"{tensor!r} is {values.dtype}, but must be {', '.join(map(str, DTYPES))} to cross")
-        return self._spec(tensor, DTYPES[values.dtype])
+        axes: list[Any] = [self._sizes.get(_symbol(size), size) for size in values.shape]
+        per_token = axes[1:2] == [LONGEST]
+        row = axes[2:] if per_token else axes[1:]
+        if axes[:1] != [NUM_INPUTS] or not all(str(size).isdecimal() for size in row):  # a SymInt may be a fixed size
+            described = " x ".join(str(size) for size in axes)
+            raise ModelFolderError(f"{tensor!r} is {described}; to cross, it needs one row per input or per token")
+        dtype = DTYPES[values.dtype]
+        return TensorSpec(name=tensor, shape=tuple(map(int, row)), dtype=dtype, per_token=per_token)
 
     def blocks(self, cuts: Sequence[Sequence[str]]) -> ExportedBackbone:
         """Returns the backbone with its weights. It has one block more than there are cuts.
@@ -190,7 +203,7 @@ class TorchModel(Divisible):
             graphs=graphs,
             boundaries=tuple(tuple(map(self.spec, each)) for each in bounds[1:]),
             inputs=self.inputs,
-            types={name: type_of(self._nodes[name].meta["val"]) for name in (*self.codec_inputs, *self._layout)},
+            types={name: type_of(self._nodes[name].meta["val"]) for name in (*chain(*bounds), *self._layout)},
             weights={name: (type_of(tensor), tuple(tensor.shape)) for name, tensor in weights.items()},
         )
         backbone = ExportedBackbone(blocks)
@@ -233,25 +246,12 @@ class TorchModel(Divisible):
         return {symbol: name for size, name in sizes if (symbol := _symbol(size)) is not None}
 
     def _input_spec(self, name: str) -> TensorSpec:
-        """Returns the codec's tensor for an input: int32 for integers, uint8 for bool. Raises as `spec` does."""
-        dtype = self._nodes[name].meta["val"].dtype
-        if dtype == torch.bool:
-            return replace(self._spec(name, "uint8"), below=2)
-        if dtype not in (torch.int64, torch.int32):
+        """Returns the codec's tensor for an input. Raises as `spec` does."""
+        if self._nodes[name].meta["val"].dtype not in (torch.int64, torch.int32, torch.bool):
             return self.spec(name)
         # The integers must be below the number of rows of the smallest table in which they are looked up; 2 if unknown.
         below = min((self._weights[table].shape[0] for table in self.flow.tables(name)), default=2)
-        return replace(self._spec(name, "int32"), below=below)
-
-    def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
-        shape = self._nodes[tensor].meta["val"].shape
-        axes: list[Any] = [self._sizes.get(_symbol(size), size) for size in shape]
-        per_token = axes[1:2] == [LONGEST]
-        row = axes[2:] if per_token else axes[1:]
-        if axes[:1] != [NUM_INPUTS] or not all(str(size).isdecimal() for size in row):  # a SymInt may be a fixed size
-            described = " x ".join(str(size) for size in axes)
-            raise ModelFolderError(f"{tensor!r} is {described}; to cross, it needs one row per input or per token")
-        return TensorSpec(name=tensor, shape=tuple(map(int, row)), dtype=dtype, per_token=per_token)
+        return replace(self.spec(name), below=below)
 
     def _block(self, before: Sequence[str], after: Sequence[str]) -> Graph:
         """Returns the graph that computes the tensors `after` from the tensors `before`."""

@@ -139,7 +139,7 @@ class Alone(nn.Module):
 
 
 class Masked(Pictures):
-    """Every stage is wide inside, and reads a number computed from the pixels beside the previous stage's output."""
+    """Every stage is wide inside, and reads a whole number of the pixels beside the previous stage's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,10 +149,10 @@ class Masked(Pictures):
 
     def forward(self, image: Tensor) -> Tensor:
         pixels = image.permute(0, 3, 1, 2).float() / 128 - 1
-        mask = pixels.amax((1, 2, 3))[:, None, None, None]
+        mask = image.long().amax((1, 2, 3))[:, None, None, None]
         x = F.relu(self.stem(pixels))
         for stage in self.stages:
-            x = torch.tanh(stage(x) * mask)
+            x = torch.tanh(stage(x) * mask / 128)
         answer: Tensor = self.classifier(x.mean((2, 3)))
         return answer
 
