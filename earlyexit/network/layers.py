@@ -26,6 +26,7 @@ from earlyexit.network.model import EarlyExitModel, SegmentRunner
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
 }
@@ -81,6 +82,7 @@ TYPICAL_ROWS = 256
 FUSED: Mapping[str | None, tuple[str, str]] = {
     "gelu": ("gelu", "none"),
     "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
     "relu": ("relu", ""),
 }
 """The activations that oneDNN can fuse: torch's name and algorithm for each."""

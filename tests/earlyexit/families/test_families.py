@@ -145,7 +145,7 @@ def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
 
 
 def test_pairs_and_single_texts_get_the_logits_of_transformers(tmp_path: Path) -> None:
-    hf_model = checkpoint(tmp_path, type_vocab_size=2, id2label=dict(enumerate(NAMES)))
+    hf_model = checkpoint(tmp_path, type_vocab_size=2, id2label=dict(enumerate(NAMES)), hidden_act="gelu_pytorch_tanh")
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     found_BC = exit_outputs(model, some_pairs())[2]
     torch.testing.assert_close(found_BC, theirs(hf_model, some_pairs()), atol=1e-4, rtol=0)
