@@ -82,9 +82,10 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     location, file = _location(source)
     _check_hub(source)
     try:
-        config = transformers.AutoConfig.from_pretrained(location, **file)
+        # Without the argument, transformers would ask whether to run code of the checkpoint.
+        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False, **file)
     except Exception as error:  # depends on the libraries that read and check the file
-        what = "not a decoder's file that can be read" if file else NOT_FOUND
+        what = "not a checkpoint that can be read" if file or Path(source).is_dir() else NOT_FOUND
         raise ModelFolderError(f"{source!r} is {what}: {first_line(error)}") from error
     family = find_family(config.model_type)
     loaders = {
@@ -93,7 +94,7 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
         "MarianMTModel": transformers.AutoModelForSeq2SeqLM,
     }
-    names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
+    names = " ".join(map(str, config.architectures or (("ForCausalLM",) if file else ())))
     loader = next((each for suffix, each in loaders.items() if suffix in names), transformers.AutoModel)
     try:
         hf_model, report = loader.from_pretrained(
@@ -160,10 +161,10 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     _check_hub(source)
     try:
         location, file = _location(source)
-        loaded = AutoTokenizer.from_pretrained(location, use_fast=True, **file)
+        loaded = AutoTokenizer.from_pretrained(location, use_fast=True, trust_remote_code=False, **file)
         tokenizer = loaded.backend_tokenizer
     except (ImportError, OSError, ValueError, AttributeError) as error:
-        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {first_line(error)}") from error
+        raise ModelFolderError(f"{source!r} has no {TOKENIZER_FILE} or source of one: {first_line(error)}") from error
     if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # built from the configuration alone
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
     tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -178,7 +179,7 @@ def end_ids(source: str) -> tuple[int, ...]:
     token_ids: set[int | None] = set()
     for loader in (AutoConfig, AutoTokenizer, *(() if file else (GenerationConfig,))):
         try:
-            tokens = loader.from_pretrained(location, **file).eos_token_id
+            tokens = loader.from_pretrained(location, trust_remote_code=False, **file).eos_token_id
             token_ids.update(tokens if isinstance(tokens, list) else [tokens])
         except (ImportError, OSError, TypeError, ValueError) as error:
             # A checkpoint may lack one of them, or have another tokenizer than its family's class builds.

@@ -218,7 +218,7 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
         raise ModelFolderError(f"{folder}{neither if folder.exists() else ': no such file or folder'}")
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kind, [architecture, *_] = str(config["model_type"]), config["architectures"]
+        kind, [architecture, *_] = str(config["model_type"]), map(str, config["architectures"])
         labels = dict(config.get("id2label") or {str(k): f"LABEL_{k}" for k in range(config.get("num_labels", 2))})
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFolderError(f"{path}: a JSON object with model_type, architectures, id2label is needed") from error

@@ -87,10 +87,15 @@ def no_store(_: Path) -> object:
     return backbone.run_blocks(0, 1, (torch.zeros(1, 48), run_15, run_15[:, 0]), layout_of(1))
 
 
-def broken_weights(folder: Path) -> object:
-    hf_config("bert").save_pretrained(folder)
-    (folder / "model.safetensors").write_bytes(b"no tensors")
-    return load_pretrained(str(folder))
+def broken(name: str, content: str) -> Read:
+    """A checkpoint with another content of a file."""
+
+    def read(folder: Path) -> object:
+        hf_config("bert").save_pretrained(folder)
+        (folder / name).write_text(content)
+        return load_pretrained(str(folder))
+
+    return read
 
 
 def lacking(name: str, make: Callable[[], Any]) -> Read:
@@ -121,7 +126,8 @@ def no_tokenizer(folder: Path) -> None:
 
 
 REFUSED: dict[str, Read] = {
-    "checkpoint: broken weights": broken_weights,
+    "checkpoint: broken weights": broken("model.safetensors", "no tensors"),
+    "checkpoint: code of its own": broken("config.json", '{"model_type": "x", "auto_map": {"AutoConfig": "x.X"}}'),
     "checkpoint: no tokenizer": no_tokenizer,
     "checkpoint: no head": misfit(architectures=["BertForSequenceClassification"]),
     "checkpoint: no weights of a block": misfit(num_hidden_layers=4),

@@ -36,7 +36,7 @@ def written(path: Path, architecture: str, kind: str = "F32") -> str:
 @pytest.mark.parametrize(
     ("architecture", "kind", "said"),
     [
-        ("bert", "F32", "is not a decoder's file that can be read: GGUF model with architecture bert is not supported"),
+        ("bert", "F32", "is not a checkpoint that can be read: GGUF model with architecture bert is not supported"),
         ("gpt2", "F32", "unknown model family 'gpt2'; known: bert, distilbert, exported, llama,"),
         ("llama", "Q8_K", "cannot be loaded: Dequantization for Q8_K is not yet implemented"),
     ],
@@ -51,7 +51,7 @@ def test_a_broken_or_truncated_file_is_refused(tmp_path: Path) -> None:
     whole = Path(written(tmp_path / "model.gguf", "llama")).read_bytes()
     for content in (b"hello", whole[:40], whole[:200]):
         (tmp_path / "model.gguf").write_bytes(content)
-        with pytest.raises(ModelFolderError, match="is not a decoder's file that can be read: "):
+        with pytest.raises(ModelFolderError, match="is not a checkpoint that can be read: "):
             load_pretrained(str(tmp_path / "model.gguf"))
     with pytest.raises(ModelFolderError, match=r"does not appear to have a file named gone\.gguf"):
         load_pretrained(str(tmp_path / "gone.gguf"))
