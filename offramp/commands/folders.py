@@ -258,6 +258,9 @@ def check_files(folder: Path) -> None:
         raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
     for each in weights:
         check_weights(each)
+        count = each.stem.partition("-of-")[2]  # in the name of a shard, such as model-00001-of-00002
+        if count.isdecimal() and len(shards := [*folder.glob(f"*-of-{count}.safetensors")]) < int(count):
+            raise ModelFolderError(f"{folder} has {len(shards)} of {int(count)} files *-of-{count}.safetensors")
     if (folder / TOKENIZER_FILE).is_file():
         read_tokenizer(folder)
     else:

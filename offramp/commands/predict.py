@@ -318,9 +318,8 @@ async def _predict_many(job: PredictJob, form: Format, clock: Clock) -> Exits:
 def _inputs_of_arguments(arguments: Sequence[str], model_inputs: Mapping[str, str]) -> list[InputRow]:
     """Returns the arguments as inputs: texts, paths of images, or the texts of one pair; raises InputError."""
     if model_inputs == IMAGES:
-        missing = next((path for path in arguments if not Path(path).exists()), None)
-        if missing is not None:
-            raise InputError(f"the model takes images, and there is no file {missing!r}: give the paths of image files")
+        if missing := [path for path in arguments if not Path(path).exists()]:
+            raise InputError(f"the model takes images, and there is no file {missing[0]!r}: give paths of image files")
         return [InputRow({"image": path}, Path(path)) for path in arguments]
     names = _text_names(model_inputs)
     if len(names) == 1:

@@ -287,7 +287,7 @@ def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> N
         (("a.png",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
         (("-",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
         (("--data", "."), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
-        (("hi",), "images", "the model takes images, and there is no file 'hi': give the paths of image files"),
+        (("hi",), "images", "the model takes images, and there is no file 'hi': give paths of image files"),
         (("--data", "x.npz"), "arrays", "x.npz: the model takes image; the file holds sound"),
         (("--data", "t.csv", "--pair-column", "b"), "texts", "--pair-column b: the model takes no pairs of texts"),
     ],

@@ -82,6 +82,8 @@ def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path
     assert said_of(tmp_path) == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
     (tmp_path / "model.safetensors").write_bytes(b"no")
     assert "model.safetensors cannot be read" in said_of(tmp_path)
+    shutil.copy(checkpoint / "model.safetensors", tmp_path / "model-00001-of-00002.safetensors")
+    assert said_of(tmp_path) == f"{tmp_path} has 1 of 2 files *-of-00002.safetensors"
 
 
 def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: Path, tmp_path: Path) -> None:
