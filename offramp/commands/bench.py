@@ -40,8 +40,7 @@ def run(job: BenchJob) -> None:
     if job.sustained:
         _search(job, load)
         return
-    rate_per_s = job.rate or (len(times_s) / job.seconds if times_s is not None and job.seconds is not None else None)
-    offered_rps = None if rate_per_s is None else rate_per_s * job.inputs_per_request
+    offered_rps = None if times_s is None else job.inputs_per_request * len(times_s) / (job.seconds or times_s[-1])
     concurrency = job.concurrency or 8 if times_s is None else None
     config = load(send_times_s=times_s, concurrency=concurrency, num_requests=job.requests or 1000)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -111,7 +110,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the figures of a load run as JSON data. Rates count inputs rather than requests, which may have several.
 
-    `started_at`: ISO date and time with the time zone. `offered_rps`: the requested rate, None for a closed loop.
+    `started_at`: ISO date and time with the time zone. `offered_rps`: the rate of sent inputs, None for a closed loop.
     `labels`: the correct label of each input, if known. Values that are unknown without answers are None.
     """
     answered = [record for record in records if record.error is None]

@@ -200,8 +200,7 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
             return
         if [self.rate, self.arrivals, self.concurrency].count(None) < 2:
             raise InputError(
-                "--rate and --arrivals (open loops) and --concurrency (closed loop) exclude each other: give one of "
-                "them"
+                "--rate and --arrivals (open loops) and --concurrency (closed loop) exclude each other: give one"
             )
         is_open, ends = self.concurrency is None and (self.rate or self.arrivals), (self.requests, self.seconds)
         if (self.seconds is not None and (not is_open or None not in ends)) or (self.arrivals and self.seconds is None):
@@ -399,8 +398,7 @@ class SimulateJob(JsonOption, ProblemOption):
             raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
         if not 0 <= self.warm_up_s < self.duration_s:
             raise InputError(
-                f"--warm-up {self.warm_up_s:g}: it must be at least 0 and less than the {self.duration_s:g} s of "
-                "--duration"
+                f"--warm-up {self.warm_up_s:g}: it must be at least 0 and below --duration, {self.duration_s:g} s"
             )
 
 
