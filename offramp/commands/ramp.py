@@ -41,9 +41,10 @@ def run(job: RampJob) -> None:
         profile = kept_profile(out, measured, lambda message: print(message, file=sys.stderr))
         card, _ = calibrate(out, held, promise, progress=progress)
     saved, tested = saved_share(card, profile), card.tested
+    change = f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'}" if abs(saved) >= 0.005 else "no less"
     lines = [
-        f"{percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} processor time than the model; at "
-        f"least {percent(1 - card.budget)} of the answers stay the same, with {percent(card.confidence)} confidence",
+        f"{change} processor time than the model; at least {percent(1 - card.budget)} of the answers stay the same, "
+        f"with {percent(card.confidence)} confidence",
         f"tested on {tested['inputs']:,} of {len(rows):,} rows: {percent(tested['agreement'])} of the answers were "
         f"the same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks",
     ]
@@ -63,11 +64,9 @@ def read_log(job: RampJob, labels: tuple[str, ...]) -> LabelledRows:
     rows = job.read(job.data, label_column=None if may_lack_some else column)
     if may_lack_some:
         rows = rows.with_labels(label for _, _, label in stream_table(job.data, (job.text_column,), column))
-    if not rows.are_labelled:
-        return rows
     missing = sum(not label.strip() for label in rows.labels)
     unknown = sorted({*rows.labels} - {*labels})
-    if not missing and not unknown:
+    if not rows.are_labelled or not (missing or unknown):
         return rows
     reason = f"{missing} of {len(rows)} rows have none" if missing else f"{unknown[0]!r} is none of the checkpoint's"
     warn(f"{job.data}: labels are ignored: {reason}")
