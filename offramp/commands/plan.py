@@ -77,7 +77,7 @@ def load_pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise InputError("pictures need matplotlib; install the extra `demo`: pip install -e '.[demo]'") from error
+        raise InputError("pictures need matplotlib; run in Offramp's clone: pip install '.[demo]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

