@@ -20,7 +20,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
-from earlyexit.codecs.text import LONG_CHARS, TEXT, read_tokenizer, tokenize
+from earlyexit.codecs.text import LONG_CHARS, TEXT, TOKENIZER_FILE, read_tokenizer, tokenize
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
 from earlyexit.network.boundary import Column, Encoded
@@ -119,7 +119,7 @@ class PromptCodec(Codec[Prompt]):
         self._template: Callable[..., str] | None = None
 
     def load(self, folder: Path) -> None:
-        self.tokenizer, self._literal = read_tokenizer(folder), read_tokenizer(folder)
+        self.tokenizer, self._literal = (read_tokenizer(folder / TOKENIZER_FILE) for _ in range(2))
         self._literal.encode_special_tokens = True
         added = self.tokenizer.get_added_tokens_decoder()
         self._special = {token.content: number for number, token in added.items() if token.special and token.content}

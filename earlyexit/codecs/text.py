@@ -35,9 +35,8 @@ LONG = 2048
 """Characters from which texts are encoded by a batch call, which releases the GIL but is slower for short texts."""
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without one."""
-    path = folder / TOKENIZER_FILE
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Returns the tokenizer of a file, without padding and truncation; raises ModelFolderError without one."""
     if not path.is_file():
         raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
     try:
@@ -62,7 +61,7 @@ class TokenizedCodec(Codec[Row]):
         self.max_length = max_length
 
     def load(self, folder: Path) -> None:
-        self.use(read_tokenizer(folder))
+        self.use(read_tokenizer(folder / TOKENIZER_FILE))
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Set the tokenizer, which must neither pad nor truncate."""

@@ -16,7 +16,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from earlyexit.codecs.prompt import copy_chat_files, write_chat_files
-from earlyexit.codecs.text import TOKENIZER_FILE
+from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
 from earlyexit.errors import ModelFolderError, first_line
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
@@ -149,10 +149,11 @@ def _untrained(path: Path) -> tuple[Pretrained, str]:
 def copy_tokenizer(source: str, folder: Path) -> None:
     """Copies the fast tokenizer of a checkpoint or file, and its chat template if it has one, to a model folder.
 
-    Raises ModelFolderError if there is no fast tokenizer.
+    Raises ModelFolderError if there is no fast tokenizer, or it cannot be read.
     """
     local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
     if local.is_file():
+        read_tokenizer(local)  # an error names this file rather than the copy
         shutil.copyfile(local, folder / TOKENIZER_FILE)
         copy_chat_files(local.parent, folder)
         return

@@ -262,7 +262,7 @@ def check_files(folder: Path) -> None:
         if count.isdecimal() and len(shards := [*folder.glob(f"*-of-{count}.safetensors")]) < int(count):
             raise ModelFolderError(f"{folder} has {len(shards)} of {int(count)} files *-of-{count}.safetensors")
     if (folder / TOKENIZER_FILE).is_file():
-        read_tokenizer(folder)
+        read_tokenizer(folder / TOKENIZER_FILE)
     else:
         from earlyexit.network.checkpoint import copy_tokenizer
 
