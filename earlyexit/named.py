@@ -8,7 +8,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, ClassVar, Literal, TypeVar
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import ModelFolderError, first_line
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Model names must be valid in URLs and file names."""
@@ -79,10 +79,10 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
     place, _, attribute = name.partition(":")
     try:
         module = import_module(place)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except Exception as error:  # the user's module may raise any error
         missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
         advice = "; add the folder of its module to PYTHONPATH" if missing else ""
-        raise ModelFolderError(f"{called} {name!r} cannot be imported: {error}{advice}") from error
+        raise ModelFolderError(f"{called} {name!r} cannot be imported: {first_line(error)}{advice}") from error
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if function is None:
         where = getattr(module, "__file__", None) or "a namespace package"
