@@ -215,10 +215,10 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     if data.are_objects and IMAGE in data.columns:
         check_folder_names({*(job.names or ()), *data.label_names} - {""})
     learned, held = data.divide(job.hold_out, job.seed)
-    if len(held) < promise.min_rows:
+    if len(held) < promise.min_rows or len(learned) < least:
         raise DataError(
-            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {promise.min_rows} are needed to "
-            f"calibrate for {promise.guarantee_text}: give more rows or a larger share"
+            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} of {len(data)} rows; {promise.min_rows} are "
+            f"needed to calibrate for {promise.guarantee_text}, and {least} others to train ramps"
         )
     return learned, held
 

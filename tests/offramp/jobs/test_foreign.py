@@ -35,6 +35,7 @@ def test_an_onnx_file_is_cut_for_its_answer_despite_other_outputs(tmp_path: Path
     path = with_outputs(saved(pictures_graph(seed=5), tmp_path / "theirs"), "r0", "flat")
     with pytest.raises(GraphError, match=r"theirs\S+ is no classifier: .*; several can be the answer, choose one"):
         injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS)
+    assert not (tmp_path / "model").exists()
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logits")
     assert done.model.info.provenance["cuts"] == [["r0"], ["r1"], ["r2"]], "as where it gives nothing else"
     with pytest.raises(GraphError, match="has no output 'logit'; it has logits, r0, flat"):

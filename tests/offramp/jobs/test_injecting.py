@@ -253,17 +253,6 @@ def test_a_refused_injection_keeps_the_model(tmp_path: Path, options: dict[str, 
     assert {path.read_text() for path in tmp_path.iterdir()} == {"of before"}
 
 
-def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    from tests.earlyexit.foreign.onnx_graphs import PIXELS, pictures_graph, saved
-
-    path = saved(pictures_graph(seed=5), tmp_path / "theirs")
-    (tmp_path / "model").mkdir()
-    with pytest.raises(DataError, match=r"^--labels: 2"):
-        injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, names=("a", "b"))
-    assert not list((tmp_path / "model").iterdir())
-
-
 def test_an_injected_model_replaces_another_if_its_labels_fit(tmp_path: Path) -> None:
     for name in (CALIBRATION_FILE, RECORDS_FILE):
         (tmp_path / name).write_text("of before")

@@ -52,7 +52,6 @@ def test_mpnet_without_its_packages_must_be_unpacked(tmp_path: Path, monkeypatch
     monkeypatch.setattr(folders, "MPNET_PARTS", ("no-such-package",))
     with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is missing; .*'\.\[mpnet\]'"):
         resolve_backbone("mpnet")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = tmp_path / "offramp" / folders.MPNET
     place.mkdir(parents=True)
     assert resolve_backbone("mpnet") == str(place)
