@@ -279,6 +279,8 @@ def run(job: InjectOptions) -> None:
         last = done.model.task.num_outputs - 1
         warn(f"answers are called 0 to {last}: name them with --labels FILE, one per line in the order of the outputs")
     warn(*done.warnings)
+    if job.pooling == "mean" and any(len(done.model.takes(ramp + 1)[0].shape) == 2 for ramp in ramps):
+        warn("ramps read one mean per row of the hidden states: if rows are tokens, try --pooling first")
     data, pair = ("FILE", job.pair_column) if done.held_out is None else (done.held_out, job.pair_column and PAIR)
     calibrate = command("calibrate", job.out, "--data", data, *(() if pair is None else ("--pair-column", pair)))
     print(f"next: {calibrate}, then {command('serve', job.out)}")

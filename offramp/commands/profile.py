@@ -63,10 +63,8 @@ def splits_of(job: ProfileJob, model: Network) -> tuple[TimedSplit, ...]:
     if keeps:
         prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
         if prompt > model.max_length:
-            raise InputError(
-                f"batch {job.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
-                f"most {model.max_length}"
-            )
+            prompts = f"a prompt of batch {job.batches[-1]} x length {lengths[-1]} has {prompt} tokens"
+            raise InputError(f"{prompts}; the model takes at most {model.max_length}")
         if job.context >= model.max_length:
             raise InputError(f"a step after {job.context} tokens; the model takes at most {model.max_length}")
         # Additional context tokens, enough to measure the cost of context.
