@@ -87,13 +87,10 @@ def joined(problem: PlanProblem, founds: Sequence[Found], bound: float) -> Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(FeasiblePlan):
     """The best plan that was found in a strategy's space."""
 
     strategy: Strategy
-    stages: tuple[Stage, ...]
-    """The stages of all chains, one chain after the other."""
-    figures: Evaluation
     bound: float
     """Bound on the objective of all plans of the space: a rate per second, USD per hour, or seconds."""
     gap: float

@@ -167,7 +167,7 @@ def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) ->
             found = if_feasible(problem, (replace(stage, splits=splits, replicas=replicas),))
             if found is not None:
                 return found
-    return FeasiblePlan(stages=stock.stages, figures=stock.figures)
+    return stock
 
 
 def _why_no_exit(search: Sequence[SearchStep], batch: int) -> str:
