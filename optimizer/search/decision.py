@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -125,15 +125,6 @@ def gap_between(value: float, bound: float) -> float:
     return abs(value - bound) / bound if bound else float(value > 0)
 
 
-Relaxed = tuple[Binding, Callable[[PlanProblem], PlanProblem]]
-"""A constraint, and a function that removes it from a problem."""
-
-
-def without_budget(problem: PlanProblem) -> PlanProblem:
-    """Returns the problem without a limit on the cost."""
-    return replace(problem, budget_usd_per_hour=None)
-
-
 def why_infeasible(
     problem: PlanProblem,
     strategy: Strategy,
@@ -141,13 +132,12 @@ def why_infeasible(
     possible: Callable[[PlanProblem], FeasiblePlan | None],
     nearest_slo_s: Callable[[FeasiblePlan], float | None],
     highest_rate_per_s: Callable[[PlanProblem], float | None],
-    relaxed: Sequence[Relaxed] = (("budget", without_budget),),
 ) -> NoPlan:
     """Returns which constraint keeps an infeasible problem from having a plan.
 
-    It is the latency if a plan exists at some latency. Otherwise the constraints in `relaxed` are removed one after the
-    other until a plan exists, and the last one binds. `possible` returns None if a problem has no plan; its result is
-    passed to `nearest_slo_s`. `highest_rate_per_s` is called if the problem requires a rate.
+    It is the latency if a plan exists at some latency. Otherwise the budgets are removed one after the other until a
+    plan exists, and the last one binds. `possible` returns None if a problem has no plan; its result is passed to
+    `nearest_slo_s`. `highest_rate_per_s` is called if the problem requires a rate.
     """
     rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
@@ -155,11 +145,18 @@ def why_infeasible(
     if plan is not None:
         slo_s = nearest_slo_s(plan)
         return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
-    for binding, relax in relaxed:
-        easier = relax(easier)
-        if possible(easier) is not None:
+    for binding, relaxed in _without_budgets(easier):
+        if possible(relaxed) is not None:
             return NoPlan(strategy=strategy, binding=binding, highest_rate_per_s=rate_per_s)
     return NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
+
+
+def _without_budgets(problem: PlanProblem) -> Iterator[tuple[Binding, PlanProblem]]:
+    """Yields the problem without its ramp budget, if it has one, and then without a limit on the cost too."""
+    if isinstance(problem.objective, MinimizeLatency) and problem.ramp_budget is not None:
+        problem = replace(problem, objective=replace(problem.objective, ramp_budget=None))
+        yield "ramps", problem
+    yield "budget", replace(problem, budget_usd_per_hour=None)
 
 
 def nearest_slo_s(

@@ -8,17 +8,9 @@ from dataclasses import replace
 
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE
-from optimizer.problems.problem import MaximizeRate, MinimizeLatency, PlanProblem
+from optimizer.problems.problem import MaximizeRate, PlanProblem
 from optimizer.search.beam import search_at_scale
-from optimizer.search.decision import (
-    Decision,
-    FeasiblePlan,
-    Found,
-    NoPlan,
-    if_feasible,
-    why_infeasible,
-    without_budget,
-)
+from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, if_feasible, why_infeasible
 from optimizer.search.exact import search_exactly
 from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked, time_of
 from optimizer.search.space import Space, parts_of
@@ -113,15 +105,11 @@ def _searches(
 
 
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
-    """Returns which promise cannot be kept. The ramp budget is dropped before the money budget."""
+    """Returns which promise cannot be kept."""
 
     def quickest(other: PlanProblem) -> FeasiblePlan | None:
         plans = _best(other, space, NARROW, worst_case=True).plans
         return plans[0] if plans else None
-
-    def without_ramp_budget(other: PlanProblem) -> PlanProblem:
-        assert isinstance(other.objective, MinimizeLatency)
-        return replace(other, objective=replace(other.objective, ramp_budget=None))
 
     return why_infeasible(
         problem,
@@ -129,7 +117,6 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
         possible=quickest,
         nearest_slo_s=lambda plan: plan.figures.latency_s / (1 - problem.slo.slack),
         highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
-        relaxed=(("ramps", without_ramp_budget), ("budget", without_budget)),
     )
 
 
