@@ -194,7 +194,7 @@ def _default_shares(problem: PlanProblem, alone: Sequence[Evaluation]) -> Sequen
     """Returns shares with which all chains are equally busy.
 
     If the batches of a chain would then fill too slowly for the SLO, every chain gets the rate from which its batches
-    fill in time, and an equal part of its rate above that, as in `optimizer.search.master`.
+    fill in time, and an equal part of its rate above that.
     """
     required_per_s, total_per_s = problem.required_per_s, sum(each.rate_per_s for each in alone)
     equal = [each.rate_per_s / total_per_s for each in alone]

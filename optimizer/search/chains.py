@@ -303,6 +303,4 @@ class ChainSearch:
             for chain, counts in zip(mixture.chains, mixture.replicas, strict=True)
             for stage, count in zip(chain.stages, counts, strict=True)
         )
-        total = sum(mixture.rates)
-        shares = () if self.problem.required_per_s is None else tuple(rate / total for rate in mixture.rates)
-        return if_feasible(self.problem, stages, shares)
+        return if_feasible(self.problem, stages)

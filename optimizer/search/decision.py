@@ -42,9 +42,9 @@ class FeasiblePlan:
     figures: Evaluation
 
 
-def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...], shares: Sequence[float] = ()) -> FeasiblePlan | None:
-    """Returns the plan with its figures, or None if it violates a constraint. `shares` are those of `evaluate`."""
-    figures = evaluate(problem, stages, shares=shares)
+def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...]) -> FeasiblePlan | None:
+    """Returns the plan with its figures, or None if it violates a constraint."""
+    figures = evaluate(problem, stages)
     return None if violations(problem, stages, figures) else FeasiblePlan(stages=stages, figures=figures)
 
 

@@ -68,7 +68,6 @@ class Mixture:
 
     chains: tuple[Chain, ...]
     replicas: tuple[tuple[int, ...], ...]
-    rates: tuple[float, ...]
     bound: float | None
     """Bound on the objective of all mixtures of these chains: a rate, or USD per hour. If there is no mixture, it is 0
     or infinity. None: unknown, because devices were counted in units."""
@@ -103,15 +102,12 @@ def best_mixture(chains: Sequence[Chain], options: Options, demand: Demand) -> M
     bound = abs(float(excess_U[order_U[0]])) if (unit_C == 1).all() else None
     for best in order_U[is_possible_U[order_U]]:
         parts = _parts(int(best), chosen_KU, options)
-        least, most = options.least_O[parts].sum(), options.rate_O[parts].sum()
-        if required is None or least <= required:
-            share = 1.0 if required is None or most <= required else (required - least) / (most - least)
-            rates = options.least_O[parts] + share * (options.rate_O[parts] - options.least_O[parts])
+        if required is None or options.least_O[parts].sum() <= required:
             used = [chains[index] for index in options.chain_O[parts]]
             counts = [_replicas(options.rate_O[part], chain) for part, chain in zip(parts, used, strict=True)]
             replicas = tuple(tuple(each.astype(int).tolist()) for each in counts)
-            return Mixture(chains=tuple(used), replicas=replicas, rates=tuple(rates.tolist()), bound=bound)
-    return Mixture(chains=(), replicas=(), rates=(), bound=bound)
+            return Mixture(chains=tuple(used), replicas=replicas, bound=bound)
+    return Mixture(chains=(), replicas=(), bound=bound)
 
 
 def _units(count_C: IntArray) -> tuple[IntArray, tuple[int, ...]]:
