@@ -50,21 +50,21 @@ class ChainLimits(NamedTuple):
     price_C: FloatArray
     """Price of a device second per input, by device type."""
     price_latency: float
-    max_price: float
-    limit_s: float
     rate: float
     """An upper bound on the rate of a chain or, with `is_whole`, its required rate."""
-    wait_share: float
-    """How long batches wait, relative to `rate`. Below 1, the search finds the plans of a relaxed problem."""
-    is_whole: bool
-    """Whether replicas are integers, and limited by `count_C` and `budget`."""
+    may_split: bool
+    may_hop: bool
     count_C: FloatArray
     idle_C: FloatArray
     """Price of a replica that is left over because the type's other replicas are in use."""
     usd_C: FloatArray
-    budget: float
-    may_split: bool
-    may_hop: bool
+    max_price: float = math.inf
+    limit_s: float = math.inf
+    wait_share: float = 1.0
+    """How long batches wait, relative to `rate`. Below 1, the search finds the plans of a relaxed problem."""
+    is_whole: bool = False
+    """Whether replicas are integers, and limited by `count_C` and `budget`."""
+    budget: float = math.inf
 
 
 def limits_of_prices(price_C: FloatArray, price_latency: float, rate: float, space: Space) -> ChainLimits:
@@ -73,17 +73,12 @@ def limits_of_prices(price_C: FloatArray, price_latency: float, rate: float, spa
     return ChainLimits(
         price_C=price_C,
         price_latency=float(price_latency),
-        max_price=math.inf,
-        limit_s=math.inf,
         rate=float(rate),
-        wait_share=1.0,
-        is_whole=False,
+        may_split=space.splits_per_stage,
+        may_hop=space.several_stages,
         count_C=nothing_C,
         idle_C=nothing_C,
         usd_C=nothing_C,
-        budget=math.inf,
-        may_split=space.splits_per_stage,
-        may_hop=space.several_stages,
     )
 
 
