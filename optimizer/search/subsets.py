@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import TOLERANCE, evaluate, merit, objective_value
+from optimizer.cost.evaluate import TOLERANCE, best_value, evaluate, merit, objective_value
 from optimizer.problems.networks import Subproblem, Used, network_sets
 from optimizer.problems.problem import MaximizeRate, PlanProblem
 from optimizer.search.decision import Binding, Decision, NoPlan, Planned, gap_between
@@ -33,14 +34,13 @@ def best_of_networks(
     parts = [Subproblem(whole=problem, used=used) for used in network_sets(problem)]
     bounds = {part.used: bound(part.problem) for part in parts}
     open_parts = [(part_bound, part) for part in parts if (part_bound := bounds[part.used]) is not None]
-    is_rate = isinstance(problem.objective, MaximizeRate)
-    open_parts.sort(key=lambda each: each[0], reverse=is_rate)  # stable: with equal bounds, fewer networks come first
+    open_parts.sort(key=lambda each: _rank_of_value(problem, *each))
     best: Incumbent | None = None
     solved: list[Incumbent] = []
     infeasible: dict[Used, NoPlan] = {}
     gave_up: PlanError | None = None
     for part_bound, part in open_parts:
-        if best is not None and not _may_beat(problem, part_bound, part, best):
+        if best is not None and (0.0, *_rank_of_value(problem, part_bound, part)) > _rank(problem, best)[:3]:
             continue
         try:
             decision = solve(part.problem)
@@ -52,7 +52,7 @@ def best_of_networks(
             continue
         bounds[part.used] = decision.bound
         solved.append((part, decision))
-        best = solved[-1] if best is None or _beats(problem, solved[-1], best) else best
+        best = min(solved, key=partial(_rank, problem))
     if best is None:
         if gave_up is not None:
             raise gave_up
@@ -61,35 +61,24 @@ def best_of_networks(
     return _in_cascade(problem, best, solved, [each for each in bounds.values() if each is not None])
 
 
-def _may_beat(problem: PlanProblem, bound: float, part: Subproblem, best: Incumbent) -> bool:
-    """Returns whether a subproblem with this bound may have a better plan than the incumbent."""
-    if excess_s(best[0].problem, best[1]):
-        return True
-    value = objective_value(problem, best[1].figures)
-    if math.isclose(bound, value, rel_tol=TOLERANCE):
-        return len(part.used) <= len(best[0].used)
-    return bound > value if isinstance(problem.objective, MaximizeRate) else bound < value
+def _rank(problem: PlanProblem, found: Incumbent) -> tuple[float, ...]:
+    """Returns the key by which plans are ranked, best first: their excess, the rank of their value, then `merit`."""
+    part, planned = found
+    value, merits = objective_value(problem, planned.figures), merit(problem, planned.figures)
+    return excess_s(part.problem, planned), *_rank_of_value(problem, value, part), *(-each for each in merits)
 
 
-def _beats(problem: PlanProblem, one: Incumbent, other: Incumbent) -> bool:
-    """Compares plans by their excess, by the objective, then by the number of networks, then by `merit`."""
-    excesses = [excess_s(part.problem, planned) for part, planned in (one, other)]
-    if excesses[0] != excesses[1]:
-        return excesses[0] < excesses[1]
-    values = [objective_value(problem, each[1].figures) for each in (one, other)]
-    if not math.isclose(*values, rel_tol=TOLERANCE):
-        return values[0] > values[1] if isinstance(problem.objective, MaximizeRate) else values[0] < values[1]
-    sizes = [len(each[0].used) for each in (one, other)]
-    if sizes[0] != sizes[1]:
-        return sizes[0] < sizes[1]
-    return merit(problem, one[1].figures) > merit(problem, other[1].figures)
+def _rank_of_value(problem: PlanProblem, value: float, part: Subproblem) -> tuple[float, int]:
+    """Ranks values of the objective, best first. Of values that only rounding separates, fewer networks are better."""
+    sign = -1 if isinstance(problem.objective, MaximizeRate) else 1
+    return sign * float(f"{value:.9g}"), len(part.used)
 
 
 def _in_cascade(problem: PlanProblem, best: Incumbent, solved: Sequence[Incumbent], bounds: Sequence[float]) -> Planned:
     """Converts the best plan to the cascade's numbers, with the bound of all sets and all other plans as candidates."""
     part, planned = best
     value = objective_value(problem, planned.figures)
-    bound = max([value, *bounds]) if isinstance(problem.objective, MaximizeRate) else min([value, *bounds])
+    bound = best_value(problem, [value, *bounds])
     if math.isclose(bound, planned.bound, rel_tol=TOLERANCE):
         bound = planned.bound
     candidates = [part.in_cascade(each) for each in planned.candidates]
