@@ -60,10 +60,10 @@ def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
     """Yields a search for each part of the space that may have plans."""
-    for part, batch in parts_of(problem, space):
-        relaxation = solve_relaxation(part, space, tuple(part.devices), batch=batch, iterations=TIGHTENINGS)
+    for part, own in parts_of(problem, space):
+        relaxation = solve_relaxation(part, own, tuple(part.devices), iterations=TIGHTENINGS)
         if relaxation is not None:
-            yield ScaleSearch(problem=part, space=space, batch=batch, relaxation=relaxation)
+            yield ScaleSearch(problem=part, space=own, relaxation=relaxation)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +72,6 @@ class ScaleSearch:
 
     problem: PlanProblem
     space: Space
-    batch: int | None
     relaxation: Relaxation
     _plans: list[FeasiblePlan] = field(default_factory=list)
 
@@ -102,8 +101,7 @@ class ScaleSearch:
 
     def _graph(self, width: int) -> Graph:
         nodes = nodes_around(self.problem, self.relaxation.ramps, width)
-        graph = build_graph(self.problem, self.space.ramps, every_batch=self.space.one_batch, nodes=nodes)
-        return graph.with_batch(self.batch)
+        return build_graph(self.problem, self.space, nodes=nodes)
 
     def _prices(self, graph: Graph, space: Space) -> Prices:
         planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=stage_oracle(graph, space))

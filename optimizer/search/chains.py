@@ -34,7 +34,7 @@ from optimizer.search.label_search import (
     trace,
 )
 from optimizer.search.master import Chain, Demand, Mixture, best_mixture, fastest_options
-from optimizer.search.moves import Graph, build_graph, end_nodes, nodes_around
+from optimizer.search.moves import Graph, build_graph, nodes_around
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
 from optimizer.search.step import Labels
@@ -264,12 +264,11 @@ class ChainSearch:
     def _splits(self) -> tuple[Graph, bool]:
         """Returns the graph of splits, and whether it is complete."""
         problem, space = self.problem, self.space
-        nodes = None if space.splits_per_stage or space.several_stages else end_nodes(problem)
-        is_complete = problem.num_blocks <= MAX_STAGES or not space.several_stages
-        if nodes is None and num_splits(problem, space) > MAX_SPLITS:
-            nodes, is_complete = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR), False
+        is_large = num_splits(problem, space) > MAX_SPLITS
+        nodes = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR) if is_large else None
         payable = replace(problem, devices={name: problem.devices[name] for name in self._names})
-        return build_graph(payable, space.ramps, nodes=nodes), is_complete
+        is_complete = problem.num_blocks <= MAX_STAGES or not space.several_stages
+        return build_graph(payable, space, nodes=nodes), is_complete and not is_large
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.label_search import ABORTED, UNLIMITED, search_labels, trace
-from optimizer.search.moves import Graph, all_nodes, build_graph, end_nodes
+from optimizer.search.moves import Graph, build_graph
 from optimizer.search.relaxation import CuttingPlanes, solve_relaxation
 from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
@@ -211,22 +211,17 @@ def search_exactly(
     if is_too_big(problem, space):
         return None
     founds: list[Found] = []
-    nodes = all_nodes(problem) if space.splits_per_stage or space.several_stages else end_nodes(problem)
-    graph: Graph | None = None
-    for part, batch in parts_of(problem, space):
+    for part, own in parts_of(problem, space):
         known = [each.value(problem) for each in founds if each.plans]
         known += [] if incumbent is None else [incumbent]
         best = best_value(problem, known) if known else None
         if incumbent is not None and not space.several_stages:  # a bound takes less time than a graph
-            relaxation = solve_relaxation(part, space, tuple(part.devices))
+            relaxation = solve_relaxation(part, own, tuple(part.devices))
             bound = best_value(problem, [] if relaxation is None else [relaxation.bound.value])
             if best_value(problem, [bound, *known]) != bound:
                 founds.append(Found(plans=(), bound=bound))
                 continue
-        if graph is None or graph.problem is not part:
-            graph = build_graph(part, space.ramps, nodes=nodes, every_batch=space.one_batch)
-            graph = graph.with_most_blocks(space.most_blocks)
-        search = ExactSearch(graph=graph.with_batch(batch), space=space, labels_left=max_labels, incumbent=best)
+        search = ExactSearch(graph=build_graph(part, own), space=own, labels_left=max_labels, incumbent=best)
         rate_per_s = problem.required_per_s
         founds.append(search.highest_rate(any_plan=any_plan) if rate_per_s is None else search.least_cost(rate_per_s))
     found = joined(problem, founds, best_value(problem, (each.bound for each in founds)))

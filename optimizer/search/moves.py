@@ -18,7 +18,7 @@ from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
-from optimizer.search.space import RampRule
+from optimizer.search.space import RampRule, Space
 from optimizer.search.split_times import (
     ALL,
     CHOOSE,
@@ -96,15 +96,6 @@ class Graph:
     def num_moves(self) -> int:
         return len(self.moves.to_M)
 
-    def with_batch(self, batch: int | None) -> Graph:
-        """Returns the graph with the splits of one batch size; None: all splits."""
-        return self if batch is None else self.only(self.moves.batch_M == batch)
-
-    def with_most_blocks(self, most: int | None) -> Graph:
-        """Returns the graph with the splits of at most this number of blocks; None: all splits."""
-        block_P = self.nodes.block_P
-        return self if most is None else self.only(block_P[self.moves.to_M] - block_P[self.moves.from_M] <= most)
-
     def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
         """Returns the graph with a subset of the splits."""
         first_in_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_in_P]
@@ -155,24 +146,16 @@ class Nodes(NamedTuple):
 
 
 def build_graph(
-    problem: PlanProblem,
-    rule: RampRule = "choose",
-    *,
-    every_batch: bool = False,
-    nodes: Nodes | None = None,
-    most_moves: int = 20_000_000,
+    problem: PlanProblem, space: Space, *, nodes: Nodes | None = None, most_moves: int = 20_000_000
 ) -> Graph:
-    """Returns the graph of all splits between all nodes, or between `nodes`; raises PlanError for too many moves.
-
-    `every_batch` keeps dominated batch sizes. They can be optimal if all splits must have the same size.
-    """
-    nodes = nodes or all_nodes(problem)
+    """Returns the graph of a space's splits between all nodes, or between `nodes`; raises PlanError for too many."""
+    nodes = nodes or nodes_of(problem, space)
     names, ranks, link = device_names(problem), ranks_of(problem), link_arrays(problem)
-    seconds = tuple(seconds_of(problem, name) for name in names)
+    seconds = tuple(seconds_of(problem, name, space.batch) for name in names)
     parts = [(np.empty((0, 6), dtype=np.int64), np.empty((0, FIGURES)))]
     for device, own in enumerate(seconds):
-        limits = float(problem.slo.limit_s), every_batch, most_moves
-        parts.append(_moves_of_device(device, RULES[rule], own, ranks, nodes, link, *limits))
+        limits = float(problem.slo.limit_s), space.most_blocks or problem.num_blocks, most_moves
+        parts.append(_moves_of_device(device, RULES[space.ramps], own, ranks, nodes, link, *limits))
         if len(parts[-1][0]) > most_moves:
             raise PlanError(f"more than {most_moves} splits to choose from")
     int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -183,17 +166,14 @@ def build_graph(
     first_in_P = np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1))
     pooled_M = np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64)
     moves = MoveArrays._make((first_in_P, from_M, to_M, *others, pooled_M))
-    return Graph(problem=problem, rule=rule, device_names=names, seconds=seconds, nodes=nodes, moves=moves)
+    return Graph(problem=problem, rule=space.ramps, device_names=names, seconds=seconds, nodes=nodes, moves=moves)
 
 
-def all_nodes(problem: PlanProblem) -> Nodes:
-    """Returns every pair of boundary and last ramp that inputs reach."""
+def nodes_of(problem: PlanProblem, space: Space) -> Nodes:
+    """Returns every pair of boundary and last ramp that inputs reach. For plans of one split, returns the two ends."""
+    if not space.splits_per_stage and not space.several_stages:
+        return _nodes(problem, [(0, 0)])
     return nodes_around(problem, (), len(problem.ramps) + 1)
-
-
-def end_nodes(problem: PlanProblem) -> Nodes:
-    """Returns the model's two ends. The paths between them are plans of a single split."""
-    return _nodes(problem, [(0, 0)])
 
 
 def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> Nodes:
@@ -249,27 +229,29 @@ def link_arrays(problem: PlanProblem) -> LinkArrays:
 @compiled
 def _moves_of_device(
     device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, link: LinkArrays, limit_s: float,
-    every_batch: bool, most_moves: int,
+    most_blocks: int, most_moves: int,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """Returns one device's moves: integers (from, to, device, batch, rank, set) and the columns of `_write_sizes`."""
     num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
     whole = np.empty((1024, 6), dtype=np.int64)
     real = np.empty((1024, FIGURES))
     count = 0
+    least_size = np.searchsorted(seconds.sizes_G, seconds.least_batch)
+    end_size = np.searchsorted(seconds.sizes_G, seconds.most_batch, side="right")
     splits_B = [empty_split_times(num_blocks, num_ranks) for _ in range(num_sizes)]
     figures_X = np.empty((num_sizes * MOST_SETS, FIGURES))
     which_X2 = np.empty((num_sizes * MOST_SETS, 2), dtype=np.int64)  # size and set of ramps
     for node in range(nodes.block_P.size - 1):
         first, entry = nodes.block_P[node], nodes.rank_P[node]
-        for size in range(num_sizes):
+        for size in range(least_size, end_size):
             least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, splits_B[size])
-        for end in range(first + 1, link.end_N[first] + 1):
+        for end in range(first + 1, min(link.end_N[first], first + most_blocks) + 1):
             for rank in range(entry, num_ranks):
                 target = nodes.node_KQ[end, rank]
                 if target < 0:
                     continue
                 num_rows = 0
-                for size in range(num_sizes):
+                for size in range(least_size, end_size):
                     batch, splits = seconds.sizes_G[size], splits_B[size]
                     for index in range(splits.num_EQ[end, rank]):
                         times_K = splits.times_EQAK[end, rank, index]
@@ -282,7 +264,7 @@ def _moves_of_device(
                             num_rows += 1
                 for row in range(num_rows):
                     size, index = which_X2[row]
-                    if _is_dominated(figures_X[:num_rows], which_X2, row, every_batch):
+                    if _is_dominated(figures_X[:num_rows], row):
                         continue
                     if count == whole.shape[0]:
                         if count > most_moves:
@@ -315,12 +297,10 @@ def _write_figures(
 
 
 @compiled
-def _is_dominated(figures_X: FloatArray, which_X2: IntArray, row: int, every_batch: bool) -> bool:
-    """Returns whether another split (of the same size, if `every_batch`) is as good. The last of equal ones is kept."""
+def _is_dominated(figures_X: FloatArray, row: int) -> bool:
+    """Returns whether another split is as good. The last of equal ones is kept."""
     for other in range(len(figures_X)):
-        if other == row or (every_batch and which_X2[other, 0] != which_X2[row, 0]):
-            continue
-        is_better = dominates(figures_X, other, row, 0, FIGURES, 0.0)
+        is_better = other != row and dominates(figures_X, other, row, 0, FIGURES, 0.0)
         if is_better and (other > row or not dominates(figures_X, row, other, 0, FIGURES, 0.0)):
             return True
     return False

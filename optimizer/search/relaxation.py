@@ -47,18 +47,10 @@ class Relaxation:
 
 
 def solve_relaxation(
-    problem: PlanProblem,
-    space: Space,
-    names: tuple[str, ...],
-    *,
-    batch: int | None = None,
-    iterations: int = ITERATIONS,
+    problem: PlanProblem, space: Space, names: tuple[str, ...], iterations: int = ITERATIONS
 ) -> Relaxation | None:
-    """Returns the bound on the rate or cost of plans of these accelerator types, or None if it excludes all plans.
-
-    With `batch`, all splits have this batch size.
-    """
-    walks = WalkRelaxation.of(tables_of(problem, space, batch=batch, names=names))
+    """Returns the bound on the rate or cost of plans of these accelerator types, or None if it excludes all plans."""
+    walks = WalkRelaxation.of(tables_of(problem, space, names=names))
     planes = CuttingPlanes(problem=problem, names=names, oracle=walks.cheapest, iterations=iterations)
     if planes.is_too_slow():
         return None

@@ -30,6 +30,8 @@ class Space:
     """Largest number of blocks of a split, for an exact search. None: no limit."""
     one_batch: bool = False
     """Whether all splits have the same batch size."""
+    batch: int | None = None
+    """The batch size of all splits, in a part of a space. None: any."""
     most_chains: int = 3
     """Largest number of parallel chains."""
     after_answer: tuple[AfterAnswer, ...] = ("stop",)
@@ -67,8 +69,8 @@ def payable_names(problem: PlanProblem) -> tuple[str, ...]:
     return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limit)
 
 
-def parts_of(problem: PlanProblem, space: Space) -> Iterator[tuple[PlanProblem, int | None]]:
-    """Yields the parts of a space: a problem with some of the devices, and the batch size of all splits (None: any).
+def parts_of(problem: PlanProblem, space: Space) -> Iterator[tuple[PlanProblem, Space]]:
+    """Yields the parts of a space, each with a problem that has some of the devices.
 
     Plans of a single stage use one device type. If all splits must have the same batch size, each size is a part.
     """
@@ -78,4 +80,5 @@ def parts_of(problem: PlanProblem, space: Space) -> Iterator[tuple[PlanProblem, 
         part = replace(problem, devices={name: problem.devices[name] for name in group})
         sizes = {batch for name in group for batch in problem.latency[name].batches}
         # The largest batch first: its plan is often the fastest, so that bounds exclude the other sizes.
-        yield from ((part, batch) for batch in (sorted(sizes, reverse=True) if space.one_batch else [None]))
+        for batch in sorted(sizes, reverse=True) if space.one_batch else [None]:
+            yield part, replace(space, batch=batch)

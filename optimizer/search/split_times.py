@@ -43,8 +43,9 @@ class DeviceSeconds(NamedTuple):
     """Seconds of the vocabulary head after the last block."""
     begin_s: float
     """Additional seconds of a batch that begins after the first block."""
+    least_batch: float
     most_batch: float
-    """The largest batch that a plan may have."""
+    """The smallest and the largest batch that a plan may have."""
     unit: float
     """The size of one input (`PlanProblem.tokens_per_input`)."""
     steps: int
@@ -63,23 +64,25 @@ class Ranks(NamedTuple):
     values are filled in (`Generation.tokens_per_step`)."""
 
 
-def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
-    """Returns the latencies of a device as arrays for kernels."""
+def seconds_of(problem: PlanProblem, device: str, batch: int | None) -> DeviceSeconds:
+    """Returns the latencies of a device as arrays for kernels. With `batch`, plans have this size alone."""
     table, generation = problem.latency[device], problem.generation
     body, beside_K = table, np.zeros(problem.num_blocks + 1)
-    head_s_G, begin_s, most_batch = np.zeros(len(table.batches)), 0.0, np.inf
+    head_s_G, begin_s = np.zeros(len(table.batches)), 0.0
+    least_batch, most_batch = (0.0, np.inf) if batch is None else (float(batch), float(batch))
     ramp_s_EB, late_head = table.ramp_s_EB, False
     if generation is not None:
         steps, late_head = step_table(problem, device), generation.late_head
         body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, steps.ramp_s_EB
         np.cumsum(steps.prompt_s_N / generation.num_steps, out=beside_K[1:])
-        begin_s, most_batch = float(generation.regroup_s), float(generation.batch_limit)
+        begin_s, most_batch = float(generation.regroup_s), min(most_batch, float(generation.batch_limit))
     sums_GK = np.zeros((len(table.batches), len(body.block_s_NB) + 1))
     np.cumsum(body.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
     ramp_s_EG = np.array(ramp_s_EB, dtype=float, order="C")
     sizes_G = np.array(table.batches, dtype=float)
-    flags = float(problem.tokens_per_input), int(generation is not None), int(late_head)
-    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch, *flags)
+    limits = least_batch, most_batch, float(problem.tokens_per_input)
+    flags = int(generation is not None), int(late_head)
+    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, *limits, *flags)
 
 
 def ranks_of(problem: PlanProblem) -> Ranks:
@@ -148,7 +151,7 @@ class SplitTimes(NamedTuple):
 def empty_split_times(num_blocks: int, num_ranks: int) -> SplitTimes:
     """Allocates the arrays, which `least_times` fills for one start after the other."""
     return SplitTimes(
-        np.zeros((num_blocks + 1, num_ranks, MOST_SETS, 2)),
+        np.empty((num_blocks + 1, num_ranks, MOST_SETS, 2)),
         np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
         np.zeros((num_ranks, MOST_SETS, 2), dtype=np.int64),
     )
@@ -179,11 +182,10 @@ def least_times(
 ) -> None:
     """Fills the times of the splits first..end-1 that are entered at rank `entry`."""
     sums_GK, share_Q, after_Q, rows_Q = device.sums_GK, ranks.share_Q, ranks.after_Q, ranks.rows_Q
-    num_ranks = share_Q.size
-    num_blocks = sums_GK.shape[1] - 1
+    num_ranks, num_blocks = share_Q.size, sums_GK.shape[1] - 1
     splits.num_EQ[:] = 0
     answered = batch / share_Q[entry]
-    if batch > device.most_batch or answered * rows_Q[entry] > device.sizes_G[-1] * (1 + ROUNDING):
+    if answered * rows_Q[entry] > device.sizes_G[-1] * (1 + ROUNDING):
         return
     times_QAK = np.empty((num_ranks, MOST_SETS, 2))  # until just after each ramp
     num_Q = np.zeros(num_ranks, dtype=np.int64)

@@ -87,15 +87,11 @@ class RunTables(NamedTuple):
 
 
 def tables_of(
-    problem: PlanProblem,
-    space: Space,
-    after_answer: AfterAnswer = "stop",
-    batch: int | None = None,
-    names: Sequence[str] | None = None,
+    problem: PlanProblem, space: Space, after_answer: AfterAnswer = "stop", names: Sequence[str] | None = None
 ) -> RunTables:
-    """Returns the problem as arrays, for all devices or the named ones. `batch` keeps only runs of that size."""
+    """Returns the problem as arrays, for all devices or the named ones, with the runs of a space."""
     names, ranks = device_names(problem) if names is None else names, ranks_of(problem)
-    latency = [problem.latency[name] for name in names]
+    latency, batch = [problem.latency[name] for name in names], space.batch
     runs = [(device, size) for device, table in enumerate(latency) for size in table.batches if batch in (None, size)]
     stops, share_Q = after_answer == "stop", ranks.share_Q
     inside_EQ = np.ones((len(share_Q) if stops else 1, len(share_Q)))

@@ -117,12 +117,12 @@ def problem() -> PlanProblem:
 
 
 def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
-    search = ExactSearch(graph=build_graph(problem()), space=SPACES["best"], labels_left=MOST)
+    search = ExactSearch(graph=build_graph(problem(), SPACES["best"]), space=SPACES["best"], labels_left=MOST)
     answer = search.highest_rate()
     best = planned(problem())
     assert not answer.is_proven(problem())
     assert answer.bound >= best.figures.rate_per_s
-    answer = ExactSearch(graph=build_graph(problem()), space=SPACES["best"]).highest_rate()
+    answer = ExactSearch(graph=build_graph(problem(), SPACES["best"]), space=SPACES["best"]).highest_rate()
     assert answer.is_proven(problem())
     assert answer.bound == answer.plans[0].figures.rate_per_s
 

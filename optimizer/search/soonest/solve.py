@@ -90,8 +90,8 @@ def _searches(
 ) -> Iterator[LatencySearch]:
     """Yields one search per mode and part of the space."""
     for after_answer in space.after_answer:
-        for part, batch in parts_of(problem, space):
-            tables = tables_of(part, space, after_answer, batch)
+        for part, own in parts_of(problem, space):
+            tables = tables_of(part, own, after_answer)
             num_states = len(tables.rank_N) * tables.cell_REQ.size
             if num_states > MOST_STATES:
                 raise PlanError(
