@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import get_context
 
 import numpy as np
 
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.search.beam import search_at_scale
-from optimizer.search.decision import Decision
-from optimizer.search.planner import solve
+from optimizer.search.decision import Strategy
+from optimizer.search.planner import ONE_CHAIN, Search, solve
 from profiles.table import LatencyTable
 
 
@@ -33,31 +32,19 @@ def small_problem() -> PlanProblem:
     )
 
 
-PROBLEMS = [replace(small_problem(), objective=each) for each in (MaximizeRate(), MinimizeCost(rate_per_s=4000))]
-
-
-def plan_exactly() -> list[Decision]:
-    """Runs the exact planner for one chain, and the planner of the least mean answer time."""
-    quickest = replace(small_problem(), objective=MinimizeLatency(rate_per_s=1000, ramp_budget=0.1))
-    return [solve(problem) for problem in (*PROBLEMS, quickest)]
-
-
-def plan_at_scale() -> list[Decision]:
-    """Runs column generation and the beam search, which share the relaxation and the label search."""
-    chains = [solve(replace(problem, most_chains=2)) for problem in PROBLEMS]
-    return [*chains, *(solve(problem, searches=(search_at_scale,)) for problem in PROBLEMS)]
-
-
-PARTS: tuple[Callable[[], list[Decision]], ...] = (plan_exactly, plan_at_scale)
-"""Functions that use different kernels and take about equally long."""
+RATE, COST = small_problem(), replace(small_problem(), objective=MinimizeCost(rate_per_s=4000))
+QUICKEST = replace(small_problem(), objective=MinimizeLatency(rate_per_s=1000, ramp_budget=0.1))
+Job = tuple[PlanProblem, Strategy, tuple[Search, ...]]
+AT_SCALE: list[Job] = [(each, "best", (search_at_scale,)) for each in (RATE, COST)]
+AT_SCALE += [(replace(each, most_chains=2), "best", ONE_CHAIN) for each in (RATE, COST)]
+EXACT: list[Job] = [(each, "best", ONE_CHAIN) for each in (RATE, COST, QUICKEST)]
+"""Arguments of `solve` that use all kernels. The two lists use different ones and take about equally long."""
 
 
 def main() -> None:
-    """Runs each part in a process of its own. Kernels that are in the cache are only loaded."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(len(PARTS)) as pool:
-        for result in [pool.apply_async(part) for part in PARTS]:
-            result.get()
+    """Plans the two lists in a process each. Kernels that are in the cache are only loaded."""
+    with get_context("spawn").Pool(2) as pool:
+        pool.starmap(solve, [*AT_SCALE, *EXACT], chunksize=len(AT_SCALE))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from inspect import getclosurevars
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.search.decision import Decision, Planned
-from optimizer.search.kernels import PARTS, small_problem
-from optimizer.search.planner import ONE_CHAIN, solve
+from optimizer.search.decision import Planned, Strategy
+from optimizer.search.kernels import AT_SCALE, EXACT, small_problem
+from optimizer.search.planner import ONE_CHAIN, Search, solve
 
 ADD = """
 from optimizer.search.compiled import compiled
@@ -47,12 +46,12 @@ def test_without_a_writable_cache_kernels_work_and_one_warning_is_logged() -> No
     assert done.stderr.count("compiled anew in every process") == 1
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_the_problems_that_compile_the_kernels_have_plans(part: Callable[[], list[Decision]]) -> None:
+@pytest.mark.parametrize(("problem", "strategy", "searches"), [*AT_SCALE, *EXACT])
+def test_the_problems_that_compile_the_kernels_have_plans(
+    problem: PlanProblem, strategy: Strategy, searches: tuple[Search, ...]
+) -> None:
     # A problem that is refused early would not run all kernels.
-    decisions = part()
-    assert decisions
-    assert all(isinstance(each, Planned) for each in decisions)
+    assert isinstance(solve(problem, strategy, searches), Planned)
 
 
 def kernels() -> set[Any]:
