@@ -18,7 +18,7 @@ from earlyexit.network.chain import check_networks
 from optimizer.generation.demand import Generation
 from profiles.lengths import Lengths
 from profiles.records import RecordedBatches
-from profiles.table import MOST_SECONDS, LatencyTable, Seconds
+from profiles.table import MOST_SECONDS, LatencyTable, Seconds, check_ramps
 
 # An SLO that every plan meets.
 ANY_LATENCY_S = 1e15
@@ -189,7 +189,8 @@ class PlanProblem:
     """Set if each input is a step of a sequence: rates then count steps, and the SLO applies to one step."""
 
     def __post_init__(self) -> None:
-        self._check_ramps()
+        with within("ramps"):
+            check_ramps(self.ramps, self.num_blocks)
         with within("survival"):
             check_survival("survival", self.survival_N, self.num_blocks, range(self.num_blocks))
         self._check_devices()
@@ -200,13 +201,6 @@ class PlanProblem:
         if self.generation is not None:
             with within("generation"):
                 self._check_generation(self.generation)
-
-    def _check_ramps(self) -> None:
-        if list(self.ramps) != sorted(set(self.ramps)):
-            raise PlanError(f"ramps must ascend without repeats, not {list(self.ramps)}", at=("ramps",))
-        outside = [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks - 1]
-        if outside:
-            raise PlanError(f"ramps {outside} are not after blocks 0 to {self.num_blocks - 2}", at=("ramps",))
 
     def _check_devices(self) -> None:
         if not self.devices:
