@@ -38,7 +38,7 @@ from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
 from optimizer.search.moves import RULES, LinkArrays, link_arrays
 from optimizer.search.space import Space
-from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
+from optimizer.search.split_times import ALL, INSIDE, MEAN, NONE, SPLIT_ENDS, ranks_of
 from optimizer.search.step import FloatArray, IntArray, hop_s, seconds_at
 from profiles.scores import BoolArray
 
@@ -53,14 +53,12 @@ class RunTables(NamedTuple):
     block_s_CNG: FloatArray
     ramp_s_CQG: FloatArray
     """By rank; rank 0 stands for no ramp."""
-    cell_REQ: IntArray
-    """Position of a batch between measured sizes (`step.locate`), by run, entry and current rank."""
-    part_REQ: FloatArray
+    cell_KREQ: IntArray
+    """Position of a batch between measured sizes (`step.locate`), by run, entry and current rank: of the mean batch
+    (K is INSIDE), and of the batches that do not skip the block (K is MEAN)."""
+    part_KREQ: FloatArray
     weight_REQ: FloatArray
     """The probability that any input of a batch remains. Otherwise the batch skips the block."""
-    mean_cell_REQ: IntArray
-    """The position of the batches that do not skip the block."""
-    mean_part_REQ: FloatArray
     leaving_REQ: FloatArray
     """Inputs of a batch that are still computed, and that a hop carries."""
     enters_E: FloatArray
@@ -102,8 +100,7 @@ def tables_of(
     weight_REQ = 1 - np.maximum(1 - inside_EQ, 0.0) ** (batch_R[:, None, None] / problem.tokens_per_input)
     mean_REQ = np.divide(leaving_REQ, weight_REQ, out=np.zeros(leaving_REQ.shape), where=weight_REQ > 0)
     sizes = [np.array(latency[device].batches, dtype=float) for device, _ in runs]
-    cell_REQ, part_REQ = _positions(sizes, leaving_REQ)
-    mean_cell_REQ, mean_part_REQ = _positions(sizes, mean_REQ)
+    cell_KREQ, part_KREQ = _positions(sizes, np.stack([leaving_REQ, mean_REQ]))
     waits_R = batch_R > problem.tokens_per_input
     wait_RE = np.full((len(batch_R), len(enters_E)), math.inf)  # no split begins where no input enters
     np.divide((waits_R * batch_R)[:, None], enters_E, out=wait_RE, where=enters_E > 0)
@@ -116,11 +113,9 @@ def tables_of(
         waits_R=waits_R,
         block_s_CNG=_padded([table.block_s_NB for table in latency]),
         ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
-        cell_REQ=cell_REQ,
-        part_REQ=part_REQ,
+        cell_KREQ=cell_KREQ,
+        part_KREQ=part_KREQ,
         weight_REQ=weight_REQ,
-        mean_cell_REQ=mean_cell_REQ,
-        mean_part_REQ=mean_part_REQ,
         leaving_REQ=leaving_REQ,
         enters_E=enters_E,
         wait_RE=wait_RE,
@@ -139,14 +134,15 @@ def tables_of(
     )
 
 
-def _positions(sizes: list[FloatArray], batch_REQ: FloatArray) -> tuple[IntArray, FloatArray]:
+def _positions(sizes: list[FloatArray], batch_KREQ: FloatArray) -> tuple[IntArray, FloatArray]:
     """Returns the positions of batches between the measured sizes of each run; see `step.locate`."""
-    cell_REQ, part_REQ = np.zeros(batch_REQ.shape, dtype=np.int64), np.zeros(batch_REQ.shape)
+    cell_KREQ, part_KREQ = np.zeros(batch_KREQ.shape, dtype=np.int64), np.zeros(batch_KREQ.shape)
     for run, sizes_G in enumerate(sizes):
-        cell_REQ[run] = np.maximum(np.searchsorted(sizes_G, batch_REQ[run], side="right") - 1, 0)
-        above_EQ = np.maximum(batch_REQ[run] - sizes_G[cell_REQ[run]], 0.0)
-        part_REQ[run] = above_EQ / np.append(np.diff(sizes_G), math.inf)[cell_REQ[run]]
-    return cell_REQ, part_REQ
+        batch_KEQ = batch_KREQ[:, run]
+        cell_KEQ = np.maximum(np.searchsorted(sizes_G, batch_KEQ, side="right") - 1, 0)
+        above_KEQ = np.maximum(batch_KEQ - sizes_G[cell_KEQ], 0.0)
+        cell_KREQ[:, run], part_KREQ[:, run] = cell_KEQ, above_KEQ / np.append(np.diff(sizes_G), math.inf)[cell_KEQ]
+    return cell_KREQ, part_KREQ
 
 
 def _padded(tables: list[FloatArray]) -> FloatArray:
@@ -223,7 +219,7 @@ class CostToGo(NamedTuple):
 def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
     """Allocates the tables for 1 or 2 kinds of splits (F), with prices inside splits for `blocks` blocks at a time."""
     num_blocks, num_devices, num_ranks = len(tables.rank_N), len(tables.count_C), len(tables.after_Q)
-    shape = kinds, *tables.cell_REQ.shape
+    shape = kinds, *tables.leaving_REQ.shape
     return CostToGo(
         np.full((blocks, *shape), np.inf),
         np.zeros((num_blocks, *shape), dtype=np.int8),
@@ -268,8 +264,8 @@ def _price_inside(
             continue
         per_input = tables.enters_E[entry] / tables.batch_R[run]
         work_price, hop_price = prices.work_C[device] * per_input, prices.hop_C[device] * per_input
-        cell_Q, part_Q = tables.cell_REQ[run, entry], tables.part_REQ[run, entry]
-        mean_cell_Q, mean_part_Q = tables.mean_cell_REQ[run, entry], tables.mean_part_REQ[run, entry]
+        cell_Q, part_Q = tables.cell_KREQ[INSIDE, run, entry], tables.part_KREQ[INSIDE, run, entry]
+        mean_cell_Q, mean_part_Q = tables.cell_KREQ[MEAN, run, entry], tables.part_KREQ[MEAN, run, entry]
         leaving_Q = tables.leaving_REQ[run, entry]
         for rank in range(entry, max(ramp, top) + 1):
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
@@ -354,12 +350,12 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     for block in range(num_blocks):
         device, ramp = tables.device_R[run], tables.rank_N[block]
         per_input = tables.enters_E[entry] / tables.batch_R[run]
-        cell, part = tables.cell_REQ[run, entry, rank], tables.part_REQ[run, entry, rank]
+        cell, part = tables.cell_KREQ[INSIDE, run, entry, rank], tables.part_KREQ[INSIDE, run, entry, rank]
         action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
         block_s, ramp_s = seconds_at(tables.block_s_CNG[device, block], cell, part), 0.0
         if action >= RAMP:
             on_N[block], ramp_s = 1, seconds_at(tables.ramp_s_CQG[device, ramp], cell, part)
-        cell, part = tables.mean_cell_REQ[run, entry, rank], tables.mean_part_REQ[run, entry, rank]
+        cell, part = tables.cell_KREQ[MEAN, run, entry, rank], tables.part_KREQ[MEAN, run, entry, rank]
         busy_s = seconds_at(tables.block_s_CNG[device, block], cell, part)
         busy_s += seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
         busy_s *= tables.weight_REQ[run, entry, rank]

@@ -102,7 +102,7 @@ def price_rows(planes: CuttingPlanes, tables: RunTables, best: Prices) -> list[P
     if planes.goal is not None and not planes.goal.latency:
         alone.insert(0, none._replace(latency=1.0))
     rows: list[PriceRow] = []
-    for prices in [best, *alone][: max(1, MOST_ROW_STATES // (len(tables.rank_N) * tables.cell_REQ.size))]:
+    for prices in [best, *alone][: max(1, MOST_ROW_STATES // (len(tables.rank_N) * tables.leaving_REQ.size))]:
         walks, goal = _relaxation(tables), none if rows else planes.goal
         walks.cheapest(prices, tables.rate_per_s)
         own = replace(planes, goal=goal)
@@ -237,18 +237,14 @@ class LatencySearch:
         """Adds the seconds of a block or ramp; `beyond` is the share that counts as beyond the ramps' budget."""
         tables, state = self.tables, (labels.run_L, labels.entry_L, labels.rank_L)
         device_L = tables.device_R[labels.run_L]
-
-        def seconds(cell_L: IntArray, part_L: FloatArray) -> FloatArray:
-            low_L = seconds_CG[device_L, cell_L]
-            high_L = seconds_CG[device_L, np.minimum(cell_L + 1, seconds_CG.shape[1] - 1)]
-            return np.asarray(low_L + part_L * (high_L - low_L))
-
-        seconds_L = seconds(tables.cell_REQ[state], tables.part_REQ[state])
-        mean_s_L = tables.weight_REQ[state] * seconds(tables.mean_cell_REQ[state], tables.mean_part_REQ[state])
+        cell_KL, part_KL = tables.cell_KREQ[:, *state], tables.part_KREQ[:, *state]
+        low_KL = seconds_CG[device_L, cell_KL]
+        high_KL = seconds_CG[device_L, np.minimum(cell_KL + 1, seconds_CG.shape[1] - 1)]
+        seconds_L, mean_s_L = low_KL + part_KL * (high_KL - low_KL)
         labels.sums_LF[:, MEAN] += tables.unanswered_Q[labels.rank_L] * seconds_L
         labels.sums_LF[:, LATENCY] += seconds_L
         labels.sums_LF[:, RAMPS] += beyond * seconds_L
-        labels.sums_LF[:, WORK] += self._per_input(labels, mean_s_L)
+        labels.sums_LF[:, WORK] += self._per_input(labels, tables.weight_REQ[state] * mean_s_L)
 
     def _per_input(self, labels: Layer, seconds_L: FloatArray) -> FloatArray:
         """Returns the seconds of a batch per input of the service."""

@@ -92,7 +92,7 @@ def _searches(
     for after_answer in space.after_answer:
         for part, own in parts_of(problem, space):
             tables = tables_of(part, own, after_answer)
-            num_states = len(tables.rank_N) * tables.cell_REQ.size
+            num_states = len(tables.rank_N) * tables.leaving_REQ.size
             if num_states > MOST_STATES:
                 raise PlanError(
                     f"the least mean answer time is sought among {MOST_STATES:,} states at most (blocks x batch "
