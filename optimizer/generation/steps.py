@@ -36,7 +36,7 @@ from optimizer.cost.batch_seconds import expected_batches, mean_seconds, step_se
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import at_context, without_head
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem, nested_shares
 from profiles.lengths import Lengths
 from profiles.table import FloatArray, LatencyTable
 
@@ -195,7 +195,7 @@ def sequence_figures(
     running = running_sequences(stages) + math.ceil(rate_per_s * hops_s - ROUNDING)
     per_s = rate_per_s / generation.num_steps
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    share = problem.share_after(max(ramps, default=None))
+    share = nested_shares(problem.survival_N, ramps)[-1]
     tables = [step_table(problem, stage.device) for stage in stages]
     prompt_s = sum(
         float(table.prompt_s_N[stage.first : stage.end].sum()) for table, stage in zip(tables, stages, strict=True)

@@ -148,11 +148,6 @@ class Stage(FromFile):
         return self.splits[-1].end
 
     @property
-    def num_blocks(self) -> int:
-        """Number of blocks that the stage runs."""
-        return sum([split.end - split.first for split in self.splits])
-
-    @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The ranges of blocks that the stage runs without a gap: first block, and one past the last."""
         gaps = [(before.end, after.first) for before, after in pairwise(self.splits) if before.end < after.first]

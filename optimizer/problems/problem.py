@@ -293,10 +293,6 @@ class PlanProblem:
             return self
         return replace(self, objective=replace(self.objective, rate_per_s=rate_per_s))
 
-    def share_after(self, ramp: int | None) -> float:
-        """Returns the share of inputs that remain when `ramp` is the last active ramp so far; None: no ramp yet."""
-        return 1.0 if ramp is None else self.survival_N[ramp + 1]
-
 
 def check_survival(name: str, survival_N: Sequence[float], num_blocks: int, blocks: Sequence[int]) -> None:
     """Raises PlanError unless there is a share per block, which is 1 at the first of `blocks` and rises at none."""

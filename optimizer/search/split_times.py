@@ -87,7 +87,7 @@ def seconds_of(problem: PlanProblem, device: str, batch: int | None) -> DeviceSe
 
 def ranks_of(problem: PlanProblem) -> Ranks:
     """Returns the problem's ramps by rank."""
-    shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
+    shares = [1.0, *(problem.survival_N[ramp + 1] for ramp in problem.ramps)]
     rows = shares if problem.generation is None else [problem.generation.tokens_per_step(share) for share in shares]
     after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
     return Ranks(np.array(shares), after_Q, np.array(rows))

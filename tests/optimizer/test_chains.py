@@ -248,7 +248,7 @@ def test_a_master_problem_with_units_of_devices_proves_nothing(monkeypatch: pyte
 
 def test_with_the_strategy_serial_every_chain_is_one_stage() -> None:
     problem = replace(random_problem(18), most_chains=2)
-    assert all(stage.num_blocks == problem.num_blocks for stage in planned(problem, "serial").stages)
+    assert all(stage.end - stage.first == problem.num_blocks for stage in planned(problem, "serial").stages)
 
 
 def test_the_search_for_one_chain_proves_that_no_plan_of_several_keeps_an_slo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_problem_is_read_from_yaml_and_from_json(tmp_path: Path) -> None:
     assert read_problem(written(tmp_path / "problem.yaml", GOOD)).policy((0,)) is None
     problem = read(tmp_path, changed("[1.0, 0.5, 0.25]", "[1.0, 1.0, 0.0]").replace("count: 4", "count: 0"))
     assert problem.devices["V100"] == Supply(count=0, usd_per_hour=2.93)
-    assert [problem.share_after(ramp) for ramp in (None, 0, 1)] == [1.0, 1.0, 0.0]
+    assert problem.survival_N == (1.0, 1.0, 0.0)
     path = tmp_path / "problem.json"
     path.write_text(json.dumps(problem_document(read(tmp_path, GOOD))), encoding="utf-8")
     assert problem_document(read_problem(path).problem) == problem_document(read(tmp_path, GOOD))

@@ -12,7 +12,7 @@ from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.generation.demand import Generation
 from optimizer.generation.steps import generation_of
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import PlanProblem, Slo, Supply
+from optimizer.problems.problem import PlanProblem, Slo, Supply, nested_shares
 from optimizer.search.decision import Strategy
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
@@ -71,4 +71,4 @@ def _figures(problem: PlanProblem, stages: tuple[Stage, ...]) -> Evaluation | No
 
 def _enters(problem: PlanProblem, stages: tuple[Stage, ...], block: int) -> float:
     before = [ramp for stage in stages for split in stage.splits for ramp in split.ramps if ramp < block]
-    return problem.share_after(max(before, default=None))
+    return nested_shares(problem.survival_N, before)[-1]
