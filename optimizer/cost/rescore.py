@@ -23,10 +23,9 @@ from profiles.records import ExitRecords
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """A plan's figures with nested survival and with joint records."""
+    """A plan's figures with joint records."""
 
     stages: tuple[Stage, ...]
-    nested: Evaluation
     joint: Evaluation
     broken: tuple[str, ...]
     """Constraints that the plan violates according to the records."""
@@ -86,11 +85,12 @@ def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring
     chosen = rescoring.chosen
     if chosen is None or chosen.stages == planned.stages:
         return planned
-    gap = gap_between(objective_value(problem, chosen.nested), planned.bound)
-    return replace(planned, stages=chosen.stages, figures=chosen.nested, gap=gap)
+    figures = evaluate(problem, chosen.stages)
+    gap = gap_between(objective_value(problem, figures), planned.bound)
+    return replace(planned, stages=chosen.stages, figures=figures, gap=gap)
 
 
 def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
     by_batch = problem.batches if isinstance(problem.objective, MinimizeLatency) else None
-    joint, nested = evaluate(problem, stages, by_batch or reach), evaluate(problem, stages)
-    return Rescored(stages=stages, nested=nested, joint=joint, broken=tuple(violations(problem, stages, joint)))
+    joint = evaluate(problem, stages, by_batch or reach)
+    return Rescored(stages=stages, joint=joint, broken=tuple(violations(problem, stages, joint)))

@@ -120,13 +120,12 @@ def test_joint_survival_counts_inputs_that_would_leave_at_an_inactive_ramp() -> 
     assert list(reach((1,))) == [1.0, 1.0, 0.1]
 
 
-def test_both_views_are_reported_and_the_candidate_of_the_records_is_chosen() -> None:
+def test_joint_figures_are_reported_and_the_candidate_of_the_records_is_chosen() -> None:
     [only] = rescore(PROBLEM, planned(), REACH).candidates
-    assert only.nested.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.25 * 0.001))
     assert only.joint.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.75 * 0.001))
     assert only.broken == ()
     rescoring = rescore(PROBLEM, planned(PROBLEM, EARLY), REACH)
-    nested = [each.nested.rate_per_s for each in rescoring.candidates]
+    nested = [evaluate(PROBLEM, each.stages).rate_per_s for each in rescoring.candidates]
     assert nested == pytest.approx([16 / 0.00225, 16 / 0.002])  # 0.001 + 0.5 * 0.002
     assert rescoring.chosen_index == 1
     chosen = apply_rescoring(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), rescoring)
