@@ -33,7 +33,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, Demand, Mixture, best_mixture, fastest_options
+from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options
 from optimizer.search.moves import Graph, build_graph, nodes_around
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
@@ -147,24 +147,12 @@ class ChainSearch:
     problem: PlanProblem
     space: Space
     relaxation: Relaxation
-    _demand: Demand = field(init=False)
     _graph: Graph = field(init=False)
     _best: FeasiblePlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
     _mixed_bound: float | None = None
     """Bound on the mixtures of the last master problem; None: unknown."""
-
-    def __post_init__(self) -> None:
-        planes, budget = self.relaxation.planes, self.problem.budget_usd_per_hour
-        self._demand = Demand(
-            count_C=planes.count_C.astype(np.int64),
-            usd_C=planes.usd_C,
-            budget=math.inf if budget is None else budget,
-            limit_s=self.problem.slo.limit_s,
-            rate_per_s=self.problem.required_per_s,
-            most_chains=min(self.problem.most_chains, self.space.most_chains),
-        )
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
@@ -213,12 +201,12 @@ class ChainSearch:
             part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
             priced += [] if is_whole else price_chains(part, limits, MAX_LABELS_OF_PART)[1]
-            priced += self._chains_at_rates(part, limits._replace(count_C=self._demand.count_C.astype(float)))
+            priced += self._chains_at_rates(part, limits._replace(count_C=self.relaxation.planes.count_C))
         return priced
 
     def _sets_of_types(self) -> list[tuple[str, ...]]:
         """Returns the sets of accelerator types on which chains are searched."""
-        if self._demand.most_chains == 1 or not self.space.several_stages:
+        if self._most_chains == 1 or not self.space.several_stages:
             return [self._names]
         sizes = (1, 2, len(self._names)) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1, len(self._names))
         return list(dict.fromkeys(part for size in sizes for part in combinations(self._names, size)))
@@ -228,7 +216,7 @@ class ChainSearch:
         limits, required_per_s = limits._replace(is_whole=True), self.problem.required_per_s
         most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
         if required_per_s is not None:
-            limits = limits._replace(price_C=self._demand.usd_C, price_latency=0.0)
+            limits = limits._replace(price_C=self.relaxation.planes.usd_C, price_latency=0.0)
             return _search(graph, limits, most, per_group)[1]
         priced: list[Chain] = []
         high, step = limits.rate, FIRST_STEP
@@ -252,7 +240,7 @@ class ChainSearch:
         bound, figures = self.relaxation.bound, best.figures
         chains = chains_of(best.stages, self.problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self._demand.count_C.astype(float)
+            left_C = self.relaxation.planes.count_C
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
@@ -274,6 +262,10 @@ class ChainSearch:
     def _names(self) -> tuple[str, ...]:
         return self.relaxation.planes.names
 
+    @property
+    def _most_chains(self) -> int:
+        return min(self.problem.most_chains, self.space.most_chains)
+
     def _limits(self, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
@@ -284,11 +276,11 @@ class ChainSearch:
 
     def _improve(self, candidates: Sequence[Chain]) -> None:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
-        if len(candidates) > self._demand.most_chains * MAX_CHAINS:
+        if len(candidates) > self._most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        options = fastest_options(candidates, self._demand)
-        for most_chains in sorted({1, self._demand.most_chains}):  # exit records may prefer a plan of a single chain
-            mixture = best_mixture(candidates, options, replace(self._demand, most_chains=most_chains))
+        options = fastest_options(candidates, self._graph.problem)
+        for most_chains in sorted({1, self._most_chains}):  # exit records may prefer a plan of a single chain
+            mixture = best_mixture(candidates, options, self._graph.problem, most_chains)
             self._mixed_bound, plan = mixture.bound, self._plan_of(mixture)
             self._others += [] if plan is None else [plan]
         self._best = max(self._others, key=lambda plan: merit(self.problem, plan.figures), default=None)

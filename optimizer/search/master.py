@@ -8,7 +8,6 @@ chain, two chains, and so on. The result is optimal over all mixtures of the cha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
 from optimizer.search.step import FloatArray, IntArray
 
@@ -35,7 +35,7 @@ class Chain:
     stages: tuple[Stage, ...] = ()
     """One replica each."""
     devices: tuple[int, ...]
-    """Index of the accelerator type of each stage."""
+    """Index of the accelerator type of each stage in `device_names` of the problem."""
     seconds: tuple[float, ...]
     """Replica seconds of each stage per input of the chain."""
     waits: tuple[float, ...]
@@ -46,20 +46,6 @@ class Chain:
     """Inputs for which batches wait at the ingress. Divided by the rate, it is in seconds."""
     price: float = 0.0
     """Price at the dual prices with which the chain was found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What a mixture must do, and the available devices, by index of their type (C)."""
-
-    count_C: IntArray
-    usd_C: FloatArray
-    budget: float = math.inf
-    limit_s: float
-    """Limit of each chain's worst-case latency."""
-    rate_per_s: float | None = None
-    """The required rate, at the least cost. None: the rate is maximized."""
-    most_chains: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +72,18 @@ class Options(NamedTuple):
     """Index of the chain."""
 
 
-def best_mixture(chains: Sequence[Chain], options: Options, demand: Demand) -> Mixture:
-    """Returns the mixture of the highest rate, or of the least cost at the required rate."""
-    (unit_C, size_C), required = _units(demand.count_C), demand.rate_per_s
+def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem, most_chains: int) -> Mixture:
+    """Returns the mixture of at most this number of chains that is best by the problem's objective."""
+    (_, unit_C, size_C), required = _units(problem), problem.required_per_s
     use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
     rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
-    for before in range(demand.most_chains):
+    for before in range(most_chains):
         rate_U, chosen_U = _with_another_chain(before, rate_U, use_UC, options)
         chosen_KU.append(chosen_U)
-    usd_U = use_UC @ (demand.usd_C * unit_C)
+    usd_C = np.array([problem.devices[name].usd_per_hour for name in device_names(problem)])
+    usd_U = use_UC @ (usd_C * unit_C)
     enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
-    is_possible_U = (rate_U >= enough) & (usd_U <= demand.budget * (1 + TOLERANCE))
+    is_possible_U = (rate_U >= enough) & (usd_U <= problem.max_usd_per_hour * (1 + TOLERANCE))
     excess_U = np.where(is_possible_U, -rate_U, 0.0) if required is None else np.where(is_possible_U, usd_U, np.inf)
     order_U = np.argsort(excess_U, kind="stable")[:MOST_TRIED]
     bound = abs(float(excess_U[order_U[0]])) if (unit_C == 1).all() else None
@@ -110,27 +97,28 @@ def best_mixture(chains: Sequence[Chain], options: Options, demand: Demand) -> M
     return Mixture(chains=(), replicas=(), bound=bound)
 
 
-def _units(count_C: IntArray) -> tuple[IntArray, tuple[int, ...]]:
-    """Returns the devices in a unit of each type, and the numbers of units that may be in use: at most `MAX_USES`."""
+def _units(problem: PlanProblem) -> tuple[IntArray, IntArray, tuple[int, ...]]:
+    """Returns the devices of each type, those in a unit, and the numbers of units in use: at most `MAX_USES`."""
+    count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
     unit_C = np.ones_like(count_C)
     while np.prod(count_C // unit_C + 1.0) > MAX_USES:
         unit_C[np.argmax(count_C // unit_C)] += 1
-    return unit_C, tuple((count_C // unit_C + 1).tolist())
+    return count_C, unit_C, tuple((count_C // unit_C + 1).tolist())
 
 
-def fastest_options(chains: Sequence[Chain], demand: Demand) -> Options:
+def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
     """Returns the options that no other option beats."""
-    unit_C, size_C = _units(demand.count_C)
+    (count_C, unit_C, size_C), required = _units(problem), problem.required_per_s
     parts = [np.empty((0, 4))]
     for index, chain in enumerate(chains):
-        counts = [np.arange(1, demand.count_C[device] + 1) for device in chain.devices]
+        counts = [np.arange(1, count_C[device] + 1) for device in chain.devices]
         rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, chain.seconds, strict=True) if s > 0]))
         replicas_RS = _replicas(rate_R[:, None], chain)
         use_RC = np.ceil(replicas_RS @ (np.array(chain.devices)[:, None] == np.arange(len(unit_C))) / unit_C)
         # Above 0, so that without any room only chains that never wait are possible.
-        room_s = max((demand.limit_s - chain.latency_s) * (1 - MARGIN), 1e-300)
+        room_s = max((problem.slo.limit_s - chain.latency_s) * (1 - MARGIN), 1e-300)
         least_R = (chain.fill + replicas_RS @ np.array(chain.waits)) / room_s
-        highest_R = rate_R if demand.rate_per_s is None else np.minimum(rate_R, demand.rate_per_s)
+        highest_R = rate_R if required is None else np.minimum(rate_R, required)
         is_possible_R = (use_RC < size_C).all(axis=1) & (least_R <= highest_R)
         use_R = np.ravel_multi_index(tuple(use_RC.astype(int).T), size_C, mode="clip")
         parts.append(np.column_stack([rate_R, least_R, use_R, np.full(len(rate_R), index)])[is_possible_R])

@@ -10,14 +10,30 @@ from itertools import product
 import numpy as np
 import pytest
 
+from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain, Demand, Mixture, best_mixture, fastest_options
+from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options
+from optimizer.search.step import FloatArray, IntArray
+from profiles.table import LatencyTable
+from tests.optimizer.plain_problem import plain_problem
 
 LIMIT_S = 0.1
+TABLE = LatencyTable(batches=(1,), block_s_NB=np.full((1, 1), 0.001), ramp_s_EB=np.zeros((0, 1)))
 
 
-def drawn(seed: int) -> tuple[list[Chain], Demand]:
-    """Returns a random master problem of the highest rate, with waits for batches and, if `seed` is odd, a budget."""
+def on_devices(counts: Sequence[int], prices: Sequence[float]) -> PlanProblem:
+    """Returns the problem of the highest rate on these accelerators. The model does not matter here."""
+    pairs = zip("ABC", counts, prices, strict=True)
+    supplies = {name: Supply(count=count, usd_per_hour=usd) for name, count, usd in pairs}
+    slo = Slo(latency_s=LIMIT_S, slack=0.0)
+    return plain_problem(survival_N=(1.0,), latency=dict.fromkeys(supplies, TABLE), devices=supplies, slo=slo)
+
+
+def drawn(seed: int) -> tuple[list[Chain], PlanProblem, int]:
+    """Returns chains, a problem of the highest rate, and how many chains may be combined, at random.
+
+    Batches wait, and if `seed` is odd there is a budget.
+    """
     rng = np.random.default_rng(seed)
     count_C, usd_C = rng.integers(1, 6, 3), rng.uniform(0.5, 3, 3)
 
@@ -30,43 +46,53 @@ def drawn(seed: int) -> tuple[list[Chain], Demand]:
         latency_s, fill = float(rng.uniform(0.02, 0.09)), float(rng.integers(0, 5))
         return Chain(devices=devices, seconds=seconds, waits=waits, latency_s=latency_s, fill=fill)
 
-    budget = 0.6 * float(usd_C @ count_C) if seed % 2 else math.inf
     chains, most_chains = [chain() for _ in range(rng.integers(2, 12))], int(rng.integers(1, 4))
-    return chains, Demand(count_C=count_C, usd_C=usd_C, budget=budget, limit_s=LIMIT_S, most_chains=most_chains)
+    problem = on_devices(count_C.tolist(), usd_C.tolist())
+    budget = 0.6 * problem.max_usd_per_hour if seed % 2 else None
+    return chains, replace(problem, budget_usd_per_hour=budget), most_chains
 
 
-def best_of_all(chains: Sequence[Chain], demand: Demand) -> float | None:
+def supplied(problem: PlanProblem) -> tuple[IntArray, FloatArray]:
+    """Returns the number and the price of each accelerator type."""
+    supplies = problem.devices.values()
+    return np.array([each.count for each in supplies]), np.array([each.usd_per_hour for each in supplies])
+
+
+def best_of_all(chains: Sequence[Chain], problem: PlanProblem, most_chains: int) -> float | None:
     """Returns the highest rate, or the least cost at the required rate, over all numbers of replicas. None: no mixture.
 
     HiGHS selects among all chains with whole replicas that fit the devices, and whose batches fill in time.
     """
-    most_rate = math.inf if demand.rate_per_s is None else demand.rate_per_s
-    options = []
+    (count_C, usd_C), required, options = supplied(problem), problem.required_per_s, []
     for chain in chains:
-        for replicas in product(*(range(1, demand.count_C[device] + 1) for device in chain.devices)):
+        for replicas in product(*(range(1, count_C[device] + 1) for device in chain.devices)):
             used_C = np.bincount(chain.devices, weights=replicas, minlength=3)
             rate = min(n / seconds for n, seconds in zip(replicas, chain.seconds, strict=True))
-            least = (chain.fill + np.dot(replicas, chain.waits)) / (demand.limit_s - chain.latency_s)
-            if (used_C <= demand.count_C).all() and least <= min(rate, most_rate):
+            least = (chain.fill + np.dot(replicas, chain.waits)) / (LIMIT_S - chain.latency_s)
+            if (used_C <= count_C).all() and least <= min(rate, required or math.inf):
                 options.append((rate, least, *used_C))
     if not options:
         return None
     rate_O, least_O, *used_CO = np.array(options).T
-    usd_O, program = demand.usd_C @ used_CO, Program()
-    cost = -rate_O / rate_O.max() if demand.rate_per_s is None else usd_O
+    usd_O, program = usd_C @ used_CO, Program()
+    cost = -rate_O / rate_O.max() if required is None else usd_O
     option_O = program.variables(len(options), cost=cost, is_integer=True)
     program.rows((np.eye(len(options)), option_O), upper=1.0)
-    program.rows((np.array(used_CO), option_O), upper=demand.count_C.astype(float))
-    program.rows((np.ones(len(options)), option_O), upper=float(demand.most_chains))
-    program.rows((usd_O, option_O), upper=min(demand.budget, float(demand.usd_C @ demand.count_C)) * (1 + 1e-9))
-    if demand.rate_per_s is not None:
-        program.rows((rate_O / demand.rate_per_s, option_O), lower=1.0)
-        program.rows((least_O / demand.rate_per_s, option_O), upper=1.0)
+    program.rows((np.array(used_CO), option_O), upper=count_C.astype(float))
+    program.rows((np.ones(len(options)), option_O), upper=float(most_chains))
+    program.rows((usd_O, option_O), upper=problem.max_usd_per_hour * (1 + 1e-9))
+    if required is not None:
+        program.rows((rate_O / required, option_O), lower=1.0)
+        program.rows((least_O / required, option_O), upper=1.0)
     solution = program.minimum()
     if solution is None:
         return None
     chosen_O = solution.values > 0.5
-    return float((rate_O if demand.rate_per_s is None else usd_O)[chosen_O].sum())
+    return float((rate_O if required is None else usd_O)[chosen_O].sum())
+
+
+def mixed(chains: Sequence[Chain], problem: PlanProblem, most_chains: int) -> Mixture:
+    return best_mixture(chains, fastest_options(chains, problem), problem, most_chains)
 
 
 def rates_of(mixture: Mixture) -> tuple[float, float]:
@@ -80,33 +106,30 @@ def rates_of(mixture: Mixture) -> tuple[float, float]:
     return least, highest
 
 
-def cost_of(mixture: Mixture, demand: Demand) -> float:
+def cost_of(mixture: Mixture, problem: PlanProblem) -> float:
     """Returns the cost of the devices in use, which are available and within the budget."""
-    used_C = np.zeros(3)
+    used_C, (count_C, usd_C) = np.zeros(3), supplied(problem)
     for chain, replicas in zip(mixture.chains, mixture.replicas, strict=True):
         for device, count in zip(chain.devices, replicas, strict=True):
             used_C[device] += count
-    assert (used_C <= demand.count_C).all()
-    assert float(used_C @ demand.usd_C) <= demand.budget * (1 + 1e-6)
-    return float(used_C @ demand.usd_C)
+    assert (used_C <= count_C).all()
+    assert float(used_C @ usd_C) <= problem.max_usd_per_hour * (1 + 1e-6)
+    return float(used_C @ usd_C)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_other_mixture_is_better(seed: int) -> None:
-    chains, demand = drawn(seed)
-    fastest, expected = best_mixture(chains, fastest_options(chains, demand), demand), best_of_all(chains, demand)
+    chains, problem, most_chains = drawn(seed)
+    fastest, expected = mixed(chains, problem, most_chains), best_of_all(chains, problem, most_chains)
     if expected is None:
         assert (fastest.chains, fastest.bound) == ((), 0.0)
         return
-    highest = rates_of(fastest)[1]
-    assert cost_of(fastest, demand) > 0
+    _, highest = rates_of(fastest)
+    assert cost_of(fastest, problem) > 0
     assert highest == pytest.approx(fastest.bound) == pytest.approx(expected, rel=2e-4)
     for share in (0.31, 0.83, 1.01):
-        required = replace(demand, rate_per_s=share * highest)
-        cheapest, expected = (
-            best_mixture(chains, fastest_options(chains, required), required),
-            best_of_all(chains, required),
-        )
+        asked = replace(problem, objective=MinimizeCost(rate_per_s=share * highest))
+        cheapest, expected = mixed(chains, asked, most_chains), best_of_all(chains, asked, most_chains)
         if expected is None or not cheapest.chains:
             assert (expected, cheapest.chains) == (None, ())
             continue
@@ -114,31 +137,28 @@ def test_no_other_mixture_is_better(seed: int) -> None:
         least, most = rates_of(cheapest)
         assert least * (1 - 1e-6) <= share * highest <= most * (1 + 1e-6)
         assert cheapest.bound is not None
-        assert cheapest.bound <= cost_of(cheapest, required) * (1 + 1e-9)
-        assert cost_of(cheapest, required) == pytest.approx(expected, rel=2e-4)
+        assert cheapest.bound <= cost_of(cheapest, asked) * (1 + 1e-9)
+        assert cost_of(cheapest, asked) == pytest.approx(expected, rel=2e-4)
 
 
 def test_chains_whose_batches_fill_too_slowly_together_are_no_mixture() -> None:
     """Two small devices are cheaper than a large one, but the rate fills the batches of only one of them."""
     small = {"waits": (0.0,), "latency_s": 0.05, "fill": 1.5, "seconds": (0.02,)}
     large = Chain(devices=(2,), seconds=(0.001,), waits=(0.0,), latency_s=0.05, fill=0.5)
-    demand = Demand(
-        count_C=np.ones(3, dtype=int), usd_C=np.array([1.0, 1.0, 3.0]), limit_s=LIMIT_S, rate_per_s=55.0, most_chains=3
-    )
+    problem = replace(on_devices((1, 1, 1), (1.0, 1.0, 3.0)), objective=MinimizeCost(rate_per_s=55.0))
     chains = [Chain(devices=(0,), **small), Chain(devices=(1,), **small), large]  # type: ignore[arg-type]  # mixed values
-    assert best_of_all(chains, demand) == 3.0
-    found = best_mixture(chains, fastest_options(chains, demand), demand)
+    assert best_of_all(chains, problem, 3) == 3.0
+    found = mixed(chains, problem, 3)
     assert (found.chains, found.replicas, found.bound) == ((large,), ((1,),), 2.0)
 
 
 def test_many_devices_are_counted_in_units_which_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optimizer.search.master.MAX_USES", 30)
     for seed in range(30):
-        chains, demand = drawn(seed)
-        exact = best_of_all(chains, demand)
-        found = best_mixture(chains, fastest_options(chains, demand), demand)
-        assert (found.bound is None) == (np.prod(demand.count_C + 1) > 30)
+        chains, problem, most_chains = drawn(seed)
+        exact, found = best_of_all(chains, problem, most_chains), mixed(chains, problem, most_chains)
+        assert (found.bound is None) == (np.prod(supplied(problem)[0] + 1) > 30)
         if found.chains:
             assert exact is not None
-            assert cost_of(found, demand) > 0
+            assert cost_of(found, problem) > 0
             assert rates_of(found)[1] <= exact * (1 + 2e-4)
