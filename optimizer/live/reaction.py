@@ -53,26 +53,18 @@ def survival_deviation(
         below, above = share - share_low, share_high - share
         if reach is not None:
             share = reach(ramps)[ramp + 1]
-            below = math.hypot(below, share - _wilson_bound(share, num_probes, -own_width))
-            above = math.hypot(above, _wilson_bound(share, num_probes, own_width) - share)
+            below = math.hypot(below, share - wilson_bound(share, num_probes, -own_width))
+            above = math.hypot(above, wilson_bound(share, num_probes, own_width) - share)
         low, high = 1 - min(1.0, share + above), 1 - max(0.0, share - below)
         num_left = sum(count for block, count in exits.items() if block <= ramp)
-        least, most = left_interval(num_left, num_inputs, unknown, width)
+        entered = num_inputs + unknown
+        least = wilson_bound(num_left / entered, entered, -width)
+        most = wilson_bound((num_left + unknown) / entered, entered, width)
         left, excess = num_left / num_inputs, max(least - high, low - most)
         if excess > largest and abs(left - (1 - share)) >= least_difference:
             largest = excess
             message = f"{left:.1%} of {num_inputs} inputs left by ramp {ramp}, {low:.1%} to {high:.1%} were expected"
     return message
-
-
-def left_interval(num_left: int, num_inputs: int, unknown: int, width: float) -> tuple[float, float]:
-    """Returns Wilson's score interval for the share of inputs that leave, `width` standard deviations to each side.
-
-    `unknown` inputs may have left or not, which widens the interval.
-    """
-    entered = num_inputs + unknown
-    least = _wilson_bound(num_left / entered, entered, -width)
-    return least, _wilson_bound((num_left + unknown) / entered, entered, width)
 
 
 def rate_deviation(
@@ -104,7 +96,7 @@ def rate_deviation(
     return f"{rate_rps:.4g} inputs/s arrived for {seconds:.0f} s, {low_rps:.4g} to {allowed_rps:.4g} were expected"
 
 
-def _wilson_bound(share: float, num: float, width: float) -> float:
+def wilson_bound(share: float, num: float, width: float) -> float:
     """Returns one end of Wilson's score interval, `width` standard deviations from an observed share."""
     squared = width**2 / num
     centre = share + squared / 2

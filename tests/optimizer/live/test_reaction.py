@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from optimizer.live.reaction import left_interval, rate_deviation, survival_deviation
+from optimizer.live.reaction import rate_deviation, survival_deviation, wilson_bound
 from profiles.forecast import Method, RateForecast, SurvivalForecast
 
 METHOD = Method(how="assumed")
@@ -52,7 +52,7 @@ def test_joint_records_shift_the_interval_and_only_active_ramps_count() -> None:
 
 def test_shares_have_wilsons_interval_and_small_differences_do_not_count() -> None:
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
-    assert left_interval(300, 1000, 0, 1.96) == pytest.approx((0.2724, 0.3291), abs=1e-4)
+    assert [wilson_bound(0.3, 1000, width) for width in (-1.96, 1.96)] == pytest.approx([0.2724, 0.3291], abs=1e-4)
     found = survival_deviation(one_ramp(), (0,), left(300, 700))
     assert found == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
     assert survival_deviation(one_ramp(low=0.0, high=0.67), (0,), left(300, 700)) is not None
