@@ -16,9 +16,10 @@ import numpy as np
 from earlyexit.errors import PlanError
 from optimizer.cost.batching import ROUNDING, SLOWER, Batching
 from optimizer.problems.problem import MinimizeLatency, PlanProblem
-from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, Planned, if_feasible
+from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, Planned
 from optimizer.search.soonest.solve import solve_soonest
 from optimizer.search.space import Space
+from optimizer.search.stages import plan_at_rate
 from profiles.records import RecordedBatches, batch_counts
 from profiles.scores import BoolArray
 
@@ -160,13 +161,12 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
 
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> FeasiblePlan:
     """Returns the stock plan with as many of the first exits as keep every promise, and with the fewest replicas."""
-    [stage] = stock.stages
+    [stage], rate_per_s = stock.stages, problem.required_per_s or 0.0
     for count in range(len(exits), 0, -1):
         splits = (replace(stage.splits[0], ramps=exits[:count]),)
-        for replicas in range(1, problem.devices[stage.device].count + 1):
-            found = if_feasible(problem, (replace(stage, splits=splits, replicas=replicas),))
-            if found is not None:
-                return found
+        found = plan_at_rate(problem, (replace(stage, splits=splits),), rate_per_s)
+        if found is not None:
+            return found
     return stock
 
 
