@@ -137,6 +137,7 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     relaxation = solve_relaxation(problem, space, names) if names else None
     if relaxation is None:
         return Found(plans=(), bound=best_value(problem, []))
+    problem = replace(problem, most_chains=min(problem.most_chains, space.most_chains))
     return ChainSearch(problem=problem, space=space, relaxation=relaxation).found()
 
 
@@ -206,7 +207,7 @@ class ChainSearch:
 
     def _sets_of_types(self) -> list[tuple[str, ...]]:
         """Returns the sets of accelerator types on which chains are searched."""
-        if self._most_chains == 1 or not self.space.several_stages:
+        if self.problem.most_chains == 1 or not self.space.several_stages:
             return [self._names]
         sizes = (1, 2, len(self._names)) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1, len(self._names))
         return list(dict.fromkeys(part for size in sizes for part in combinations(self._names, size)))
@@ -262,10 +263,6 @@ class ChainSearch:
     def _names(self) -> tuple[str, ...]:
         return self.relaxation.planes.names
 
-    @property
-    def _most_chains(self) -> int:
-        return min(self.problem.most_chains, self.space.most_chains)
-
     def _limits(self, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
@@ -276,11 +273,11 @@ class ChainSearch:
 
     def _improve(self, candidates: Sequence[Chain]) -> None:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
-        if len(candidates) > self._most_chains * MAX_CHAINS:
+        if len(candidates) > self.problem.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
         options = fastest_options(candidates, self._graph.problem)
-        for most_chains in sorted({1, self._most_chains}):  # exit records may prefer a plan of a single chain
-            mixture = best_mixture(candidates, options, self._graph.problem, most_chains)
+        for most_chains in sorted({1, self.problem.most_chains}):  # exit records may prefer a plan of a single chain
+            mixture = best_mixture(candidates, options, replace(self._graph.problem, most_chains=most_chains))
             self._mixed_bound, plan = mixture.bound, self._plan_of(mixture)
             self._others += [] if plan is None else [plan]
         self._best = max(self._others, key=lambda plan: merit(self.problem, plan.figures), default=None)

@@ -72,12 +72,12 @@ class Options(NamedTuple):
     """Index of the chain."""
 
 
-def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem, most_chains: int) -> Mixture:
-    """Returns the mixture of at most this number of chains that is best by the problem's objective."""
+def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem) -> Mixture:
+    """Returns the mixture of the highest rate, or of the least cost at the required rate."""
     (_, unit_C, size_C), required = _units(problem), problem.required_per_s
     use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
     rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
-    for before in range(most_chains):
+    for before in range(problem.most_chains):
         rate_U, chosen_U = _with_another_chain(before, rate_U, use_UC, options)
         chosen_KU.append(chosen_U)
     usd_C = np.array([problem.devices[name].usd_per_hour for name in device_names(problem)])

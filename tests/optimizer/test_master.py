@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,19 +22,17 @@ LIMIT_S = 0.1
 TABLE = LatencyTable(batches=(1,), block_s_NB=np.full((1, 1), 0.001), ramp_s_EB=np.zeros((0, 1)))
 
 
-def on_devices(counts: Sequence[int], prices: Sequence[float]) -> PlanProblem:
+def on_devices(counts: Sequence[int], prices: Sequence[float], **fields: Any) -> PlanProblem:
     """Returns the problem of the highest rate on these accelerators. The model does not matter here."""
     pairs = zip("ABC", counts, prices, strict=True)
     supplies = {name: Supply(count=count, usd_per_hour=usd) for name, count, usd in pairs}
     slo = Slo(latency_s=LIMIT_S, slack=0.0)
-    return plain_problem(survival_N=(1.0,), latency=dict.fromkeys(supplies, TABLE), devices=supplies, slo=slo)
+    tables = dict.fromkeys(supplies, TABLE)
+    return plain_problem(survival_N=(1.0,), latency=tables, devices=supplies, slo=slo, **fields)
 
 
-def drawn(seed: int) -> tuple[list[Chain], PlanProblem, int]:
-    """Returns chains, a problem of the highest rate, and how many chains may be combined, at random.
-
-    Batches wait, and if `seed` is odd there is a budget.
-    """
+def drawn(seed: int) -> tuple[list[Chain], PlanProblem]:
+    """Returns chains with waits for batches, and a problem of the highest rate, with a budget if `seed` is odd."""
     rng = np.random.default_rng(seed)
     count_C, usd_C = rng.integers(1, 6, 3), rng.uniform(0.5, 3, 3)
 
@@ -46,10 +45,9 @@ def drawn(seed: int) -> tuple[list[Chain], PlanProblem, int]:
         latency_s, fill = float(rng.uniform(0.02, 0.09)), float(rng.integers(0, 5))
         return Chain(devices=devices, seconds=seconds, waits=waits, latency_s=latency_s, fill=fill)
 
+    budget = 0.6 * float(usd_C @ count_C) if seed % 2 else None
     chains, most_chains = [chain() for _ in range(rng.integers(2, 12))], int(rng.integers(1, 4))
-    problem = on_devices(count_C.tolist(), usd_C.tolist())
-    budget = 0.6 * problem.max_usd_per_hour if seed % 2 else None
-    return chains, replace(problem, budget_usd_per_hour=budget), most_chains
+    return chains, on_devices(count_C.tolist(), usd_C.tolist(), budget_usd_per_hour=budget, most_chains=most_chains)
 
 
 def supplied(problem: PlanProblem) -> tuple[IntArray, FloatArray]:
@@ -58,7 +56,7 @@ def supplied(problem: PlanProblem) -> tuple[IntArray, FloatArray]:
     return np.array([each.count for each in supplies]), np.array([each.usd_per_hour for each in supplies])
 
 
-def best_of_all(chains: Sequence[Chain], problem: PlanProblem, most_chains: int) -> float | None:
+def best_of_all(chains: Sequence[Chain], problem: PlanProblem) -> float | None:
     """Returns the highest rate, or the least cost at the required rate, over all numbers of replicas. None: no mixture.
 
     HiGHS selects among all chains with whole replicas that fit the devices, and whose batches fill in time.
@@ -79,7 +77,7 @@ def best_of_all(chains: Sequence[Chain], problem: PlanProblem, most_chains: int)
     option_O = program.variables(len(options), cost=cost, is_integer=True)
     program.rows((np.eye(len(options)), option_O), upper=1.0)
     program.rows((np.array(used_CO), option_O), upper=count_C.astype(float))
-    program.rows((np.ones(len(options)), option_O), upper=float(most_chains))
+    program.rows((np.ones(len(options)), option_O), upper=float(problem.most_chains))
     program.rows((usd_O, option_O), upper=problem.max_usd_per_hour * (1 + 1e-9))
     if required is not None:
         program.rows((rate_O / required, option_O), lower=1.0)
@@ -89,10 +87,6 @@ def best_of_all(chains: Sequence[Chain], problem: PlanProblem, most_chains: int)
         return None
     chosen_O = solution.values > 0.5
     return float((rate_O if required is None else usd_O)[chosen_O].sum())
-
-
-def mixed(chains: Sequence[Chain], problem: PlanProblem, most_chains: int) -> Mixture:
-    return best_mixture(chains, fastest_options(chains, problem), problem, most_chains)
 
 
 def rates_of(mixture: Mixture) -> tuple[float, float]:
@@ -119,8 +113,8 @@ def cost_of(mixture: Mixture, problem: PlanProblem) -> float:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_other_mixture_is_better(seed: int) -> None:
-    chains, problem, most_chains = drawn(seed)
-    fastest, expected = mixed(chains, problem, most_chains), best_of_all(chains, problem, most_chains)
+    chains, problem = drawn(seed)
+    fastest, expected = best_mixture(chains, fastest_options(chains, problem), problem), best_of_all(chains, problem)
     if expected is None:
         assert (fastest.chains, fastest.bound) == ((), 0.0)
         return
@@ -129,7 +123,8 @@ def test_no_other_mixture_is_better(seed: int) -> None:
     assert highest == pytest.approx(fastest.bound) == pytest.approx(expected, rel=2e-4)
     for share in (0.31, 0.83, 1.01):
         asked = replace(problem, objective=MinimizeCost(rate_per_s=share * highest))
-        cheapest, expected = mixed(chains, asked, most_chains), best_of_all(chains, asked, most_chains)
+        cheapest = best_mixture(chains, fastest_options(chains, asked), asked)
+        expected = best_of_all(chains, asked)
         if expected is None or not cheapest.chains:
             assert (expected, cheapest.chains) == (None, ())
             continue
@@ -145,18 +140,19 @@ def test_chains_whose_batches_fill_too_slowly_together_are_no_mixture() -> None:
     """Two small devices are cheaper than a large one, but the rate fills the batches of only one of them."""
     small = {"waits": (0.0,), "latency_s": 0.05, "fill": 1.5, "seconds": (0.02,)}
     large = Chain(devices=(2,), seconds=(0.001,), waits=(0.0,), latency_s=0.05, fill=0.5)
-    problem = replace(on_devices((1, 1, 1), (1.0, 1.0, 3.0)), objective=MinimizeCost(rate_per_s=55.0))
+    problem = on_devices((1, 1, 1), (1.0, 1.0, 3.0), objective=MinimizeCost(rate_per_s=55.0), most_chains=3)
     chains = [Chain(devices=(0,), **small), Chain(devices=(1,), **small), large]  # type: ignore[arg-type]  # mixed values
-    assert best_of_all(chains, problem, 3) == 3.0
-    found = mixed(chains, problem, 3)
+    assert best_of_all(chains, problem) == 3.0
+    found = best_mixture(chains, fastest_options(chains, problem), problem)
     assert (found.chains, found.replicas, found.bound) == ((large,), ((1,),), 2.0)
 
 
 def test_many_devices_are_counted_in_units_which_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optimizer.search.master.MAX_USES", 30)
     for seed in range(30):
-        chains, problem, most_chains = drawn(seed)
-        exact, found = best_of_all(chains, problem, most_chains), mixed(chains, problem, most_chains)
+        chains, problem = drawn(seed)
+        found = best_mixture(chains, fastest_options(chains, problem), problem)
+        exact = best_of_all(chains, problem)
         assert (found.bound is None) == (np.prod(supplied(problem)[0] + 1) > 30)
         if found.chains:
             assert exact is not None
