@@ -17,6 +17,7 @@ from optimizer.problems.problem_file import parse_problem, read_problem
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.search.exact import ExactSearch, search_exactly
+from optimizer.search.kernels import small_problem
 from optimizer.search.moves import build_graph
 from optimizer.search.planner import more_devices, solve
 from optimizer.search.soonest.solve import RATE_RESOLUTION, solve_soonest
@@ -99,41 +100,22 @@ MOST = 40
 """Limits of labels, below the hundreds that the problem needs."""
 
 
-def problem() -> PlanProblem:
-    """Returns a problem of six blocks on two accelerator types. A batch of 8 takes twice as long as a batch of 1."""
-    seconds = np.array([[0.001, 0.0012, 0.0015, 0.002]]).repeat(6, axis=0)
-    latency = {
-        "V100": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds, ramp_s_EB=seconds[:5] / 20),
-        "T4": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds * 1.7, ramp_s_EB=seconds[:5] / 12),
-    }
-    return plain_problem(
-        survival_N=(1.0, 0.8, 0.6, 0.5, 0.4, 0.35),
-        latency=latency,
-        devices={"V100": Supply(count=5, usd_per_hour=3.0), "T4": Supply(count=7, usd_per_hour=1.0)},
-        link=Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4),
-        bytes_per_sample_N=(196608.0,) * 6,
-        slo=Slo(latency_s=0.03, slack=0.2),
-    )
-
-
 def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
-    search = ExactSearch(graph=build_graph(problem(), SPACES["best"]), space=SPACES["best"], labels_left=MOST)
+    search = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"], labels_left=MOST)
     answer = search.highest_rate()
-    best = planned(problem())
-    assert not answer.is_proven(problem())
+    best = planned(small_problem())
+    assert not answer.is_proven(small_problem())
     assert answer.bound >= best.figures.rate_per_s
-    answer = ExactSearch(graph=build_graph(problem(), SPACES["best"]), space=SPACES["best"]).highest_rate()
-    assert answer.is_proven(problem())
+    answer = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"]).highest_rate()
+    assert answer.is_proven(small_problem())
     assert answer.bound == answer.plans[0].figures.rate_per_s
 
 
 @pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])
 def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: MaximizeRate | MinimizeCost) -> None:
-    asked = replace(problem(), objective=objective)
-    exact, given_up = (
-        planned(asked),
-        solve(asked, searches=(partial(search_exactly, max_labels=MOST), search_at_scale)),
-    )
+    asked = replace(small_problem(), objective=objective)
+    exact = planned(asked)
+    given_up = solve(asked, searches=(partial(search_exactly, max_labels=MOST), search_at_scale))
     assert isinstance(given_up, Planned)
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []
     if isinstance(objective, MinimizeCost):
@@ -146,36 +128,36 @@ def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: Ma
 
 
 def test_among_equally_expensive_plans_a_quicker_one_is_preferred() -> None:
-    # 100/s cost one T4 whatever the batch; a plan of full batches would wait 80 ms and more for each.
-    asked = replace(problem(), objective=MinimizeCost(rate_per_s=100), slo=Slo(latency_s=10.0))
+    # 100/s cost one B whatever the batch; a plan of full batches would wait 80 ms and more for each.
+    asked = replace(small_problem(), objective=MinimizeCost(rate_per_s=100), slo=Slo(latency_s=10.0))
     decision = planned(asked)
     assert decision.figures.usd_per_hour == 1.0
     assert decision.figures.latency_s < 0.05
     # No input leaves, so no plan is faster than stock; plans of several splits would only wait longer.
-    asked = replace(problem(), survival_N=(1.0,) * 6, devices={"V100": Supply(count=5, usd_per_hour=3.0)})
+    asked = replace(small_problem(), survival_N=(1.0,) * 6, devices={"A": Supply(count=5, usd_per_hour=3.0)})
     best, stock = planned(asked), planned(asked, "stock")
     assert best.figures.rate_per_s == pytest.approx(stock.figures.rate_per_s)
     assert best.figures.latency_s < 2 * stock.figures.latency_s
 
 
 def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_not() -> None:
-    decision = refused(replace(problem(), budget_usd_per_hour=0.5))
+    decision = refused(replace(small_problem(), budget_usd_per_hour=0.5))
     assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
     # A batch of 4 fills in 4e5 s at 1e-5/s; the slack of 20 % adds a quarter.
     decision = refused(two_blocks(objective=MinimizeCost(rate_per_s=1e-5)))
     assert decision.binding == "latency"
     assert decision.nearest_slo_s == pytest.approx(4e5 / 0.8, rel=1e-3)
     # A single input waits for no others, however rarely inputs arrive.
-    assert planned(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5))).figures.splits[0].wait_s == 0
+    assert planned(replace(small_problem(), objective=MinimizeCost(rate_per_s=1e-5))).figures.splits[0].wait_s == 0
     for usd in (0.0, 3.0):
         many = {"A": Supply(count=1_000_000, usd_per_hour=usd)}
         assert planned(two_blocks(objective=MinimizeCost(rate_per_s=600), devices=many)).figures.usd_per_hour == usd
 
 
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
-    quick = {name: table.times(1e-6) for name, table in problem().latency.items()}
+    quick = {name: table.times(1e-6) for name, table in small_problem().latency.items()}
     link = Link(bandwidth_bytes_per_s=1.0)
-    decision = planned(replace(problem(), latency=quick, link=link))
+    decision = planned(replace(small_problem(), latency=quick, link=link))
     assert len(decision.stages) == 1, "a hop of 196608 s would bound the rate"
     assert decision.figures.rate_per_s > 1e6
 
