@@ -183,8 +183,7 @@ class CuttingPlanes:
         walk_W = program.variables(len(walks), cost=time_W / value_unit)
         work_R = program.rows((-each_CC, device_C), (work_CW / device_s_C[:, None], walk_W), upper=0.0)
         hop_R = program.rows((-each_CC, device_C), (hop_CW / device_s_C[:, None], walk_W), upper=0.0)
-        most = math.inf if goal.latency else 1.0
-        latency_R = program.rows((MINUS_ONE, excess), (latency_W / limit_s, walk_W), upper=most)
+        latency_R = program.rows((MINUS_ONE, excess), (latency_W / limit_s, walk_W), upper=1.0)
         most = math.inf if self.problem.ramp_budget is None else 0.0
         ramps_R = program.rows((MINUS_ONE, excess), (ramps_W / ramps_s, walk_W), upper=most)
         program.rows((np.ones(len(walks)), walk_W), lower=1.0, upper=1.0)

@@ -79,7 +79,7 @@ class PriceRow(NamedTuple):
 
 
 def planes_of(problem: PlanProblem, tables: RunTables, *, worst_case: bool = False) -> CuttingPlanes:
-    """Returns the cutting-plane method for the mean answer time or, without a limit on it, the worst-case latency."""
+    """Returns the cutting-plane method for the mean answer time or the worst-case latency."""
     goal = no_prices(len(tables.count_C))
     return CuttingPlanes(
         problem=problem,
@@ -99,8 +99,7 @@ def price_rows(planes: CuttingPlanes, tables: RunTables, best: Prices) -> list[P
         alone.insert(0, none._replace(work_C=tables.rate_per_s * tables.usd_C, usd=1.0))
     if problem.ramp_budget is not None:
         alone.insert(0, none._replace(ramps=1.0))
-    if planes.goal is not None and not planes.goal.latency:
-        alone.insert(0, none._replace(latency=1.0))
+    alone.insert(0, none._replace(latency=1.0))
     rows: list[PriceRow] = []
     for prices in [best, *alone][: max(1, MOST_ROW_STATES // (len(tables.rank_N) * tables.leaving_REQ.size))]:
         walks, goal = _relaxation(tables), none if rows else planes.goal
@@ -152,7 +151,7 @@ class LatencySearch:
     tables: RunTables
     after_answer: AfterAnswer
     worst_case: bool = False
-    """Whether the worst-case latency is minimized, without a limit, instead of the mean answer time."""
+    """Whether the worst-case latency is minimized instead of the mean answer time."""
     widths: tuple[int, ...] = WIDTHS
     _rows: list[PriceRow] = field(init=False)
     _most: float = field(init=False)
@@ -162,8 +161,8 @@ class LatencySearch:
     def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> Found:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
         planes = planes_of(self.problem, self.tables, worst_case=self.worst_case)
-        least = planes.least_time(self.tables.rate_per_s)
-        value, dropped = min(incumbent, self._limit_s), math.inf  # the mean answer time is at most the worst case
+        least, limit_s = planes.least_time(self.tables.rate_per_s), self.problem.slo.limit_s
+        value, dropped = min(incumbent, limit_s), math.inf  # the mean answer time is at most the worst case
         plans: tuple[FeasiblePlan, ...] = ()
         if math.isinf(least.value) or least.value > value * (1 + TIE_TOLERANCE):
             return Found(plans=plans, bound=math.inf)
@@ -178,10 +177,6 @@ class LatencySearch:
             if plans and any_plan:
                 break
         return Found(plans=plans, bound=max(least.value, min(dropped, value)))
-
-    @property
-    def _limit_s(self) -> float:
-        return math.inf if self.worst_case else self.problem.slo.limit_s
 
     def _search(self, width: int) -> float:
         """Fills the layers. Returns the least bound of the labels that were dropped because of the width."""
@@ -331,7 +326,7 @@ class LatencySearch:
             each_L[:] = 0
         labels.action_L[:] = HOP
         labels.bound_L[:] = labels.sums_LF[:, LATENCY if self.worst_case else MEAN]
-        keeps_L = labels.sums_LF[:, LATENCY] <= self._limit_s * (1 + TOLERANCE)
+        keeps_L = labels.sums_LF[:, LATENCY] <= self.problem.slo.limit_s * (1 + TOLERANCE)
         keeps_L &= labels.sums_LF[:, RAMPS] <= self._ramp_rounding_s(labels)
         return labels.take(keeps_L & (labels.bound_L <= self._most))
 
@@ -386,11 +381,10 @@ def ranked(plans: Sequence[FeasiblePlan], worst_case: bool) -> tuple[FeasiblePla
     least = min((time_of(plan, worst_case) for plan in plans), default=0.0)
 
     def order(plan: FeasiblePlan) -> tuple[float, float, float, bool]:
-        value = time_of(plan, worst_case)
-        excess = 0.0 if value <= least * (1 + TIE_TOLERANCE) else value
+        value = max(time_of(plan, worst_case), least * (1 + TIE_TOLERANCE))
         # Plans whose inputs stop, and those whose inputs stay, sum the same seconds in different orders: round.
         worst_s = float(f"{plan.figures.latency_s:.10g}")
-        return excess, plan.figures.usd_per_hour, worst_s, plan.stages[0].splits[0].stays
+        return value, plan.figures.usd_per_hour, worst_s, plan.stages[0].splits[0].stays
 
     return tuple(sorted(plans, key=order))
 

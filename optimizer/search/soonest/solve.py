@@ -69,7 +69,7 @@ def _best(
 ) -> Found:
     """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part.
 
-    With `worst_case`, the worst-case latency is minimized, whatever the SLO. `any_plan` stops at the first plans.
+    With `worst_case`, the worst-case latency is minimized. `any_plan` stops at the first plans.
     """
     plans: list[FeasiblePlan] = []
     bound = incumbent = math.inf
