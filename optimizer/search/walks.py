@@ -398,9 +398,9 @@ class WalkRelaxation:
     """The tables of the last call of `cheapest`."""
 
     @classmethod
-    def of(cls, tables: RunTables) -> WalkRelaxation:
-        """Returns the relaxation in which the wait of a later split is the split's own time."""
-        return cls(tables=tables, costs=empty_cost_to_go(tables, kinds=2, blocks=2))
+    def of(cls, tables: RunTables, kinds: int = 2, blocks: int = 2) -> WalkRelaxation:
+        """Returns the relaxation. With two kinds of splits, the wait of a later split is the split's own time."""
+        return cls(tables=tables, costs=empty_cost_to_go(tables, kinds, blocks))
 
     def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
         """Returns the price of the cheapest walk, and the walk; infinity if no walk exists."""

@@ -29,16 +29,7 @@ from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
 from optimizer.search.step import FloatArray, IntArray, undominated
-from optimizer.search.walks import (
-    CUT,
-    GO_ON,
-    HOP,
-    Prices,
-    RunTables,
-    WalkRelaxation,
-    empty_cost_to_go,
-    no_prices,
-)
+from optimizer.search.walks import CUT, GO_ON, HOP, Prices, RunTables, WalkRelaxation, no_prices
 from profiles.scores import BoolArray
 
 ITERATIONS = 60
@@ -84,7 +75,7 @@ def planes_of(problem: PlanProblem, tables: RunTables, *, worst_case: bool = Fal
     return CuttingPlanes(
         problem=problem,
         names=device_names(problem),
-        oracle=_relaxation(tables).cheapest,
+        oracle=WalkRelaxation.of(tables, kinds=1, blocks=len(tables.rank_N)).cheapest,
         goal=goal._replace(latency=1.0) if worst_case else goal._replace(mean=1.0),
         iterations=ITERATIONS,
         close=CLOSE,
@@ -102,16 +93,12 @@ def price_rows(planes: CuttingPlanes, tables: RunTables, best: Prices) -> list[P
     alone.insert(0, none._replace(latency=1.0))
     rows: list[PriceRow] = []
     for prices in [best, *alone][: max(1, MOST_ROW_STATES // (len(tables.rank_N) * tables.leaving_REQ.size))]:
-        walks, goal = _relaxation(tables), none if rows else planes.goal
+        walks = WalkRelaxation.of(tables, kinds=1, blocks=len(tables.rank_N))
         walks.cheapest(prices, tables.rate_per_s)
-        own = replace(planes, goal=goal)
+        own = replace(planes, goal=none if rows else planes.goal)
         limit = own.price_of_latency(prices) + own.price_of_devices(prices, tables.rate_per_s)
         rows.append(PriceRow(prices, limit, walks.costs.inside_NFREQ[:, 0]))
     return rows
-
-
-def _relaxation(tables: RunTables) -> WalkRelaxation:
-    return WalkRelaxation(tables=tables, costs=empty_cost_to_go(tables, kinds=1, blocks=len(tables.rank_N)))
 
 
 class Layer(NamedTuple):
