@@ -18,14 +18,7 @@ from optimizer.calibration.calibration_file import policy_of_records
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import MOST_CHAINS, Order
-from optimizer.problems.entries import (
-    FileBytes,
-    FileLengths,
-    Latencies,
-    latency_tables,
-    lengths_document,
-    with_rows,
-)
+from optimizer.problems.entries import FileBytes, FileLengths, Latencies, latency_tables, lengths_document, with_rows
 from optimizer.problems.models_file import Kept, Tokens, as_chain, chain_of, with_pruning
 from optimizer.problems.problem import (
     MAX_BLOCKS,

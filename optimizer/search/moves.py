@@ -34,15 +34,7 @@ from optimizer.search.split_times import (
     ranks_of,
     seconds_of,
 )
-from optimizer.search.step import (
-    FloatArray,
-    IntArray,
-    Labels,
-    batch_inside,
-    dominates,
-    hop_s,
-    with_doubled_capacity,
-)
+from optimizer.search.step import FloatArray, IntArray, Labels, batch_inside, dominates, hop_s, with_doubled_capacity
 
 FIGURES = 6
 """Number of real-valued columns of a move, which hold seconds or inputs."""
