@@ -16,9 +16,9 @@ from typing import Literal
 import numpy as np
 
 from optimizer.search.highs import Program, Solution
-from optimizer.search.master import MARGIN
 from optimizer.search.step import FloatArray, IntArray
 
+MARGIN = 1e-6  # relative tolerance of the integer program
 NEAR = (10, 40)
 """Numbers of columns per model among which whole replicas are chosen, tried one after the other."""
 CLOSE = 1e-4

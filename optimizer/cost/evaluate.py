@@ -203,7 +203,7 @@ def _default_shares(problem: PlanProblem, alone: Sequence[Evaluation]) -> Sequen
     least = []
     for each in alone:
         wait_s = sum(split.wait_s for split in each.splits)
-        room_s = problem.slo.limit_s - (each.latency_s - wait_s)
+        room_s = problem.slo.limit_s * (1 + TOLERANCE / 2) - (each.latency_s - wait_s)
         least.append(_ratio(wait_s * required_per_s, room_s))
     part = _ratio(required_per_s - sum(least), total_per_s - sum(least))
     is_in_time = all(share * required_per_s >= rate for share, rate in zip(equal, least, strict=True))

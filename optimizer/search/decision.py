@@ -29,8 +29,6 @@ Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", 
 """The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
 SLO_RESOLUTION = 1e-3
 """Relative resolution of the nearest SLO if plans are found quickly."""
-SLO_MARGIN = 2e-6
-"""Relative margin above a plan's latency with which a search finds it again (`optimizer.search.master.MARGIN`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,16 +167,12 @@ def nearest_slo_s(
 
     `patient` is a plan without a latency limit.
     """
-
-    def needed_s(latency_s: float, found: FeasiblePlan) -> float:
-        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack) * (1 + SLO_MARGIN))
-
-    below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
+    below, above = problem.slo.latency_s, patient.figures.latency_s / (1 - problem.slo.slack)
     while above > below * (1 + resolution):
         middle = (below * above) ** 0.5
         found = any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)))
         if found is None:
             below = middle
         else:
-            above = needed_s(middle, found)
+            above = found.figures.latency_s / (1 - problem.slo.slack)
     return above

@@ -20,8 +20,6 @@ from optimizer.search.compiled import compiled
 from optimizer.search.step import FloatArray, IntArray
 
 TOLERANCE = 1e-9
-MARGIN = 1e-6
-"""Relative margin by which the room for waits is tightened, because `optimizer.cost.evaluate` rounds differently."""
 MAX_USES = 250_000
 """Different uses of the devices that are distinguished, within which a mixture takes at most seconds."""
 MOST_TRIED = 100
@@ -115,8 +113,9 @@ def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
         rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, chain.seconds, strict=True) if s > 0]))
         replicas_RS = _replicas(rate_R[:, None], chain)
         use_RC = np.ceil(replicas_RS @ (np.array(chain.devices)[:, None] == np.arange(len(unit_C))) / unit_C)
-        # Above 0, so that without any room only chains that never wait are possible.
-        room_s = max((problem.slo.limit_s - chain.latency_s) * (1 - MARGIN), 1e-300)
+        # `optimizer.cost.evaluate` has the full tolerance, because it rounds differently. The room is above 0, so that
+        # without any only chains that never wait are possible.
+        room_s = max(problem.slo.limit_s * (1 + TOLERANCE / 2) - chain.latency_s, 1e-300)
         least_R = (chain.fill + replicas_RS @ np.array(chain.waits)) / room_s
         highest_R = rate_R if required is None else np.minimum(rate_R, required)
         is_possible_R = (use_RC < size_C).all(axis=1) & (least_R <= highest_R)

@@ -318,6 +318,14 @@ def test_refusals_count_the_accelerators_of_all_chains_and_name_an_slo_that_has_
     )
 
 
+def test_chains_whose_batches_fill_just_in_time_are_combined() -> None:
+    """On each accelerator, batches of 4 fill in 10 ms at 400/s, and take 10 ms. 20 ms are allowed."""
+    latency, slo = dict.fromkeys(("V100", "T4"), table((4,), [[10.0]], [])), Slo(latency_s=0.02, slack=0.0)
+    problem = plain_problem(survival_N=(1.0,), latency=latency, slo=slo, most_chains=2)
+    assert planned(problem).figures.rate_per_s == pytest.approx(800)
+    assert len(planned(replace(problem, objective=MinimizeCost(rate_per_s=800))).figures.shares) == 2
+
+
 def alternating() -> PlanProblem:
     """Returns a problem of seven blocks that are fast on V100 and T4 in turn: the best plan has seven stages."""
     fast_and_slow = [[1.0] if block % 2 else [100.0] for block in range(8)]

@@ -107,7 +107,7 @@ def test_no_plan_is_exit_status_3_with_the_binding_limit_and_possible_limits(pro
     no_plan = json.loads(said.out)["no_plan"]
     assert set(no_plan) == {"binding", "message", "nearest_slo_s", "highest_rate_per_s"}
     assert no_plan["binding"] == "latency"
-    assert no_plan["nearest_slo_s"] > 0.002 / 0.8  # two blocks of 1 ms, below a slack of 20 %
+    assert no_plan["nearest_slo_s"] == pytest.approx(0.002 / 0.8)  # two blocks of 1 ms, below a slack of 20 %
     assert said.err == ""
 
 
