@@ -33,7 +33,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options
+from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options, without_idle_devices
 from optimizer.search.moves import Graph, build_graph, nodes_around
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
@@ -275,9 +275,10 @@ class ChainSearch:
         """Replaces the best plan by the best mixture of candidates, if that is better."""
         if len(candidates) > self.problem.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        options = fastest_options(candidates, self._graph.problem)
-        for most_chains in sorted({1, self.problem.most_chains}):  # exit records may prefer a plan of a single chain
-            mixture = best_mixture(candidates, options, replace(self._graph.problem, most_chains=most_chains))
+        problem = without_idle_devices(self._graph.problem, candidates)
+        options = fastest_options(candidates, problem)
+        for most_chains in sorted({1, problem.most_chains}):  # exit records may prefer a plan of a single chain
+            mixture = best_mixture(candidates, options, replace(problem, most_chains=most_chains))
             self._mixed_bound, plan = mixture.bound, self._plan_of(mixture)
             self._others += [] if plan is None else [plan]
         self._best = max(self._others, key=lambda plan: merit(self.problem, plan.figures), default=None)

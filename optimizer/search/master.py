@@ -8,8 +8,9 @@ chain, two chains, and so on. The result is optimal over all mixtures of the cha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ from optimizer.search.step import FloatArray, IntArray
 TOLERANCE = 1e-9
 MAX_USES = 250_000
 """Different uses of the devices that are distinguished, within which a mixture takes at most seconds."""
+MAX_COUNTS = 2000
+"""Different numbers of devices of one type that are distinguished."""
 MOST_TRIED = 100
 """Uses of devices that are tried if the required rate fills the batches of the cheapest mixtures too slowly."""
 
@@ -95,10 +98,24 @@ def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem
     return Mixture(chains=(), replicas=(), bound=bound)
 
 
+def without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanProblem:
+    """Returns the problem without devices that no mixture of these chains needs to serve the required rate."""
+    if problem.required_per_s is None or not chains:
+        return problem
+    devices = dict(problem.devices)
+    for index, name in enumerate(device_names(problem)):
+        parts = [zip(chain.devices, chain.seconds, strict=True) for chain in chains]
+        seconds = [[seconds for device, seconds in stages if device == index] for stages in parts]
+        # The chains share the rate, and each of their stages has a whole number of replicas.
+        most = math.ceil(problem.required_per_s * max(map(sum, seconds))) + problem.most_chains * max(map(len, seconds))
+        devices[name] = replace(devices[name], count=max(1, min(devices[name].count, most)))
+    return replace(problem, devices=devices)
+
+
 def _units(problem: PlanProblem) -> tuple[IntArray, IntArray, tuple[int, ...]]:
     """Returns the devices of each type, those in a unit, and the numbers of units in use: at most `MAX_USES`."""
     count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
-    unit_C = np.ones_like(count_C)
+    unit_C = -(-count_C // MAX_COUNTS)
     while np.prod(count_C // unit_C + 1.0) > MAX_USES:
         unit_C[np.argmax(count_C // unit_C)] += 1
     return count_C, unit_C, tuple((count_C // unit_C + 1).tolist())
@@ -107,9 +124,9 @@ def _units(problem: PlanProblem) -> tuple[IntArray, IntArray, tuple[int, ...]]:
 def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
     """Returns the options that no other option beats."""
     (count_C, unit_C, size_C), required = _units(problem), problem.required_per_s
-    parts = [np.empty((0, 4))]
+    step_C, parts = -(-count_C // MAX_COUNTS), [np.empty((0, 4))]
     for index, chain in enumerate(chains):
-        counts = [np.arange(1, count_C[device] + 1) for device in chain.devices]
+        counts = [np.arange(step_C[each], count_C[each] + 1, step_C[each]) for each in chain.devices]
         rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, chain.seconds, strict=True) if s > 0]))
         replicas_RS = _replicas(rate_R[:, None], chain)
         use_RC = np.ceil(replicas_RS @ (np.array(chain.devices)[:, None] == np.arange(len(unit_C))) / unit_C)

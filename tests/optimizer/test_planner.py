@@ -16,9 +16,8 @@ from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, Minimiz
 from optimizer.problems.problem_file import parse_problem, read_problem
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
-from optimizer.search.exact import ExactSearch, search_exactly
+from optimizer.search.exact import search_exactly
 from optimizer.search.kernels import small_problem
-from optimizer.search.moves import build_graph
 from optimizer.search.planner import more_devices, solve
 from optimizer.search.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.search.space import SPACES
@@ -100,17 +99,6 @@ MOST = 40
 """Limits of labels, below the hundreds that the problem needs."""
 
 
-def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
-    search = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"], labels_left=MOST)
-    answer = search.highest_rate()
-    best = planned(small_problem())
-    assert not answer.is_proven(small_problem())
-    assert answer.bound >= best.figures.rate_per_s
-    answer = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"]).highest_rate()
-    assert answer.is_proven(small_problem())
-    assert answer.bound == answer.plans[0].figures.rate_per_s
-
-
 @pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])
 def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: MaximizeRate | MinimizeCost) -> None:
     asked = replace(small_problem(), objective=objective)
@@ -149,9 +137,12 @@ def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_n
     assert decision.nearest_slo_s == pytest.approx(4e5 / 0.8, rel=1e-3)
     # A single input waits for no others, however rarely inputs arrive.
     assert planned(replace(small_problem(), objective=MinimizeCost(rate_per_s=1e-5))).figures.splits[0].wait_s == 0
-    for usd in (0.0, 3.0):
+    for usd, most_chains in ((0.0, 1), (3.0, 1), (3.0, 2)):
         many = {"A": Supply(count=1_000_000, usd_per_hour=usd)}
-        assert planned(two_blocks(objective=MinimizeCost(rate_per_s=600), devices=many)).figures.usd_per_hour == usd
+        asked = two_blocks(objective=MinimizeCost(rate_per_s=600), devices=many, most_chains=most_chains)
+        assert planned(asked).figures.usd_per_hour == usd
+    fastest = planned(replace(asked, objective=MaximizeRate()))
+    assert fastest.figures.rate_per_s == pytest.approx(fastest.bound, rel=1e-3)
 
 
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
