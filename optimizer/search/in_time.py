@@ -3,8 +3,9 @@
 The searches do not model queues: a plan may use the whole latency limit, or serve exactly the required rate. If too
 many inputs would be late (`optimizer.cost.evaluate.queue_s`), the search is repeated with a shorter latency limit, and
 with a rate so high that the previous plan's queues would fit into the difference. Strategies that the space contains
-are searched likewise: of equally cheap plans, they may find one with more room. No plan is cheaper than the best one
-without queues, so the gap is the distance to that plan's bound.
+are searched likewise: of equally cheap plans, they may find one with more room. Then replicas are added to each plan
+until its queues fit, and those that it can spare are removed. No plan is cheaper than the best one without queues, so
+the gap is the distance to that plan's bound.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE, evaluate, loads, milliseconds, queue_s, violations
-from optimizer.problems.problem import MinimizeCost, PlanProblem
+from optimizer.problems.problem import ANY_LATENCY_S, MinimizeCost, PlanProblem
 from optimizer.search.decision import Decision, Planned, gap_between
 from optimizer.search.space import CONTAINED, Space
 
 QUEUE_SHARES = (0.25, 0.4, 0.1, 0.6)
 """Shares of the latency limit that are reserved for queues, tried in this order until the queues fit."""
+LARGE_STEP = 50
+"""Part of a stage's replicas by which they are changed at once, so that few steps suffice for thousands of them."""
 Solve = Callable[[PlanProblem, Space], Decision]
 Bound = Callable[[PlanProblem, Space], float | None]
 """A quick bound. It is None for most problems without a plan."""
@@ -38,8 +42,8 @@ def solve_in_time(problem: PlanProblem, space: Space, solve: Solve, bound: Bound
     for each in CONTAINED.get(space.strategy, ()):
         with suppress(PlanError):  # the search neither found a plan nor proved that none exists
             others += _plans(problem, each, solve, bound) if bound(problem, each) is not None else []
-    plans = [first, *(each for each in others if isinstance(each, Planned))]
-    best = min(plans, key=lambda each: (excess_s(problem, each), each.figures.usd_per_hour))
+    plans = [_with_fitting_replicas(problem, each) for each in (first, *others) if isinstance(each, Planned)]
+    best = min(plans, key=partial(_rank, problem))
     late = f"less than {problem.in_time:.4g} of inputs that arrive at random may be in time"
     note = late if excess_s(problem, best) else best.note
     gap = gap_between(best.figures.usd_per_hour, first.bound)
@@ -51,6 +55,30 @@ def excess_s(problem: PlanProblem, planned: Planned) -> float:
     needed_s = planned.figures.latency_s + queue_s(problem, planned.stages, planned.figures)
     limit_s = problem.slo.limit_s
     return needed_s - limit_s if needed_s > limit_s * (1 + TOLERANCE) else 0.0
+
+
+def _rank(problem: PlanProblem, planned: Planned) -> tuple[float, float]:
+    """Returns the key by which plans are ranked, the best first."""
+    return excess_s(problem, planned), planned.figures.usd_per_hour
+
+
+def _with_fitting_replicas(problem: PlanProblem, planned: Planned) -> Planned:
+    """Returns the plan after adding or removing replicas of one stage at a time, as long as this improves its rank."""
+    patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
+    note = planned.note or "room for queues: more replicas than the rate needs"
+    while True:
+        plans = [planned]
+        for index, stage in enumerate(planned.stages):
+            for step in sorted({-1, 1, -stage.replicas // LARGE_STEP, stage.replicas // LARGE_STEP}):
+                changed = replace(stage, replicas=max(1, stage.replicas + step))
+                stages = (*planned.stages[:index], changed, *planned.stages[index + 1 :])
+                figures = evaluate(problem, stages)
+                if not violations(patient, stages, figures):
+                    plans.append(replace(planned, stages=stages, figures=figures, note=note))
+        best = min(plans, key=partial(_rank, problem))
+        if best is planned:
+            return planned
+        planned = best
 
 
 def _plans(problem: PlanProblem, space: Space, solve: Solve, bound: Bound) -> Iterator[Decision]:

@@ -145,6 +145,19 @@ def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_n
     assert fastest.figures.rate_per_s == pytest.approx(fastest.bound, rel=1e-3)
 
 
+def test_replicas_are_added_until_the_queues_fit() -> None:
+    """An input takes 10 of 25 ms. At 90/s, 99 % queue for at most 7.1 ms before two accelerators, or 203 ms for one."""
+    problem = plain_problem(
+        survival_N=(1.0,),
+        latency={"A": LatencyTable.of_rows((1,), [[0.01]], [])},
+        devices={"A": Supply(count=2, usd_per_hour=1.0)},
+        slo=Slo(latency_s=0.025, slack=0.0),
+        objective=MinimizeCost(rate_per_s=90, in_time=0.99),
+    )
+    found = planned(problem)
+    assert (found.figures.usd_per_hour, found.note) == (2.0, "room for queues: more replicas than the rate needs")
+
+
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
     quick = {name: table.times(1e-6) for name, table in small_problem().latency.items()}
     link = Link(bandwidth_bytes_per_s=1.0)
