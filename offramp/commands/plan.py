@@ -229,10 +229,19 @@ def best_answer(
 ) -> PlanAnswer:
     """Returns the best plan over several calibrations by `merit`, the first of equal ones.
 
-    If no calibration has a plan, returns the reason of the first one.
+    If no calibration has a plan, returns the reason of the first one, or raises the PlanError of the first search that
+    proved nothing.
     """
-    answers = [answer(file, strategy, solve, compared=compared) for file in files]
+    answers: list[PlanAnswer] = []
+    errors: list[PlanError] = []
+    for file in files:
+        try:
+            answers.append(answer(file, strategy, solve, compared=compared))
+        except PlanError as error:
+            errors.append(error)
     plans = [each for each in answers if isinstance(each.decision, Planned)]
+    if errors and not plans:
+        raise errors[0]
     return max(plans, key=lambda each: merit(each.file.problem, each.planned.figures), default=answers[0])
 
 

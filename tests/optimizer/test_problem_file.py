@@ -26,7 +26,7 @@ from optimizer.problems.problem import (
 )
 from optimizer.problems.problem_file import ProblemFile, parse_problem, problem_document, read_problem, read_problems
 from optimizer.problems.what_if import Axis, variants, with_batch_limit
-from optimizer.search.decision import NoPlan
+from optimizer.search.decision import Decision, NoPlan, Strategy
 from optimizer.search.planner import solve
 from optimizer.search.soonest.search import planes_of
 from optimizer.search.space import SPACES
@@ -232,11 +232,18 @@ def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     found = best_answer(files, "best", solve, compared=())
     assert found.file is files[1]
     assert answer_document(found)["calibration"] == str(problem.parent / "cascade" / "reference" / "calibration.json")
-    plan = serving_plan(found)
-    assert plan.policy is not None
-    assert plan.ramps == (2,)
+    assert serving_plan(found).ramps == (2,)
     other = best_answer(files[:1], "best", solve, compared=())
     assert other.planned.figures.rate_per_s < found.planned.figures.rate_per_s
+
+    def gives_up_first(asked: PlanProblem, strategy: Strategy) -> Decision:
+        if asked is files[0].problem:
+            raise PlanError("no plan was found, though there may be one")
+        return solve(asked, strategy)
+
+    assert best_answer(files, "best", gives_up_first, compared=()).planned == found.planned
+    with pytest.raises(PlanError, match="there may be one"):
+        best_answer(files[:1], "best", gives_up_first, compared=())
 
 
 def test_pruned_texts_bring_their_own_records(problem: Path) -> None:
