@@ -553,7 +553,8 @@ def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tu
         yield "answered inputs", AFTER_ANSWER_TEXTS[planned.stages[0].splits[0].after_answer]
     limit = milliseconds(problem.slo.limit_s)
     yield "worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed"
-    yield "cost", f"{figures.usd_per_hour:.2f} USD/h"
+    if problem.max_usd_per_hour:
+        yield "cost", f"{figures.usd_per_hour:.2f} USD/h"
     if len(figures.shares) > 1:
         first = 0
         for chain, stages in enumerate(chains_of(planned.stages, problem.num_blocks)):
@@ -597,7 +598,8 @@ def _decision_cells(problem: PlanProblem, found: Mapping[str, Any]) -> dict[str,
         cells = {"rate /s": "no plan", "latency ms": why, "USD/h": "-"}
     else:
         rate, latency = rate_text(found["rate_per_s"]), milliseconds(found["latency_s"])
-        cells = {"rate /s": rate, "latency ms": latency, "USD/h": f"{found['usd_per_hour']:.2f}"}
+        usd_per_hour = f"{found['usd_per_hour']:.2f}" if problem.max_usd_per_hour else "-"
+        cells = {"rate /s": rate, "latency ms": latency, "USD/h": usd_per_hour}
     if isinstance(problem.objective, MinimizeLatency):
         mean = "-" if no_plan else milliseconds(found["mean_latency_s"])
         cells |= {"mean ms": mean, "answered": "-" if no_plan else found.get("after_answer", "stop")}

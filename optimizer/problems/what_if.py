@@ -28,7 +28,11 @@ class Axis:
 
 
 def variants(problem: PlanProblem, axis: Axis) -> tuple[PlanProblem, ...]:
-    """Returns the problem at each value; raises PlanError for an invalid value."""
+    """Returns the problem at each value; raises PlanError for an invalid value, and without prices to plan by."""
+    has_prices = any(supply.usd_per_hour for supply in problem.devices.values())
+    becomes_cost = axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate)
+    if not has_prices and (axis.name == "usd_per_hour" or becomes_cost):
+        raise PlanError("plans would be made by cost, and no device has a usd_per_hour above 0")
     return tuple(_changed(problem, axis, value) for value in axis.values)
 
 

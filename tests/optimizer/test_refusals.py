@@ -170,6 +170,7 @@ CASES: dict[str, Case] = {
     "what-if: a limit that leaves none there": lambda: with_batch_limit(with_t4(("V100", 0), ("T4", 9)), 4),
     "what-if: a large count": lambda: Axis(name="count", values=(1, 2**70), device="V100"),
     "what-if: a large batch limit": lambda: Axis(name="batch_limit", values=(1, 2**70)),
+    "what-if: a budget without prices": lambda: variants(with_t4(("V100", 4)), Axis(name="usd_per_hour", values=(3,))),
     # Strategy pame
     "pame: without batches": lambda: solve(replace(pame_strategy.problem(), batches=None), "pame"),
     "pame: the highest rate": lambda: solve(replace(pame_strategy.problem(), objective=MaximizeRate()), "pame"),

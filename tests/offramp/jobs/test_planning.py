@@ -172,6 +172,7 @@ def test_strategies_are_compared_with_nested_survival_although_the_records_prefe
     assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
     assert [each["times_better"] for each in found.baselines.values()] == pytest.approx([12_000 / 8000] * 4)
     assert "All figures are for nested survival" in tables_of(found)
+    assert "0.00 USD/h" not in tables_of(found), "no device has a price"
 
 
 def test_a_strategy_whose_search_proves_nothing_does_not_hide_the_plans_of_the_others() -> None:
