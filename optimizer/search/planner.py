@@ -42,6 +42,8 @@ SLO_RESOLUTION_AT_SCALE = 0.05
 """Relative resolution of the nearest SLO if plans are found by `search_at_scale`."""
 MAX_DOUBLINGS = 15
 """How often `more_devices` doubles the number of additional accelerators."""
+PLENTY = 8
+"""Multiple of the least number of additional accelerators with which there is a plan if they help at all."""
 
 
 def solve(problem: PlanProblem, space: Space | Strategy = "best", searches: tuple[Search, ...] = ONE_CHAIN) -> Decision:
@@ -66,12 +68,23 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
     """
     if not isinstance(problem.objective, MinimizeCost) or problem.generation is not None or problem.networks:
         return None
-    space = SPACES[strategy]
+    problem = replace(problem, objective=replace(problem.objective, in_time=0.0))
+    problem = problem if problem.lengths is None else in_tokens(problem)
+    space = _without_useless_ramps(problem, SPACES[strategy])
+
+    def with_more(name: str, more: int) -> PlanProblem:
+        supply = problem.devices[name]
+        return replace(problem, devices={**problem.devices, name: replace(supply, count=supply.count + more)})
 
     def may_suffice(name: str, more: int) -> bool:
-        supply = problem.devices[name]
-        devices = {**problem.devices, name: replace(supply, count=supply.count + more)}
-        return _bound(replace(problem, devices=devices), space) is not None
+        return _bound(with_more(name, more), space) is not None
+
+    def helps(name: str) -> bool:
+        """Whether plenty of a type is enough. In the relaxation, plans may keep the latency limit on average."""
+        plenty = with_more(name, PLENTY * needed[name])
+        several = _may_have_several_chains(plenty, space)
+        found = _several_chains(plenty, space) if several else _one_chain(plenty, space)
+        return bool(found.plans) or not found.is_proven(plenty)
 
     needed: dict[str, int] = {}
     for name in problem.devices:
@@ -80,7 +93,8 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
             counts = range(enough // 2 + 1, enough + 1)
             needed[name] = counts[bisect_left(counts, True, key=partial(may_suffice, name))]
     prices = {name: more * problem.devices[name].usd_per_hour for name, more in needed.items()}
-    cheapest = min(needed, key=lambda name: (prices[name], needed[name]), default=None)
+    cheapest_first = sorted(needed, key=lambda name: (prices[name], needed[name]))
+    cheapest = next(filter(helps, cheapest_first), None)
     return None if cheapest is None else (cheapest, needed[cheapest])
 
 

@@ -73,8 +73,7 @@ def test_e3_keeps_a_batch_that_a_smaller_one_beats_in_one_split() -> None:
 
 
 def test_a_rate_that_is_too_high_names_the_accelerators_that_are_missing() -> None:
-    document = {**DOCUMENT, "objective": {"minimize": "cost", "rate_per_s": 30_000}}
-    problem = parse_problem(document).problem
+    problem = parse_problem({**DOCUMENT, "objective": {"minimize": "cost", "rate_per_s": 30_000}}).problem
     refused(problem)
     # An input takes 0.001 / 4 + 0.5 * 0.001 / 4 seconds: 8 V100 for block 0 and 4 for block 1; 4 are available.
     assert more_devices(problem, "best") == ("V100", 8)
@@ -82,6 +81,10 @@ def test_a_rate_that_is_too_high_names_the_accelerators_that_are_missing() -> No
     planned(enough)
     hasty = replace(problem, slo=Slo(latency_s=0.001))
     assert more_devices(hasty, "best") is None  # a block takes longer, on any number of V100
+    # T4 is free, but a block takes 100 ms there, and 80 are allowed. Together, the mean would be below that.
+    latency = {**problem.latency, "T4": problem.latency["V100"].times(100)}
+    slow = replace(problem.with_rate(12_000), latency=latency, devices={**problem.devices, "T4": Supply(count=1)})
+    assert more_devices(slow, "best") == ("V100", 1)
 
 
 def nearest(problem: PlanProblem, strategy: Strategy) -> tuple[float | None, float | None]:
