@@ -38,7 +38,7 @@ from deployments.wire.messages import (
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.errors import ExecutionError, OfframpError, PlanError, SequenceLostError
+from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Encoded, WirePiece, entry_piece
 from optimizer.plans.plan import PlacedPlan
 
@@ -246,17 +246,18 @@ class ReplicaLinks:
         """Sends a call to a replica of its stage. If the stage has none, the call waits until it has one.
 
         The call fails with SequenceLostError if the replica of its sequences is gone or hosts another stage, and with
-        the errors of the connection. Inputs that are not settled after an error may be sent again.
+        the errors of the connection and of its encoding. Inputs that are not settled after an error may be sent again.
         """
         slot = call.stage.slot
         try:
             link = call.choose_replica(self._stages[slot], message.piece.next_block)
-        except SequenceLostError as error:
+            if link is not None:
+                link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
+                return
+        except Exception as error:  # the replica of its sequences is gone, or the call cannot be encoded
             self.owner.ended(call, error)
             return
-        if link is not None:
-            link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
-        elif slot in self._assignments:
+        if slot in self._assignments:
             self._waiting[call] = message, asyncio.get_running_loop().time()
         else:  # a call for a stage of an earlier plan, which was sent late
             missing = "the stage has no replicas, and the current plan does not have the stage"
@@ -312,11 +313,7 @@ class ReplicaLinks:
         for call, (message, since_s) in waiting.items():
             waited_s = asyncio.get_running_loop().time() - since_s
             remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
-            try:
-                self.send(call, structs.replace(message, remaining_s=remaining_s))
-            except Exception as error:  # the call cannot be encoded; the others are sent
-                logger.exception("the ingress could not send a call")
-                self.owner.ended(call, error)
+            self.send(call, structs.replace(message, remaining_s=remaining_s))
 
 
 UNKNOWN = PendingInput(0, 0.0, 0.0)

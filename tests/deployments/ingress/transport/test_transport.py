@@ -171,14 +171,15 @@ async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_repli
     assert 10.0 > left_s >= 10.0 - (asyncio.get_running_loop().time() - began_s)
 
 
-async def test_a_waiting_call_that_cannot_be_encoded_ends_alone(slot: Slot) -> None:
+async def test_a_call_that_cannot_be_encoded_ends_alone_whether_it_waited_or_not(slot: Slot) -> None:
     message = call_of("x")
     message = structs.replace(message, piece=replace(message.piece, tensors=(np.array([None]),)))
-    broken = AwaitedCall(message)
-    slot.links.send(broken, message)
+    waiting, direct = AwaitedCall(message), AwaitedCall(message)
+    slot.links.send(waiting, message)
     slot.call("y")
     await slot.has("a")
-    assert isinstance(await soon(broken.end), Exception)
+    slot.links.send(direct, message)
+    assert [type(await soon(each.end)) for each in (waiting, direct)] == [TypeError, TypeError]
     assert (await slot.asked()).call.piece.sample_ids == ("y",)
 
 
