@@ -128,9 +128,9 @@ def test_a_burst_after_idleness_fills_the_buffer_and_its_admitted_inputs_are_in_
     assert 0.65 < share < 1 - SAFETY  # of the inputs that could be answered in time if hops took no time
 
 
-def with_a_change(made: SimulatedService, at_s: float, change: Callable[[object], object]) -> SimulatedService:
+def with_a_change(made: SimulatedService, at_s: float, change: Callable[[], object]) -> SimulatedService:
     def happen(_: object) -> None:
-        change(None)
+        change()
 
     made.events.at(at_s, CONTROLS, happen)
     return made
@@ -141,7 +141,7 @@ def test_a_service_that_loses_half_of_a_stage_is_followed_within_four_seconds(sl
     arrivals_s = poisson_arrivals(0.9 * per_s(4, 2), 15.0, 1)
     made = service(arrivals_s, replicas=(4, 2), duration_s=15.0)
 
-    def lose_half(_: object) -> None:
+    def lose_half() -> None:
         replicas = list(list(made.slots.values())[slot].replicas)
         for replica in replicas[: len(replicas) // 2]:
             kill(made, replica)
@@ -157,8 +157,8 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
     arrivals_s = poisson_arrivals(3 * per_s(2, 1), 16.0, 1)
     made = service(arrivals_s, duration_s=16.0)
     slot = next(iter(made.slots.values()))
-    with_a_change(made, 0.0, lambda _: kill(made, next(iter(slot.replicas))))
-    outcome = play(with_a_change(made, 8.0, lambda _: made.start("cpu")))
+    with_a_change(made, 0.0, lambda: kill(made, next(iter(slot.replicas))))
+    outcome = play(with_a_change(made, 8.0, lambda: made.start("cpu")))
     figures = outcome.figures_between(10.0, 16.0)
     assert kept(figures) >= 0.99
     assert figures.goodput_per_s >= 0.95 * per_s(2, 1)
@@ -168,7 +168,7 @@ def with_a_changing_speed(made: SimulatedService, seed: int) -> SimulatedService
     """The replicas of the first stage change their speed ten times per second."""
     rng = random.Random(seed)
 
-    def slow_down(replica: SimulatedReplica, _: object) -> None:
+    def slow_down(replica: SimulatedReplica) -> None:
         made.slow(replica, rng.lognormvariate(0.0, 0.4))
 
     for replica in made.slots["split-cpu-0"].replicas:
@@ -193,10 +193,6 @@ def test_services_with_varying_speed_answer_admitted_inputs_in_time() -> None:
     assert min(figures.goodput_per_s for figures in found) >= 0.6 * rate_per_s
 
 
-def set_slowness(made: SimulatedService, replica: SimulatedReplica, slowness: float, _: object) -> None:
-    made.slow(replica, slowness)
-
-
 @pytest.mark.parametrize("load", [0.7, 0.85])
 def test_filling_replicas_that_stall_now_and_then_serve_as_much_as_others(load: float) -> None:
     """Late inputs lower the limit of admission control. Batches must not need more inputs than the limit allows."""
@@ -206,6 +202,6 @@ def test_filling_replicas_that_stall_now_and_then_serve_as_much_as_others(load: 
         made = service(arrivals_s, replicas=(2, 8), last_s=quick_s, first_s=batch_s, dispatch=dispatch, duration_s=60.0)
         for replica in made.slots["split-cpu-0"].replicas:
             for k in range(4, 120):  # it is slow for .5 s of every 4 s
-                with_a_change(made, 0.5 * k, partial(set_slowness, made, replica, 1.0 if k % 8 else 3.0))
+                with_a_change(made, 0.5 * k, partial(made.slow, replica, 1.0 if k % 8 else 3.0))
         in_slo[dispatch] = play(made).figures_between(2.0, 60.0).in_slo
     assert in_slo["filling"] >= 0.9 * in_slo["work-conserving"]

@@ -155,6 +155,15 @@ def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(
     assert admission.limit == pytest.approx(risen + min(RISE * risen, MOST_RISE))
 
 
+def test_a_window_begins_anew_with_another_plan() -> None:
+    admission = known()
+    assert late(admission, BEGIN) > 0.0
+    admission.follow(plan(rate_per_s=100.0))
+    assert late(admission, BEGIN, at_s=3.9) > 0.0
+    admission.answered(0.1, 60, 1, 3.9)  # while the queues of the new plan fill
+    assert late(admission, BEGIN + 1, at_s=4.1) > 0.0
+
+
 def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within_bounds() -> None:
     admission = known()
     overload(admission, seconds=1)

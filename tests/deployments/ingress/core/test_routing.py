@@ -47,11 +47,6 @@ def ranked(loads: list[int], weight: int, batch: int, *, fills: bool = False) ->
     return sorted(range(len(loads)), key=lambda index: rank(loads[index], weight, batch, fills))
 
 
-def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -> None:
-    for name, (loads, weight, order) in RANKED.items():
-        assert ranked(loads, weight, BATCH) == order, name
-
-
 FILLED = {
     "all-idle": ([0, 0], 4, [0, 1]),
     "room-before-idle": ([0, 4, 12], 4, [2, 1, 0]),
@@ -59,12 +54,13 @@ FILLED = {
     "idle-before-a-full-one": ([16, 0], 4, [1, 0]),
     "fullest-with-room": ([17, 4, 31], 1, [1, 2, 0]),
 }
-"""The same where replicas share processors."""
+"""The same where replicas share processors, and are filled one after the other."""
 
 
-def test_replicas_that_share_processors_are_filled_one_after_the_other() -> None:
-    for name, (loads, weight, order) in FILLED.items():
-        assert ranked(loads, weight, BATCH, fills=True) == order, name
+def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -> None:
+    for cases, fills in ((RANKED, False), (FILLED, True)):
+        for name, (loads, weight, order) in cases.items():
+            assert ranked(loads, weight, BATCH, fills=fills) == order, name
 
 
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
