@@ -19,7 +19,6 @@ from profiles.table import LatencyTable
 from simulator.events import CONTROLS
 from simulator.inputs import ByRamp
 from simulator.outcome import Figures
-from simulator.processes import SimulatedReplica
 from simulator.scenario import Scenario, poisson_arrivals
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
@@ -141,12 +140,10 @@ def test_a_service_that_loses_half_of_a_stage_is_followed_within_four_seconds(sl
     arrivals_s = poisson_arrivals(0.9 * per_s(4, 2), 15.0, 1)
     made = service(arrivals_s, replicas=(4, 2), duration_s=15.0)
 
-    def lose_half() -> None:
-        replicas = list(list(made.slots.values())[slot].replicas)
-        for replica in replicas[: len(replicas) // 2]:
-            kill(made, replica)
-
-    outcome = play(with_a_change(made, 5.0, lose_half))
+    replicas = list(made.slots.values())[slot].replicas
+    for replica in replicas[: len(replicas) // 2]:
+        with_a_change(made, 5.0, partial(kill, made, replica))
+    outcome = play(made)
     assert kept(outcome.figures_between(0.0, 4.0)) == 1.0
     figures = outcome.figures_between(9.0, 15.0)
     assert kept(figures) >= 0.99
@@ -167,13 +164,9 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
 def with_a_changing_speed(made: SimulatedService, seed: int) -> SimulatedService:
     """The replicas of the first stage change their speed ten times per second."""
     rng = random.Random(seed)
-
-    def slow_down(replica: SimulatedReplica) -> None:
-        made.slow(replica, rng.lognormvariate(0.0, 0.4))
-
-    for replica in made.slots["split-cpu-0"].replicas:
-        for k in range(450):
-            with_a_change(made, 0.1 * k, partial(slow_down, replica))
+    for k in range(450):
+        for replica in made.slots["split-cpu-0"].replicas:
+            with_a_change(made, 0.1 * k, partial(made.slow, replica, rng.lognormvariate(0.0, 0.4)))
     return made
 
 

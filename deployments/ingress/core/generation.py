@@ -131,7 +131,7 @@ class GenerationLoop:
         return state
 
     def on_token(self, state: GenerationState[S], exit_block: int, now_s: float) -> None:
-        """Records that a token came from an exit. Admission gets each token's time, so that a pause counts once."""
+        """Records that a token came from an exit."""
         waited_s, state.last_s = now_s - state.waiting_since_s, now_s
         state.attempts = 0
         state.num_tokens += 1
@@ -142,7 +142,8 @@ class GenerationLoop:
             self.counts.ttft[bucket_of(state.ttft_s)] += 1
             self._ttft.answered(state.ttft_s, state.ahead_tokens, state.sequence.num_prompt, now_s)
         elif self._tpot.is_on:  # otherwise every token would take time for nothing
-            self._tpot.answered(waited_s, self.num_running - 1, 1, now_s)
+            # After one pause, the mean exceeds the SLO for many tokens, although each of them comes in time.
+            self._tpot.answered(min(waited_s, state.tpot_s), self.num_running - 1, 1, now_s)
 
     def retry(self, state: GenerationState[S], error: OfframpError) -> float:
         """Prepares a sequence whose step got an error for another attempt; returns the pause before it, in seconds.

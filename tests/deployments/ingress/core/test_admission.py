@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,11 @@ from deployments.ingress.core.admission import (
     SPARE,
     Admission,
 )
+from deployments.ingress.core.generation import GenerationLoop
+from deployments.ingress.core.inputs import IngressOptions
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split
+from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import Plan, Stage
 
 # The rule, by hand: 100 answers per second and an SLO of 1 s
@@ -120,6 +124,14 @@ def test_answers_move_the_limit(answers: list[tuple[int, float, int, float]], ti
         for _ in range(often):
             admission.answered(latency_s, ahead, 1, at_s)
     assert admission.limit == pytest.approx(BEGIN * times)
+
+
+def test_a_pause_of_a_sequence_makes_one_token_late() -> None:
+    loop = GenerationLoop(IngressOptions(tpot_slo_s=1.0), plan(rate_per_s=100.0), random.Random(0))
+    state = loop.begin(SequenceProgress(1, 9, 1), 0.0)
+    for now_s in (0.0, 5.0, 5.5, 6.0):  # the mean stays above the SLO
+        loop.on_token(state, 2, now_s)
+    assert loop._tpot.limit == pytest.approx(BEGIN * (1 - FALL))
 
 
 def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_nothing() -> None:
@@ -225,11 +237,6 @@ ROOM = 100.0 * LENGTH * (1 - BURST)
 """The limit at first, in tokens: as many as 100 inputs per second have in an SLO of a second, burst left aside."""
 
 
-def by_tokens(dispatch: Dispatch = "work-conserving") -> Admission:
-    expected = plan(dispatch, length=LENGTH, rate_per_s=100.0, tokens_per_input=float(LENGTH))
-    return Admission(expected, slo_s=1.0, num_ingresses=1)
-
-
 @pytest.mark.parametrize(
     ("tokens", "mean", "full"),
     [
@@ -316,7 +323,7 @@ def test_a_limit_so_low_that_inputs_never_have_half_of_it_ahead_leaps_too(length
 
 
 def test_an_input_that_is_late_by_its_own_length_takes_no_others_place() -> None:
-    admission = by_tokens()
+    admission = Admission(plan(length=LENGTH, rate_per_s=100.0, tokens_per_input=LENGTH), slo_s=1.0, num_ingresses=1)
     for second in range(20):
         admission.answered(1.2, 0, 2000, float(second))
     assert admission.limit == pytest.approx(ROOM)
@@ -337,7 +344,6 @@ def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_th
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 2)
     admission.answered(1.2, 60, 1, 1.3)  # the lowest limit of this SLO was one of tokens
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 3)
-    assert not admission.counts_tokens
     # A plan that says nothing keeps the limit, in tokens of inputs as they came, and back.
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
     admission.follow(plan(length=LENGTH), 50.0)
