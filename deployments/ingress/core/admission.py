@@ -99,11 +99,10 @@ class Admission:
             else:
                 factor = tokens_per_input if self.counts_tokens else 1 / tokens_per_input
             self.limit = max(self._floor, self.limit * factor)
-        if counted_tokens != self.counts_tokens:
-            self._fall_ends_s = -math.inf
         self._answered = self._late = 0.0
         # A window of both plans would end while the queues of the new one fill, and latencies are still short.
-        self._has_refused, self._took_s, self._window_ends_s = False, [], -math.inf
+        self._has_refused, self._took_s = False, []
+        self._fall_ends_s = self._window_ends_s = -math.inf  # the lowest limit was one of the previous plan, too
 
     def late_s(self, cost: float, left_s: float, *, unanswered: float, now_s: float) -> float:
         """Returns by how many seconds a request with a deadline in `left_s` would be late; 0: it is admitted.

@@ -344,6 +344,9 @@ def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_th
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 2)
     admission.answered(1.2, 60, 1, 1.3)  # the lowest limit of this SLO was one of tokens
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 3)
+    admission.follow(plan(rate_per_s=50.0), 50.0)
+    admission.answered(1.2, 60, 1, 1.4)  # or of a faster plan
+    assert admission.limit == pytest.approx(BEGIN / 2 * (1 - FALL) ** 4)
     # A plan that says nothing keeps the limit, in tokens of inputs as they came, and back.
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
     admission.follow(plan(length=LENGTH), 50.0)
