@@ -210,5 +210,5 @@ def test_a_plan_is_drawn_with_its_splits_in_its_endings_format(tmp_path: Path, m
     with pytest.raises(InputError, match=r"plan.bmp; allowed endings: .svg, .png, .pdf"):
         draw_plan(PLANNED, tmp_path / "plan.bmp")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match="pictures need matplotlib; install the extra `demo`"):
+    with pytest.raises(InputError, match=r"pictures need matplotlib; run in Offramp's clone: pip install '\.\[demo\]'"):
         draw_plan(PLANNED, tmp_path / "plan.svg")

@@ -115,7 +115,7 @@ async def test_another_models_canary_is_a_404_and_a_wrong_method_a_405(world: Wo
         response = await world.http.request(method, f"/v2/models/other/{path}")
         assert refused(response) == (404, "unknown model 'other'; served is 'intents'")
     response = await world.http.post(CANARY)
-    assert (response.status_code, response.headers["allow"]) == (405, "GET, PUT, DELETE")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, PUT, DELETE, HEAD")
 
 
 def spectrum(size: int) -> dict[str, Any]:
