@@ -227,6 +227,25 @@ def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_mu
         assert found.bound <= expected * (1 + SOLVED)
 
 
+def test_a_master_problem_with_units_of_devices_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.search.master.MAX_USES", 4)
+    num_plans = 0
+    for seed in FEW_BLOCKS[:60:4]:
+        problem = replace(random_problem(seed), most_chains=3)
+        expected = best_of_all(problem, 3)
+        if expected is None:
+            continue
+        try:
+            found = solve(problem)
+        except PlanError:  # that none was found in time
+            continue
+        assert isinstance(found, Planned), seed
+        sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
+        assert sign * found.bound >= sign * expected - SOLVED * expected, seed
+        num_plans += 1
+    assert num_plans > 0
+
+
 def test_with_the_strategy_serial_every_chain_is_one_stage() -> None:
     problem = replace(random_problem(18), most_chains=2)
     assert all(stage.end - stage.first == problem.num_blocks for stage in planned(problem, "serial").stages)

@@ -16,8 +16,9 @@ from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, Minimiz
 from optimizer.problems.problem_file import parse_problem, read_problem
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
-from optimizer.search.exact import search_exactly
+from optimizer.search.exact import ExactSearch, search_exactly
 from optimizer.search.kernels import small_problem
+from optimizer.search.moves import build_graph
 from optimizer.search.planner import more_devices, solve
 from optimizer.search.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.search.space import SPACES
@@ -100,6 +101,17 @@ def nearest(problem: PlanProblem, strategy: Strategy) -> tuple[float | None, flo
 
 MOST = 40
 """Limits of labels, below the hundreds that the problem needs."""
+
+
+def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
+    search = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"], labels_left=MOST)
+    answer = search.highest_rate()
+    best = planned(small_problem())
+    assert not answer.is_proven(small_problem())
+    assert answer.bound >= best.figures.rate_per_s
+    answer = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"]).highest_rate()
+    assert answer.is_proven(small_problem())
+    assert answer.bound == answer.plans[0].figures.rate_per_s
 
 
 @pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])

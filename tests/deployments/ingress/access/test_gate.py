@@ -97,13 +97,16 @@ async def test_browsers_may_send_the_key_as_a_password_but_not_to_post(client: h
 
 
 async def test_too_many_requests_get_a_429_with_retry_after(backend: FakeBackend) -> None:
-    async with client_of(backend, gate(0.5, 2.0)) as client:
+    clock = ManualClock()
+    async with client_of(backend, gate(0.5, 2.0, clock=clock)) as client:
         *taken, refused = [await predicted(client, f"Bearer {KEY}") for _ in range(3)]
         assert [each.status_code for each in (*taken, refused)] == [200, 200, 429]
         assert refused.headers["retry-after"] == "2"
         message = "too many requests: the limit is 0.5 per second, and 2 at once"
         assert refused.json()["error"] == {"kind": "rate_limit", "message": message}
         assert (await predicted(client, f"Bearer {OTHER_KEY}")).status_code == 200
+        clock.advance(2.0)
+        assert (await predicted(client, f"Bearer {KEY}")).status_code == 200
     assert backend.counted.count(("access", 429)) == 1
 
 

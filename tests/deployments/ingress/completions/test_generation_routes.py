@@ -91,6 +91,8 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
 @BOTH
 async def test_the_exit_of_every_token_is_reported(teller: Teller, path: str, body: dict[str, Any]) -> None:
     teller.answer = "a🐭".encode()
+    whole = (await asked(teller, path, body | {"exits": True})).json()
+    assert whole["offramp"] == {"exits": {"1": 3, "3": 3}, "token_exits": [1, 3, 1, 3, 1, 3]}
     chunks = events((await asked(teller, path, body | {"exits": True, "stream": True})).text)[:-1]
     told = [each["offramp"]["token_exits"] for each in chunks if "offramp" in each]
     assert told == [[1], [3, 1, 3, 1], [3]]  # the mouse has four bytes; the end has no text
@@ -122,10 +124,12 @@ async def test_sampling_parameters_are_passed_on(teller: Teller) -> None:
 
 async def test_defaults_are_those_of_openai(teller: Teller) -> None:
     await asked(teller, "/v1/completions", {"model": "tales", "prompt": "Once"})
-    await asked(teller, "/v1/chat/completions", {"model": "tales", "messages": CHAT["messages"]})
-    assert [request.max_tokens for request in teller.asked] == [16, 127]  # 127: the model's length
+    chat = {"model": "tales", "messages": CHAT["messages"]}
+    await asked(teller, "/v1/chat/completions", chat)
+    await asked(teller, "/v1/chat/completions", chat | {"max_completion_tokens": 9})
+    assert [request.max_tokens for request in teller.asked] == [16, 127, 9]  # 127: the model's length
     assert {request.sampling.temperature for request in teller.asked} == {1.0}
-    assert len({request.sampling.seed for request in teller.asked}) == 2
+    assert len({request.sampling.seed for request in teller.asked}) == 3
 
 
 @BOTH

@@ -344,6 +344,7 @@ def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_th
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 2)
     admission.answered(1.2, 60, 1, 1.3)  # the lowest limit of this SLO was one of tokens
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 3)
+    assert not admission.counts_tokens
     admission.follow(plan(rate_per_s=50.0), 50.0)
     admission.answered(1.2, 60, 1, 1.4)  # or of a faster plan
     assert admission.limit == pytest.approx(BEGIN / 2 * (1 - FALL) ** 4)
