@@ -20,15 +20,10 @@ MAX_CHAT_LOGPROBS = 20
 """OpenAI's limit for chat completions."""
 MAX_TEXT_LOGPROBS = 5
 """OpenAI's limit for text completions."""
-IGNORED_PARAMETERS = frozenset(
-    {
-        "user", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
-        "stream",  # of Triton's generate extension, where the path says whether the answer is a stream
-    }
-)  # fmt: skip
-"""Parameters that do not change answers, and are ignored."""
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...] | None] = {
+    "user": None, "metadata": None, "store": None, "service_tier": None, "safety_identifier": None,
+    "prompt_cache_key": None, "prompt_cache_retention": None, "parallel_tool_calls": None,
+    "stream": None,  # of Triton's generate extension, where the path says whether the answer is a stream
     "n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},),
     "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
@@ -38,7 +33,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "add_generation_prompt": (True,),
     "spaces_between_special_tokens": (True, False), "continue_final_message": (False,), "priority": (0,),
 }  # fmt: skip
-"""Parameters that are not supported, with the values that are accepted because they have no effect."""
+"""Parameters that are not supported, with the values that are accepted because they have no effect. None: any value."""
 
 StopText = Annotated[str, Field(min_length=1)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
@@ -113,7 +108,7 @@ class SamplingBody(_Described):
         unsupported = sorted(
             name
             for name, value in extra.items()
-            if value is not None and name not in IGNORED_PARAMETERS and value not in NEUTRAL_VALUES.get(name, ())
+            if value is not None and (values := NEUTRAL_VALUES.get(name, ())) is not None and value not in values
         )
         if unsupported:
             names, known = ", ".join(map(repr, unsupported)), ", ".join(type(self).model_fields)
