@@ -486,7 +486,7 @@ class _Connection:
             return
         for frame in encode_parts(serial, chunk):
             self.frames.send(frame)
-        opened.unsettled -= chunk.num_inputs
+        opened.unsettled -= len(chunk.settled)
         if not opened.unsettled:
             self._calls.pop(serial, None)  # it may be cancelled in the meantime
 

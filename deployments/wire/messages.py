@@ -182,11 +182,6 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             parts.append({"survivors": self.survivors, "survivor_timings": self.survivor_timings})
         return [Chunk(**part) for part in parts]
 
-    @property
-    def num_inputs(self) -> int:
-        """Number of inputs that this part settles."""
-        return len(self.answers) + len(self.survivor_timings) + len(self.lost)
-
 
 @dataclass(slots=True, kw_only=True)
 class Counts:

@@ -220,7 +220,7 @@ class Owner:
     def replied(self, call: Any, chunk: Chunk) -> None:
         if call.refused is not None:
             raise call.refused
-        call.num_remaining -= chunk.num_inputs
+        call.num_remaining -= len(chunk.settled)
 
     def ended(self, call: Any, error: BaseException | None) -> None:
         call.leave_replica()

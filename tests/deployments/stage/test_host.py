@@ -90,7 +90,7 @@ class Replica:
         begun: dict[str, list[SplitRun]] = {ids[position]: [] for position in traced}
         self.host.submit(call, assignment, OpenCall(len(ids), reply, begun))
         chunks: list[Chunk] = []
-        while sum(chunk.num_inputs for chunk in chunks) < len(ids):
+        while sum(len(chunk.settled) for chunk in chunks) < len(ids):
             chunks.append(await asyncio.wait_for(parts.get(), 10))
         return chunks
 

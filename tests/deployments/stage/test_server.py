@@ -241,7 +241,7 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call() -> No
         Observed(member=a, seen=seen),
     ]
     [(_, chunk), (_, last)] = chunks_by_call(releases)
-    assert (chunk.seen, chunk.num_inputs) == ((seen,), 1)
+    assert (chunk.seen, chunk.settled) == ((seen,), ("a",))
     assert last.survivors is not None
     assert last.survivors.sample_ids == ("x",)
 
