@@ -39,25 +39,22 @@ class BackgroundTasks:
     """The background tasks of an ingress, a replica or the controller, which is healthy as long as they run."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._failed: dict[str, BaseException] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        """Kept, because the event loop has only weak references to tasks."""
+        self._failed: dict[str, Exception] = {}
 
     def start(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         """Runs a coroutine as a task. If it ends with an error, the error is logged, and `check_health` fails."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)  # the event loop has only weak references to tasks
-        task.add_done_callback(self._on_done)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._run(name, work), name=name))
 
     def check_health(self) -> None:
         """Raises RuntimeError if a task has failed. Serve calls it every second, and then replaces the process."""
         for name, error in self._failed.items():
             raise RuntimeError(f"the background task {name!r} has ended: {error!r}")
 
-    def _on_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            self._failed[task.get_name()] = error
-            logger.error("the background task %r has ended", task.get_name(), exc_info=error)
+    async def _run(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._failed[name] = error
+            logger.exception("the background task %r has ended", name)
