@@ -74,6 +74,8 @@ class IngressMetrics:
         self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
         """Requests by route and HTTP status. Requests over gRPC count under the corresponding HTTP status."""
         self.metrics = LazyMetrics()
+        self._tally, self._earlier = Tally(), Tally()
+        """The present comparison of versions, which began at zero, and the sum of all earlier ones."""
 
     def export(self, core: IngressCore, now_s: float, hops_s: dict[str, list[float]]) -> None:
         """Exports the core's counts since the last export. `hops_s` is the dispatcher's, and is emptied."""
@@ -113,50 +115,41 @@ class IngressMetrics:
         for length in self._lengths:
             set_gauge(*oldest, oldest_s.get(length, 0.0), tokens=str(length))
 
+    def export_sequences(self, loop: GenerationLoop) -> None:
+        """Exports the counts of generated sequences."""
+        set_total, set_totals, counts = self.metrics.set_total, self.metrics.set_totals, loop.counts
+        running = "offramp_sequences_running", "Sequences that were admitted and have not ended"
+        self.metrics.set_gauge(*running, loop.num_running)
+        set_totals("offramp_sequences_ended", "Sequences that ended, by reason", counts.ended, "ended")
+        set_total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
+        set_total("offramp_sequences_in_slo", "Sequences that completed within both SLOs", counts.in_slo)
+        set_total("offramp_sequences_lost", "Times that a sequence started again on another replica", counts.lost)
+        set_total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
+        set_total("offramp_prompt_tokens", "Tokens of admitted prompts", counts.prompt_tokens)
+        set_totals("offramp_generated_tokens", "Tokens, by the block they left after", counts.exits, "exit")
+        ttft, tpot = latencies_within(counts.ttft), latencies_within(counts.tpot)
+        set_totals("offramp_ttft_seconds_bucket", "Sequences by time to first token", ttft, "le")
+        set_totals("offramp_tpot_seconds_bucket", "Sequences by time per output token", tpot, "le")
 
-def export_sequence_metrics(metrics: LazyMetrics, loop: GenerationLoop) -> None:
-    """Exports the counts of generated sequences."""
-    set_total, set_totals, counts = metrics.set_total, metrics.set_totals, loop.counts
-    metrics.set_gauge("offramp_sequences_running", "Sequences that were admitted and have not ended", loop.num_running)
-    set_totals("offramp_sequences_ended", "Sequences that ended, by reason", counts.ended, "ended")
-    set_total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
-    set_total("offramp_sequences_in_slo", "Sequences that completed within both SLOs", counts.in_slo)
-    set_total("offramp_sequences_lost", "Times that a sequence started again on another replica", counts.lost)
-    set_total("offramp_sequences_probed", "Sequences that ended and were probes", counts.probes)
-    set_total("offramp_prompt_tokens", "Tokens of admitted prompts", counts.prompt_tokens)
-    set_totals("offramp_generated_tokens", "Tokens, by the block they left after", counts.exits, "exit")
-    ttft, tpot = latencies_within(counts.ttft), latencies_within(counts.tpot)
-    set_totals("offramp_ttft_seconds_bucket", "Sequences by time to first token", ttft, "le")
-    set_totals("offramp_tpot_seconds_bucket", "Sequences by time per output token", tpot, "le")
-
-
-class VersionMetrics:
-    """The metrics of versions and their comparison, exported about once a second."""
-
-    def __init__(self, metrics: LazyMetrics) -> None:
-        self._metrics = metrics
-        self._current, self._ended = Tally(), Tally()
-        """The present tally, which began at zero, and the sum of all earlier ones."""
-
-    def export(self, tally: Tally) -> None:
-        """Exports the counts of all tallies so far, and the latencies of this one."""
-        if tally is not self._current:
-            self._ended.add(self._current)
-            self._current = tally
+    def export_versions(self, tally: Tally) -> None:
+        """Exports the counts of all comparisons of versions so far, and the latencies of the present one."""
+        if tally is not self._tally:
+            self._earlier.add(self._tally)
+            self._tally = tally
         total = Tally()
-        total.add(self._ended)
+        total.add(self._earlier)
         total.add(tally)
         compared = "offramp_version_compared", "Inputs that two versions answered"
-        self._metrics.set_totals(*compared, total.compared, "outcome")
+        self.metrics.set_totals(*compared, total.compared, "outcome")
         requests = "offramp_version_requests", "Requests without a version, by answering version"
         latency = "offramp_version_latency_seconds", "Latency by version, since its figures began"
         for version, each in total.versions.items():
             for status, count in each.requests.items():
-                self._metrics.set_total(*requests, count, version=version, status=status)
+                self.metrics.set_total(*requests, count, version=version, status=status)
         for version, each in tally.versions.items():
             for share in (0.5, 0.99):
                 value = latency_s(each.latencies, share)
-                self._metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
+                self.metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
 
 
 @serve.ingress()
@@ -202,8 +195,7 @@ class Ingress(BackgroundTasks):
             self._generation = GenerateService(codec, self.task, self._dispatcher, self._settings, self._clock)
         self.version = self._settings.version
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
-        export = VersionMetrics(self._metrics.metrics).export
-        self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink, export)
+        self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink)
 
     def __serve_build_asgi_app__(self) -> ApiRouter:
         settings = self._settings
@@ -272,7 +264,9 @@ class Ingress(BackgroundTasks):
             await asyncio.sleep(EXPORT_S)
             self._metrics.export(self._core, self._clock.now_s(), self._dispatcher.hops_s)
             if self._generation is not None:
-                export_sequence_metrics(self._metrics.metrics, self._generation.loop)
+                self._metrics.export_sequences(self._generation.loop)
+            if self.versions.default is not None:
+                self._metrics.export_versions(self.versions.tally)
 
     async def __del__(self) -> None:
         """Closes the ingress. Serve calls this once the replica gets no more requests."""

@@ -14,7 +14,7 @@ from typing import Any
 from deployments.controller.controller import export_metrics
 from deployments.ingress.core.calls import IngressCounts
 from deployments.ingress.core.generation import GenerationCounts
-from deployments.ingress_deployment import IngressMetrics, VersionMetrics, export_sequence_metrics
+from deployments.ingress_deployment import IngressMetrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.traffic import Tally
 from earlyexit.engine.device import Answered, MemoryUse
@@ -40,7 +40,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     chains = SimpleNamespace(oldest_s=lambda _: {})
     core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, **waiting)
     ingress.export(core, 0.0, {"cpu-0": [0.1]})
-    versions, stage, tally = VersionMetrics(ingress.metrics), StageMetrics("cpu"), Tally()
+    stage, tally = StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)
     stage.record([Answered(member=member, answer=Answer(sample_id="", value=0, score=1.0, exit=0))])
     split = Split(first=0, end=1, batch=1, tokens=4)
@@ -49,10 +49,10 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     host: Any = SimpleNamespace(slot="cpu-0", device=device)
     stage.export(host)
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
-    export_sequence_metrics(ingress.metrics, loop)
+    ingress.export_sequences(loop)
     export_metrics(ingress.metrics, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
-    versions.export(tally)
+    ingress.export_versions(tally)
     found = [each for metrics in (ingress.metrics, stage.metrics) for each in metrics.instruments.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 

@@ -193,8 +193,6 @@ class Versions(TrafficSplitter):
     settings: ServeSettings
     cluster: RayCluster
     link_to: Callable[[str], IngressLink]
-    export: Callable[[Tally], None]
-    """Called with the counts about once a second, while two versions share the requests."""
     _links: dict[str, IngressLink] = field(default_factory=dict, init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _apps: dict[str, str] = field(default_factory=dict, init=False)
@@ -303,8 +301,6 @@ class Versions(TrafficSplitter):
     async def _refresh(self) -> None:
         async with self._lock:  # otherwise an old division might replace a new one
             await self._apply(await self.cluster.traffic(self.own.card.name))
-        if self.default is not None:
-            self.export(self.tally)
 
     async def _apply(self, traffic: Traffic) -> None:
         """Applies a division of requests, and cancels requests that wait for an application that is gone.

@@ -266,10 +266,10 @@ async def test_the_number_of_comparisons_is_limited(world: World) -> None:
 async def test_an_ingress_announces_itself_and_follows_what_is_stored(world: World) -> None:
     del world.cluster.of_apps["one"]
     await world.look()
-    assert (world.cluster.of_apps["one"].version, world.shown) == ("1", [])
+    assert (world.cluster.of_apps["one"].version, world.versions.default) == ("1", None)
     world.cluster.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
     await world.look(2)
-    assert (await world.answered_by(), world.shown) == ("2", [world.versions.tally] * 2)
+    assert (await world.answered_by(), world.versions.default) == ("2", world.own)
     world.cluster.failures = [ConnectionError("no GCS")] * 2
     await world.look(2)
     assert (world.slept[-2:], await world.answered_by()) == ([REFRESH_S] * 2, "2")

@@ -193,10 +193,9 @@ class World:
         }
         self.cluster, self.clock = FakeCluster(), ManualClock()
         self.slept: list[float] = []
-        self.shown: list[Tally] = []
         settings = self.settings("one", "1", route_prefix, repository={"control": control})
         link_to = self.links.__getitem__
-        self.versions = Versions(self.own, self.clock, settings, self.cluster, link_to, self.shown.append)
+        self.versions = Versions(self.own, self.clock, settings, self.cluster, link_to)
         self.own.versions = self.versions
         routes = VersionRoutes(self.versions, str(self.folder))
         app = build_api(self.own, routes)
