@@ -50,8 +50,6 @@ SERVER_METADATA: Mapping[str, Any] = {
     "extensions": ("binary_tensor_data", "parameters", "model_repository"),
 }
 """The server's metadata, with the names of the Open Inference Protocol, and its extensions by Triton's names."""
-GENERATION_TASK = "token"
-"""The name of the task of models that generate."""
 GENERATION_HINT = "send the request to {}, {} or {}".format(
     *(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
 )
@@ -112,7 +110,7 @@ async def infer_version(
     backend: Backend, request: InferRequest, *, names_version: bool = False
 ) -> tuple[ModelVersion, list[Answer]]:
     """Returns the answers and the version that gave them; raises InputError for a model that generates."""
-    if backend.signature.task.name == GENERATION_TASK:
+    if backend.signature.generates:
         raise InputError(f"model {backend.card.name!r} generates text: {GENERATION_HINT}")
     if names_version:
         return backend, await backend.infer(request)
@@ -204,8 +202,7 @@ class Endpoint:
             return handler
         target = f"{request.method} {request.url.path}"
         if not self.handlers:
-            generates = self._backend.signature.task.name == GENERATION_TASK
-            is_missing = target.endswith(GENERATION_PATHS) and not generates
+            is_missing = target.endswith(GENERATION_PATHS) and not self._backend.signature.generates
             hint = ", because the model does not generate" if is_missing else ""
             raise UnknownPathError(f"{target}: there is no such path{hint}; see /openapi.json")
         message = f"{target}: only {', '.join(self.handlers)} is allowed; see /openapi.json"

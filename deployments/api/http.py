@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
-    GENERATION_TASK,
     SERVER_METADATA,
     Backend,
     Endpoint,
@@ -204,7 +203,7 @@ def build_api(
     clock of seconds since 1970. Starlette's application class is not used: its middlewares repeat what `Endpoint` does.
     """
     handlers: list[object] = [Routes(backend, gate), *more]
-    if backend.signature.task.name == GENERATION_TASK:
+    if backend.signature.generates:
         handlers.append(GenerateRoutes(backend, wall or WallClock()))
     endpoints: dict[str, Endpoint] = {}
     for operation in OPERATIONS:

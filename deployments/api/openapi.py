@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.api.endpoint import GENERATION_TASK
 from deployments.api.operations import (
     BYTES,
     EXIT,
@@ -75,8 +74,7 @@ def openapi_document(
     signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1"
 ) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document. `keys`: whether API keys are needed; `model`: None for any model."""
-    generates = signature.task.name == GENERATION_TASK
-    absent = "answers" if generates else "generates"
+    absent = "answers" if signature.generates else "generates"
     allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
@@ -94,14 +92,14 @@ def openapi_document(
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": paths,
-        "components": {"schemas": _schemas(signature, generates=generates), "securitySchemes": SCHEMES},
+        "components": {"schemas": _schemas(signature), "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
     }
 
 
-def _schemas(signature: Signature, *, generates: bool) -> dict[str, Any]:
+def _schemas(signature: Signature) -> dict[str, Any]:
     """Returns the schemas of all bodies by name, with the model's inputs and answers."""
-    operations = (each for each in OPERATIONS if generates or each.models != "generates")
+    operations = (each for each in OPERATIONS if signature.generates or each.models != "generates")
     bodies = dict.fromkeys(body for each in operations for body in each.bodies)
     inputs: Any = [(body, "validation") for body in bodies]
     _, definitions = models_json_schema(inputs, ref_template="#/components/schemas/{model}")

@@ -351,6 +351,8 @@ class Signature:
         self.inputs = codec.inputs
         self.outputs = (*task.columns, EXIT)
         self.output_names = tuple(column.name for column in self.outputs)
+        self.generates = task.name == "token"
+        """Whether answers are the next tokens of sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
