@@ -217,7 +217,7 @@ class Ingress(BackgroundTasks):
         site = below_prefix(api, settings.route_prefix, settings.app)
         site = with_access_log(site) if settings.access_log else site  # Serve logs what passes through its layers
         if settings.listener is None:
-            replace_http_server(partial(start_in_serve, site, api.fast_paths))
+            replace_http_server(partial(start_in_serve, site))
         else:
             self._http_server = HttpServer(site)
             self.start("listen", self._http_server.serve([take_listener(settings.listener)]))

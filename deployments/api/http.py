@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from pydantic_core import to_json
 from starlette.middleware import Middleware
@@ -168,11 +167,6 @@ class ApiRouter(Router):
         for path in FREQUENT & endpoints.keys():
             params = {name: value for name, value in names.items() if f"{{{name}}}" in path}
             self.frequent[prefix.rstrip("/") + path.format(**params)] = endpoints[path], params
-
-    @property
-    def fast_paths(self) -> frozenset[bytes]:
-        """The most frequent paths, as they are sent. Their POST requests need none of Serve's layers."""
-        return frozenset(quote(path).encode() for path in self.frequent)
 
     def app(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         found = self.frequent.get(scope.get("path", ""))

@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Awaitable, Collection, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -188,7 +188,7 @@ class Connection(HttpToolsProtocol):
             error = InputError(f"a request must have one header Host (got {names.count(b'host')})")
         is_fast = (
             self.parser.get_method() == b"POST"
-            and self.url.partition(b"?")[0] in server.fast_paths
+            and server.app is not server.serve_app  # otherwise Serve's layers handle all requests
             and b"x-request-timeout-seconds" not in names  # Serve interprets it
         )
         is_ours = error is not None or server.serve_app is None or is_fast
@@ -359,13 +359,12 @@ class HttpServer(uvicorn.Server):
         app: ASGIApp,
         *,
         serve_app: ASGIApp | None = None,
-        fast_paths: Collection[bytes] = (),
         limits: Limits | None = None,
     ) -> None:
-        """`app`: Offramp's application. It handles all requests, or only POST requests to `fast_paths`.
+        """`app`: Offramp's application. It handles all requests or, if there is a `serve_app`, only POST requests.
 
         `serve_app`: Serve's application, which then handles all other requests. It assigns request ids by itself, and
-        is notified instead of cancelled when a caller disconnects. None: there is none.
+        is notified instead of cancelled when a caller disconnects. It may be the only application.
         """
         connection: Any = partial(Connection, self)
         options: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False}
@@ -373,7 +372,6 @@ class HttpServer(uvicorn.Server):
         super().__init__(uvicorn.Config(cast("Any", app), http=connection, **options))  # uvicorn's types are narrower
         self.app = app
         self.serve_app = serve_app
-        self.fast_paths = fast_paths
         self.limits = limits or Limits()
         self.servers: list[asyncio.Server] = []
         self._ended = asyncio.Event()
@@ -466,7 +464,6 @@ def with_access_log(app: ASGIApp) -> ASGIApp:
 
 async def start_in_serve(
     own_app: ASGIApp,
-    fast_paths: Collection[bytes],
     start_serve_server: Any,
     app: Any,
     http_options: HTTPOptions,
@@ -479,9 +476,9 @@ async def start_in_serve(
     It replaces the function by which Serve starts the server of an ingress replica, because Serve 2.60 has no setting
     for that. Serve passes the port, watches the server and stops it.
 
-    Only `own_app`, which handles POST requests to `fast_paths`, is called without Serve's layers. If requests have a
-    timeout, all of them pass through the layers. With TLS or a root path, Serve's own server is started. Raises
-    RuntimeError, caused by an OSError, if the port is taken.
+    Only `own_app`, which handles POST requests, is called without Serve's layers. If requests have a timeout, all of
+    them pass through the layers. With TLS or a root path, Serve's own server is started. Raises RuntimeError, caused by
+    an OSError, if the port is taken.
     """
     if http_options.ssl_certfile or http_options.root_path:
         options = {"event_loop": event_loop, "enable_so_reuseport": enable_so_reuseport}
@@ -490,12 +487,9 @@ async def start_in_serve(
     listener = _bind(http_options.host or "127.0.0.1", http_options.port, reuse_port=enable_so_reuseport)
     # Like Serve's server, trust the headers of a proxy on this machine.
     serve_app: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
-    server = HttpServer(
-        own_app,
-        serve_app=serve_app,
-        fast_paths=() if http_options.request_timeout_s or http_options.middlewares else fast_paths,
-        limits=Limits(idle_s=http_options.keep_alive_timeout_s),
-    )
+    needs_layers = http_options.request_timeout_s or http_options.middlewares
+    limits = Limits(idle_s=http_options.keep_alive_timeout_s)
+    server = HttpServer(serve_app if needs_layers else own_app, serve_app=serve_app, limits=limits)
     return event_loop.create_task(server.serve([listener])), server
 
 

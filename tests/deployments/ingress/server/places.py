@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from deployments.api.server import HttpServer, Limits
@@ -151,8 +152,8 @@ async def running(server: HttpServer) -> AsyncIterator[tuple[int, asyncio.Task[N
 @asynccontextmanager
 async def serving(limits: Limits = LIMITS, *, fast: bool = False, standalone: bool = True) -> AsyncIterator[Place]:
     app = App()
-    serve_app = app if fast or not standalone else None
-    server = HttpServer(app, serve_app=serve_app, fast_paths=[b"/echo"] if fast else [], limits=limits)
+    serve_app = partial(app) if fast else None if standalone else app
+    server = HttpServer(app, serve_app=serve_app, limits=limits)
     async with running(server) as (port, task):
         place = Place(app, server, port, task)
         try:

@@ -297,7 +297,7 @@ async def test_serve_starts_and_stops_our_server_like_its_own() -> None:
         port = probe.getsockname()[1]
     options = HTTPOptions(host="127.0.0.1", port=port)
     api, loop = build_api(backend), asyncio.get_running_loop()
-    task, server = await start_in_serve(api, api.fast_paths, None, api, options, event_loop=loop)
+    task, server = await start_in_serve(api, None, api, options, event_loop=loop)
     for path in ("/predict", V2_INFER):
         body = b'{"inputs": "pay"}' if path == "/predict" else V2
         status, headers, _ = await asked(port, post(body, "X-Request-ID: r-1", path=path))
@@ -305,7 +305,7 @@ async def test_serve_starts_and_stops_our_server_like_its_own() -> None:
     status, headers, _ = await asked(port, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
     assert (status, len(headers["x-request-id"])) == (200, 36)
     with pytest.raises(RuntimeError, match="bind") as raised:
-        await start_in_serve(api, api.fast_paths, None, api, options, event_loop=loop)
+        await start_in_serve(api, None, api, options, event_loop=loop)
     assert isinstance(raised.value.__cause__, OSError)
     server.should_exit = True
     await asyncio.wait_for(task, 5)
