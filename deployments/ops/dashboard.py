@@ -90,7 +90,6 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "dispatch": placed.plan.dispatch,
         "order": placed.plan.order.name,
         "after_answer": placed.plan.after_answer,
-        "overlap_below": placed.plan.overlap_below,
         "predicted": dict(placed.plan.predicted),
         "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in placed.stage_of.items()],
     }
@@ -131,7 +130,6 @@ def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran
     times = [each for report in replicas for each in ran[report.replica]]
     emulated = facts.settings.emulated.get(stage.device)
     return {
-        "slot": slot,
         "device": stage.device,
         "time_scale": None if emulated is None else emulated.time_scale,
         "first": stage.first,
