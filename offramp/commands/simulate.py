@@ -423,15 +423,7 @@ def partial_figures(outcome: Outcome) -> Figures | None:
     if not len(known_N):
         return None
     until_s = float(outcome.arrived_s_R[known_N[-1] // outcome.inputs_per_request])
-    if until_s <= outcome.warm_up_s:
-        return None
-    figures = outcome.figures_between(outcome.warm_up_s, until_s)
-    share = until_s / outcome.ended_s  # replicas are constant, because the plan is
-    slots = tuple(
-        replace(each, replica_s=each.replica_s * share, utilisation=min(1.0, each.utilisation / share))
-        for each in figures.slots
-    )
-    return replace(figures, slots=slots)
+    return None if until_s <= outcome.warm_up_s else outcome.figures_between(outcome.warm_up_s, until_s)
 
 
 def _document(

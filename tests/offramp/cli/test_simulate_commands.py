@@ -251,14 +251,14 @@ def test_without_a_plan_the_binding_limit_is_reported(problem: Path, capsys: Cap
     assert figures is not None
     assert (figures.seconds, figures.inputs, figures.offered_per_s) == (3.0, 3, 1.0)
     assert (figures.answered, figures.in_slo, figures.interrupted) == (3, 2, True)
-    assert figures.utilisation == pytest.approx(2 / 3)
+    assert figures.utilisation == 0.5
     assert figures.usd_per_hour == pytest.approx(1.0)
 
 
 def interrupted(*, warm_up_s: float) -> Outcome:
     """Of 10 s, in which a request arrives every second; the one at 4 s was under way, the next had not arrived.
 
-    The device was busy for 2 s.
+    Until then the device was busy for 2 s.
     """
     return Outcome(
         duration_s=10.0,
@@ -270,9 +270,9 @@ def interrupted(*, warm_up_s: float) -> Outcome:
         exit_N=np.array([1, 1, 1] + [-1] * 7, dtype=np.int16),
         drop_N=np.array([-1, -1, -1, DROPS.index("admission")] + [DROPS.index("unanswered")] * 6, dtype=np.int8),
         splits=(),
-        slots=(SlotUse(slot="split-V100-0", device="V100", replica_s=10.0, utilisation=0.2),),
-        usd=10.0 / 3600,
-        ended_s=10.0,
+        slots=(SlotUse(slot="split-V100-0", device="V100", replica_s=4.0, utilisation=0.5),),
+        usd=4.0 / 3600,
+        ended_s=4.0,
         interrupted=True,
     )
 
