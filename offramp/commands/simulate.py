@@ -210,18 +210,15 @@ def with_lengths(file: ProblemFile, job: SimulateJob) -> ProblemFile:
             tokens_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=low, high=high, seed=job.seed)
         else:
             tokens_N = tokens_of(Path(text))
+        problem = replace(file.problem, lengths=Lengths.of(tokens_N.tolist()), batches=None)
+        in_tokens(problem)
     except ValidationError as error:
         raise InputError(
             f"--lengths {text!r}: it must be a file, or mean,variance,low,high, four finite numbers, of which low and "
             "high are whole"
         ) from error
-    except DataError as error:
-        raise InputError(f"--lengths {text}: {error}") from error
-    try:
-        problem = replace(file.problem, lengths=Lengths.of(tokens_N.tolist()), batches=None)
-        in_tokens(problem)
     except (PlanError, DataError) as error:
-        raise InputError(f"--lengths: {error}") from error
+        raise InputError(f"--lengths {text}: {error}") from error
     return replace(file, problem=problem)
 
 
