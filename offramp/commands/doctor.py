@@ -6,7 +6,6 @@ does not provide it.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -38,7 +37,7 @@ from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
 from offramp.commands.folders import calibrate_command, check_files, check_model, checkpoint_labels, read_calibration
 from offramp.commands.options import DoctorJob
-from offramp.commands.output import command, make_table, num_cores, output_of, show
+from offramp.commands.output import command, make_table, num_cores, output_of, print_result
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 
@@ -453,15 +452,12 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
 def run(job: DoctorJob) -> None:
     """Prints the findings with advice; the exit status is 1 if a check failed."""
     findings = examine(job.targets, job.port or ())
-    if job.as_json:
-        typer.echo(json.dumps([each._asdict() for each in findings], indent=2))
-    else:
-        columns = Column("check", no_wrap=True), Column(no_wrap=True), Column("found", overflow="fold")
-        table = make_table(*columns, box=None, pad_edge=False)
-        for each in findings:
-            text = Text(each.found)
-            if each.advice is not None:
-                text.append(f"\n-> {each.advice}", style="bold")
-            table.add_row(each.check, Text(each.verdict, style=STYLES[each.verdict]), text)
-        show(table)
+    columns = Column("check", no_wrap=True), Column(no_wrap=True), Column("found", overflow="fold")
+    table = make_table(*columns, box=None, pad_edge=False)
+    for each in findings:
+        text = Text(each.found)
+        if each.advice is not None:
+            text.append(f"\n-> {each.advice}", style="bold")
+        table.add_row(each.check, Text(each.verdict, style=STYLES[each.verdict]), text)
+    print_result([each._asdict() for each in findings], lambda: [table], as_json=job.as_json)
     raise typer.Exit(int(any(each.verdict == "failed" for each in findings)))
