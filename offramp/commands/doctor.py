@@ -40,17 +40,6 @@ from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, num_cores, output_of, print_result
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
-
-class Port(NamedTuple):
-    """A port that a service would listen on."""
-
-    number: int
-    purpose: str
-    taken: bool
-    holder: RunningProcess | None = None
-    """The process that listens on it; None if there is none, or it is unknown."""
-
-
 Verdict = Literal["ok", "warning", "failed"]
 
 
@@ -212,29 +201,34 @@ def storage(disk_free_bytes: Mapping[str, int]) -> Findings:
         yield judged("disk", text, (is_full, "failed", text, full), (is_filling, "warning", text, filling))
 
 
-def ports(needed: Sequence[Port], haproxies: Sequence[RunningProcess]) -> Findings:
-    """Checks the ports of a service, and HAProxies that still hold ports although their Ray has ended."""
+def ports(
+    needed: Sequence[tuple[int, str]], taken: Mapping[int, RunningProcess | None], haproxies: Sequence[RunningProcess]
+) -> Findings:
+    """Checks the ports of a service, and HAProxies that still hold ports although their Ray has ended.
+
+    `needed`: each port with its purpose. `taken`: the processes that listen on taken ports; None for unknown ones.
+    """
     for each in haproxies:
         if each.is_orphan:
             text = f"haproxy of an earlier run, pid {each.pid}, holds its ports"
             yield Finding("left haproxy", "failed", text, f"kill {each.pid}")
-    free = ", ".join(f"{each.number} ({each.purpose})" for each in needed if not each.taken)
+    free = ", ".join(f"{number} ({purpose})" for number, purpose in needed if number not in taken)
     if free:
         yield Finding("ports", "ok", f"free: {free}")
-    yield from (_taken(each, haproxies) for each in needed if each.taken)
+    yield from (_taken(number, purpose, taken[number], haproxies) for number, purpose in needed if number in taken)
 
 
-def _taken(port: Port, haproxies: Sequence[RunningProcess]) -> Finding:
-    holder, variable = port.holder, VARIABLES.get(port.purpose)
+def _taken(number: int, purpose: str, holder: RunningProcess | None, haproxies: Sequence[RunningProcess]) -> Finding:
+    variable = VARIABLES.get(purpose)
     by = "a process of another user" if holder is None else f"{holder.name}, pid {holder.pid}"
-    text = f"{port.number} ({port.purpose}) is taken by {by}"
+    text = f"{number} ({purpose}) is taken by {by}"
     elsewhere = "choose another port with --port" if variable is None else f"set {variable}"
     # A service with one ingress and without gRPC and versions runs no HAProxy.
     verdict: Verdict = "failed" if variable is None else "warning"
-    if port.purpose == DASHBOARD:
+    if purpose == DASHBOARD:
         return Finding("ports", "ok", f"{text}; `offramp deploy` uses it")
     if holder is None:
-        return Finding("ports", verdict, text, f"sudo ss -ltnp 'sport = :{port.number}' names it; {elsewhere}")
+        return Finding("ports", verdict, text, f"sudo ss -ltnp 'sport = :{number}' names it; {elsewhere}")
     haproxy = next((each for each in haproxies if each.pid == holder.pid), None)
     if haproxy is None:
         return Finding("ports", verdict, text, f"end it, or {elsewhere}")
@@ -285,16 +279,12 @@ def _gpus_of_torch() -> int:
     return int(output) if output.strip().isdigit() else 0
 
 
-def _ports(service_ports: tuple[int, ...]) -> tuple[Port, ...]:
-    """Returns the ports of the service, of HAProxy and of Ray's dashboard."""
+def _needed_ports(service_ports: Sequence[int]) -> list[tuple[int, str]]:
+    """Returns the ports of the service, of HAProxy and of Ray's dashboard, with their purposes."""
     from deployments.local_ray.cluster import HAPROXY_PORTS
 
     haproxy = ((int(os.environ.get(name, HAPROXY_PORTS[name])), purpose) for purpose, name in VARIABLES.items())
-    holders = find_listeners()
-    return tuple(
-        Port(number=number, purpose=purpose, taken=not is_free_address(("0.0.0.0", number)), holder=holders.get(number))
-        for number, purpose in [*((port, SERVICE) for port in service_ports), *haproxy, (DASHBOARD_PORT, DASHBOARD)]
-    )
+    return [*((port, SERVICE) for port in service_ports), *haproxy, (DASHBOARD_PORT, DASHBOARD)]
 
 
 def _processes() -> Iterator[tuple[RunningProcess, str]]:
@@ -423,6 +413,8 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     gpus = [line.strip() for line in listed if line.strip()]
     checked = [check_target(path, len(gpus)) for path in targets]
     numbers = [*needed, *(port for _, ports in checked for port in ports)]
+    needed_ports, holders = _needed_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), find_listeners()
+    taken = {number: holders.get(number) for number, _ in needed_ports if not is_free_address(("0.0.0.0", number))}
     processes = list(_processes())
     haproxies = [process for process, line in processes if any(mark in line for mark in SERVES_HAPROXY)]
     sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
@@ -436,7 +428,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
         *storage(
             {str(each): disk_usage(each if each.is_dir() else each.parent).free for each in (Path.cwd(), RAY_FOLDER)}
         ),
-        *ports(_ports(tuple(dict.fromkeys(numbers)) or (DEFAULT_PORT,)), haproxies),
+        *ports(needed_ports, taken, haproxies),
         *ray(
             [process for process, _ in processes if process.name in RAY_PROCESSES],
             address.read_text(encoding="utf-8").strip() if address.is_file() else None,

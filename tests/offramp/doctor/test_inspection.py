@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from deployments.local_ray.ports import RunningProcess
 from earlyexit.network.store import WEIGHTS_FILE
 from offramp.commands import doctor
-from offramp.commands.doctor import Finding, Port, check_target, examine
+from offramp.commands.doctor import Finding, check_target, examine
 from optimizer.calibration.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 
@@ -150,7 +150,8 @@ SOUND: dict[str, Any] = {
     "total_bytes": 16 * GIB,
     "free_bytes": 8 * GIB,
     "disk_free_bytes": {"/srv": 50 * GIB},
-    "needed": (Port(number=8000, purpose="service", taken=False),),
+    "needed": ((8000, "service"),),
+    "taken": {},
     "auth_mode": "disabled",
 }
 CHECKS = (doctor.libraries, doctor.tools, doctor.processors, doctor.memory, doctor.storage, doctor.ports, doctor.ray)
@@ -166,7 +167,8 @@ def machine_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     if "holder" in given:
         port = {"number": 8000, "purpose": "service"} | given.pop("port", {})
         holder = given.pop("holder")
-        given["needed"] = (Port(**port, taken=True, holder=holder and RunningProcess(**holder)),)
+        given["needed"] = (tuple(port.values()),)
+        given["taken"] = {port["number"]: holder and RunningProcess(**holder)}
     assert given.keys() <= SOUND.keys()
     return SOUND | given
 
