@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from earlyexit.codecs import find_codec
-from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import GENERATES
 from earlyexit.named import import_own, is_own
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card, save_model, weights_file_sha256
@@ -84,15 +84,12 @@ def forget_calibration(folder: Path) -> None:
 def read_calibration(folder: Path, calibration_folder: Path | None = None) -> CalibrationCard:
     """Returns a model's own calibration, or the one in `calibration_folder`.
 
-    Raises ModelFolderError if there is none, or if it has another schema or is of other models.
+    Raises ModelFolderError if there is none, or if it is of other models, and DataError if it is invalid.
     """
     path = (calibration_folder or folder) / CALIBRATION_FILE
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not calibrated; run: {calibrate_command(folder)}")
-    try:
-        card = read_calibration_file(path)
-    except DataError as error:
-        raise ModelFolderError(str(error)) from error
+    card = read_calibration_file(path)
     check_members(card.provenance, folder, path)
     return card
 
