@@ -40,7 +40,7 @@ def test_sites_or_sets_are_printed_as_json_and_as_a_table_of_one_output(capsys: 
     assert [site["tensor"] for site in answer["sites"]] == [["h0", "m"], ["h1", "m"], ["h2", "m"], "h3"]
     assert all(site["bytes_per_input"] == 32 for site in answer["sites"][:3])
     model = model_file("minilm")
-    assert "has no site: nothing between its first work and its last carries" in refused(
+    assert "has no site: no single tensor between its operators carries all information" in refused(
         capsys, "sites", model, "--no-measure"
     )
     answer = printed(capsys, "sites", model, "--no-measure", "--output", "461")
