@@ -29,7 +29,7 @@ from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.steps import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec
-from optimizer.plans.plan_file import ModelShape, build_plan, plan_document, policy_document
+from optimizer.plans.plan_file import ModelShape, PlanDocument, build_plan, plan_document, policy_document
 from optimizer.problems.entries import tokens_of
 from optimizer.problems.networks import survival_with
 from optimizer.problems.problem import PlanProblem, nested_shares
@@ -52,8 +52,6 @@ SAME_RATE = 0.01
 """Relative difference between the rate in a plan file and that by the problem above which a note reports it."""
 ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
 """Keys at the top of the output of `offramp plan --json`, which a plan file has below `predicted`."""
-PLAN_KEYS = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks", "order")
-"""Keys that this output and a plan file share."""
 NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
 """Policy of plans with active ramps and no policy. The simulator does not read it: inputs leave by their decisions."""
 
@@ -67,7 +65,7 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
         raise PlanError(f"{path}: contains the answer that there is no plan")
     if not (predicted := {key: found[key] for key in ANSWER_KEYS if key in found}):
         return build_plan(source, shape)
-    fields = {key: found[key] for key in PLAN_KEYS if key in found}
+    fields = {key: found[key] for key in PlanDocument.model_fields if key in found}
     fields |= {"predicted": predicted, "policy": policy_document(NO_POLICY)}
     return replace(build_plan(replace(source, document=fields), shape), policy=NO_POLICY)
 
