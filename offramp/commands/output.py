@@ -170,8 +170,8 @@ def rate_text(per_s: float) -> str:
 
 
 def milliseconds_text(seconds: float | None) -> str:
-    """Returns milliseconds with one decimal and the unit, or `-` for None."""
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+    """Returns the result of `milliseconds` with the unit, or `-` for None."""
+    return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
 def cell(value: float | None, form: str) -> str:

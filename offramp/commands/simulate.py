@@ -20,7 +20,7 @@ from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.options import SimulateJob
-from offramp.commands.output import make_table, milliseconds, print_result, progress_bars, provenance
+from offramp.commands.output import make_table, milliseconds, milliseconds_text, print_result, progress_bars, provenance
 from offramp.commands.plan import NO_PLAN, answer
 from offramp.load.arrivals import MAX_ARRIVALS, parse_arrivals
 from offramp.load.sustained import percentile
@@ -558,23 +558,21 @@ def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
     """Yields a table of figures of sequences, planned and simulated, and a table of tokens by exit."""
     expected, simulated = document["predicted_sequences"], document["simulated"]
     sequences, exits = simulated["sequences"], simulated["exits"]
+    first, mean, most = (milliseconds_text(expected[name]) for name in ("ttft_s", "token_s", "most_token_s"))
+    times = {name: milliseconds_text(value) for name, value in simulated.items() if name.startswith(("ttft", "tpot"))}
     rows = (
         ("tokens", f"{expected['tokens_per_s']:.1f}/s at most", f"{simulated['tokens_per_s']:.1f}/s"),
         ("within both SLOs", "", f"{simulated['in_slo']} sequences, {simulated['goodput_per_s']:.2f}/s"),
-        ("first token p50", "", _shown(simulated["ttft_p50_s"])),
-        ("first token p99", f"{_shown(expected['ttft_s'])} at worst", _shown(simulated["ttft_p99_s"])),
-        ("per token p50", f"{_shown(expected['token_s'])} on average", _shown(simulated["tpot_p50_s"])),
-        ("per token p99", f"{_shown(expected['most_token_s'])} at worst", _shown(simulated["tpot_p99_s"])),
+        ("first token p50", "", times["ttft_p50_s"]),
+        ("first token p99", f"{first} at worst", times["ttft_p99_s"]),
+        ("per token p50", f"{mean} on average", times["tpot_p50_s"]),
+        ("per token p99", f"{most} at worst", times["tpot_p99_s"]),
         ("refused", "", f"{simulated['refused']} of {sequences}"),
     )
     title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{_interrupted(document)}"
     yield make_table("", "planned", "simulated", title=title, rows=rows)
     by_exit = ((str(block), str(tokens), _share(tokens, sum(exits.values()))) for block, tokens in exits.items())
     yield make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit)
-
-
-def _shown(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
 def _rows(predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -587,7 +585,7 @@ def _rows(predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[tuple[
     yield "in time", "", f"{simulated['in_slo_share']:.2%} of inputs"
     worst = f"{milliseconds(predicted.latency_s)} ms at {predicted.served_per_s:.1f}/s"
     for name in ("p50", "p95", "p99"):
-        yield f"latency {name}", worst if name == "p99" else "", _shown(simulated[f"{name}_s"])
+        yield f"latency {name}", worst if name == "p99" else "", milliseconds_text(simulated[f"{name}_s"])
     if not simulated["drops"]:
         yield "dropped", "", "none"
     for reason, number in simulated["drops"].items():

@@ -274,7 +274,7 @@ def test_a_report_is_printed_with_and_without_answers(answers: list[RequestRecor
         console.print(render(report_of(*answers, failed(1.0, "connection"))))
     assert f"{len(answers)} of {len(answers) + 1} inputs" in captured.get()
     assert "connection: 1" in captured.get()
-    assert ("12.5 ms" in captured.get()) == bool(answers)
+    assert ("12.50 ms" in captured.get()) == bool(answers)
 
 
 @pytest.mark.parametrize(
