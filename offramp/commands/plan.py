@@ -172,11 +172,6 @@ class PlanAnswer:
             raise PlanError(no_plan_text(self.file.problem, self.decision))
         return self.decision
 
-    @property
-    def calibration(self) -> Path | None:
-        """The calibration that the plan uses, if the problem file names a model folder."""
-        return None if self.file.recorded is None else self.file.recorded.calibration
-
     def plan(self, policy: PolicySpec | None) -> Plan:
         """Returns the planner's plan with an exit policy, without word pruning; raises PlanError if there is none."""
         problem, planned = self.file.problem, self.planned
@@ -255,6 +250,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     planned, figures = answer.planned, answer.planned.figures
     sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **figures.of_steps))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
+    calibration = answer.file.recorded and answer.file.recorded.calibration  # None if no model folder is named
     hop_rates = (each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None for each in figures.stages)
     return {
         **({"networks": list(problem.networks)} if problem.networks else {}),
@@ -268,7 +264,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         "bound": planned.bound,
         "gap": planned.gap,
         **({"note": planned.note} if planned.note else {}),
-        **({} if answer.calibration is None else {"calibration": str(answer.calibration)}),
+        **({"calibration": str(calibration)} if calibration else {}),
         "binds": [
             {"kind": each.kind, "stage": each.stage_index, "text": each.text}
             for each in bottlenecks(problem, planned.stages, figures)
@@ -569,8 +565,8 @@ def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tu
     yield "proof", within if planned.gap else "exact: no plan of its space is better"
     if planned.note:
         yield "note", planned.note
-    if answer.calibration is not None:
-        yield "calibration", str(answer.calibration)
+    if "calibration" in document:
+        yield "calibration", document["calibration"]
 
 
 def _joint(document: Mapping[str, Any]) -> Table:
