@@ -78,10 +78,10 @@ def deploy(job: DeployJob) -> None:
     service = read_service(job.service).moved_to(job.at)
     with open_dashboard(job.address) as dashboard:
         applications = dashboard.serve()
-        check_devices(service.inventory.counts, dashboard.inventory(), claimed(applications, service.name))
+        check_devices(service.inventory.counts, dashboard.inventory(), claimed(applications, service.settings.app))
         dashboard.put(with_application(applications, _config(service)))
-        dashboard.wait_until_running(service.name, job.timeout_s, partial(print, file=sys.stderr, flush=True))
-        print(f"{service.name} runs; see: offramp status --address {job.address}")
+        dashboard.wait_until_running(service.settings.app, job.timeout_s, partial(print, file=sys.stderr, flush=True))
+        print(f"{service.settings.app} runs; see: offramp status --address {job.address}")
 
 
 def status(job: StatusJob) -> None:
@@ -111,7 +111,7 @@ RAY_SERVICE_NAME = re.compile("[a-z][a-z0-9-]{,46}")
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
     return serve_config(
         json.loads(service.settings.model_dump_json()),  # with string keys only, as Serve returns it
-        name=service.name,
+        name=service.settings.app,
         environment=_environment(service),
         host=host or service.ingress.host,
         port=service.ingress.port,
@@ -139,7 +139,7 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
         environment=_environment(service) | ({} if service.ingress.front == "proxy" else HAPROXY),
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
-    manifest = ray_service(service.name, config, service.inventory, kubernetes)
+    manifest = ray_service(service.settings.app, config, service.inventory, kubernetes)
     if not RAY_SERVICE_NAME.fullmatch(name := manifest["metadata"]["name"]):
         raise InputError(f"{job.service}: name: {name!r}; KubeRay takes at most 47 characters, the first a letter")
     return manifest

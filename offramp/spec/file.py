@@ -436,10 +436,6 @@ class Service:
     inventory: Inventory
     ingress: IngressDocument
 
-    @property
-    def name(self) -> str:
-        return self.settings.app
-
     def moved_to(self, at: str | None) -> Service:
         """Returns the service with its files in the folder `at` of every node; None: in their present folders."""
         return self if at is None else replace(self, settings=at_folder(self.settings, PurePosixPath(at)))

@@ -214,7 +214,7 @@ def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int)
             "cluster": {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}},
         }
 
-    assert files.read(**parts(needed)).name == "demo"
+    assert files.read(**parts(needed)).settings.app == "demo"
     said = files.refused(**parts(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB (the parameters in {dtype}), cpu has ")
 
@@ -251,7 +251,7 @@ def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(chained:
         return {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}}
 
     needed, fits = 2 * WEIGHTS_BYTES, {"folder": "cascade", "latency": {"cpu": CHAIN_TABLE}}
-    assert chained.read(model=fits, cluster=cluster(needed)).name == "demo"
+    assert chained.read(model=fits, cluster=cluster(needed)).settings.app == "demo"
     said = chained.refused(model=fits, cluster=cluster(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB (the parameters of s and m in float32), cpu has ")
     card = chained.folder / "small" / "model.json"
