@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,10 +40,6 @@ from offramp.load.connections import Post, connected
 
 Sleep = Callable[[float], Awaitable[object]]
 
-CLOCK_MONOTONIC = 1
-NONBLOCK_CLOEXEC = 0o2004000
-"""Constants of Linux's time.h and sys/timerfd.h."""
-
 
 @contextmanager
 def exact_sleep() -> Iterator[Sleep]:
@@ -50,7 +47,7 @@ def exact_sleep() -> Iterator[Sleep]:
     loop, libc, expired = asyncio.get_running_loop(), ctypes.CDLL(None, use_errno=True), asyncio.Event()
     # struct itimerspec: seconds and nanoseconds of the interval (0: not periodic), and of the first expiration.
     times = (ctypes.c_long * 4)()
-    timer: int = libc.timerfd_create(CLOCK_MONOTONIC, NONBLOCK_CLOEXEC)
+    timer: int = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     if timer < 0:
         raise OSError(ctypes.get_errno(), "timerfd_create")
 
