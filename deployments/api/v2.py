@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from deployments.api.operations import EXIT, InferRequest, Signature, V2Body, V2Input, parse_body
 from earlyexit.codecs.base import Columns
@@ -284,30 +284,21 @@ def v2_response(
     answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str
 ) -> tuple[bytes, int | None]:
     """Returns the body of a v2 answer, and the length of its JSON part if binary tensors follow it, else None."""
-    columns = v2_columns(answers, task, reply.outputs)
-    outputs: list[bytes] = []
+    outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
-    for name in reply.outputs:
-        datatype, shape, column = columns[name]
+    for name, (datatype, shape, column) in v2_columns(answers, task, reply.outputs).items():
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         if name in reply.binary:
-            data = pack_elements(datatype, column)
-            outputs.append(to_json(output | {"parameters": {BINARY_SIZE: len(data)}}))
-            binary.append(data)
+            binary.append(pack_elements(datatype, column))
+            output["parameters"] = {BINARY_SIZE: len(binary[-1])}
         else:
-            outputs.append(_with_member(to_json(output), b"data", _json_elements(column)))
+            output["data"] = _flat_json(column) if isinstance(column, np.ndarray) else column
+        outputs.append(output)
     head = {"model_name": model, "model_version": version} | ({"id": reply.id} if reply.id else {})
-    header = _with_member(to_json(head), b"outputs", b"[%b]" % b",".join(outputs))
+    header = msgspec.json.encode(head | {"outputs": outputs}, enc_hook=np.generic.item)  # infinity becomes null
     return (b"".join((header, *binary)), len(header)) if binary else (header, None)
 
 
-def _with_member(json_object: bytes, name: bytes, value: bytes) -> bytes:
-    """Appends a member to a non-empty JSON object."""
-    return b'%b,"%b":%b}' % (json_object[:-1], name, value)
-
-
-def _json_elements(column: list[Any] | ValueArray) -> bytes:
-    """Returns a column as JSON. Rows of arrays are encoded one by one, so that other threads can run in between."""
-    if not isinstance(column, np.ndarray):
-        return to_json(column, inf_nan_mode="null")
-    return b"[%b]" % b",".join(msgspec.json.encode(row.ravel().tolist())[1:-1] for row in column)
+def _flat_json(array: ValueArray) -> msgspec.Raw:
+    """Returns an array as a flat list. Its rows are encoded one by one, so that other threads can run in between."""
+    return msgspec.Raw(b"[%b]" % b",".join(msgspec.json.encode(row.ravel().tolist())[1:-1] for row in array))
