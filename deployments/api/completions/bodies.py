@@ -16,6 +16,8 @@ from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
 
 MAX_STOPS = 16
+MAX_PROMPTS = 256
+"""Most prompts of a request. Each is a sequence of its own, which holds memory of a replica."""
 MAX_CHAT_LOGPROBS = 20
 """OpenAI's limit for chat completions."""
 MAX_TEXT_LOGPROBS = 5
@@ -116,7 +118,7 @@ class SamplingBody(_Described):
 
 
 class _PromptBody(SamplingBody):
-    """The body of a request for one sequence."""
+    """The body of a request for sequences, one for each prompt."""
 
     source: ClassVar[str]
     """The field that holds the prompt."""
@@ -127,33 +129,36 @@ class _PromptBody(SamplingBody):
         return self
 
     @abstractmethod
-    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
-        """Returns the tokens of the prompt; raises InputError for a request that contradicts itself."""
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
+        """Returns the tokens of each prompt; raises InputError for a request that contradicts itself."""
 
-    def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
-        """Returns the sequence to generate; raises InputError."""
+    def requests(self, codec: PromptCodec, vocab_size: int, request_id: str) -> list[GenerateRequest]:
+        """Returns the sequences to generate; raises InputError."""
         self.check_supported()
-        tokens, sampling = self.prompt_tokens(codec, vocab_size), self.sampling
+        prompts, sampling = self.prompt_tokens(codec, vocab_size), self.sampling
         max_tokens = sampling.max_tokens or min(self.defaults["max_tokens"], codec.max_length - 1)
         if max_tokens >= codec.max_length:
             raise ContextLengthError(
                 f"max_tokens is {max_tokens}; this model has at most {codec.max_length} tokens, including the prompt",
                 param="max_tokens",
             )
-        return GenerateRequest(
-            prompt=tuple(tokens),
-            max_tokens=max_tokens,
-            stops=(sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ()),
-            sampling=Sampling(
-                temperature=sampling.value("temperature"),
-                top_p=sampling.value("top_p"),
-                top_k=None if sampling.top_k in (0, -1) else sampling.top_k,  # as in vLLM
-                seed=random.getrandbits(63) if sampling.seed is None else sampling.seed & LARGEST_SEED,
-            ),
-            ignores_ends=bool(sampling.ignore_eos),
-            timeout_s=sampling.timeout_s,
-            request_id=request_id,
-        )
+        return [
+            GenerateRequest(
+                prompt=tuple(tokens),
+                max_tokens=max_tokens,
+                stops=(sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ()),
+                sampling=Sampling(
+                    temperature=sampling.value("temperature"),
+                    top_p=sampling.value("top_p"),
+                    top_k=None if sampling.top_k in (0, -1) else sampling.top_k,  # as in vLLM
+                    seed=random.getrandbits(63) if sampling.seed is None else sampling.seed & LARGEST_SEED,
+                ),
+                ignores_ends=bool(sampling.ignore_eos),
+                timeout_s=sampling.timeout_s,
+                request_id=request_id,
+            )
+            for tokens in prompts
+        ]
 
 
 class OpenAiBody(_PromptBody):
@@ -167,11 +172,10 @@ class OpenAiBody(_PromptBody):
     stream_options: StreamOptions | None = None
     """Options of a stream."""
 
-    def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
-        request = super().request(codec, vocab_size, request_id)
+    def requests(self, codec: PromptCodec, vocab_size: int, request_id: str) -> list[GenerateRequest]:
         if self.stream_options is not None and not self.stream:
             raise InputError("stream_options: only with stream", param="stream_options")
-        return request
+        return super().requests(codec, vocab_size, request_id)
 
 
 class CompletionBody(OpenAiBody):
@@ -183,41 +187,36 @@ class CompletionBody(OpenAiBody):
     example = {"model": "smollm2", "prompt": "The sky is blue because", "max_tokens": 20}
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    """A text or a list of tokens, or a list of one of them. Special tokens in a text are not parsed."""
+    """A text or a list of tokens, or a list of up to 256 of them. Special tokens in a text are not parsed."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
     """Report the log-probabilities of each token, and of this many of the most probable tokens."""
     echo: bool | None = None
     """Put the prompt before the answer."""
 
     @property
-    def echoed(self) -> str:
-        """The text that precedes the answer."""
-        prompt = self._one_prompt()
-        return prompt if self.echo and isinstance(prompt, str) else ""
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, each of which gets an answer."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        several = [each for each in self.prompt if not isinstance(each, int)]
+        return several or [[each for each in self.prompt if isinstance(each, int)]]
 
-    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
-        prompt = self._one_prompt()
-        if not isinstance(prompt, str):
-            unknown = next((token for token in prompt if not 0 <= token < vocab_size), None)
-            if unknown is not None:
-                message = f"prompt: token {unknown}; this model has tokens 0 to {vocab_size - 1}"
-                raise InputError(message, param="prompt")
-            if self.echo:
-                raise InputError("echo: only for prompts that are texts", param="echo")
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
+        prompts = self.prompts
+        if len(prompts) > MAX_PROMPTS:
+            message = f"prompt: a request must have at most {MAX_PROMPTS} prompts (got {len(prompts)})"
+            raise InputError(message, param="prompt")
+        tokens = (token for prompt in prompts if not isinstance(prompt, str) for token in prompt)
+        unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if unknown is not None:
+            message = f"prompt: token {unknown}; this model has tokens 0 to {vocab_size - 1}"
+            raise InputError(message, param="prompt")
+        if self.echo and not all(isinstance(prompt, str) for prompt in prompts):
+            raise InputError("echo: only for prompts that are texts", param="echo")
         if self.echo and self.logprobs is not None:
             message = "logprobs: not supported with echo, because no probabilities of the prompt are computed"
             raise InputError(message, param="logprobs")
-        return text_tokens(prompt, codec) if isinstance(prompt, str) else prompt
-
-    def _one_prompt(self) -> str | list[int]:
-        """Returns the only prompt; raises InputError for several."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        tokens = [each for each in self.prompt if isinstance(each, int)]
-        others = [each for each in self.prompt if not isinstance(each, int)]
-        if len(others) > 1:
-            raise InputError(f"prompt: a request must have one prompt (got {len(others)})", param="prompt")
-        return others[0] if others else tokens
+        return [text_tokens(prompt, codec) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 class TextPart(BaseModel):
@@ -282,10 +281,10 @@ class ChatBody(OpenAiBody):
             raise InputError(message, param="max_completion_tokens")
         return self.model_copy(update={"max_tokens": self.max_completion_tokens or self.max_tokens})
 
-    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs: only with logprobs", param="top_logprobs")
-        return codec.chat([message.as_text() for message in self.messages])
+        return [codec.chat([message.as_text() for message in self.messages])]
 
 
 class GenerateParameters(SamplingBody):
@@ -318,8 +317,8 @@ class GenerateBody(_PromptBody):
             raise InputError(f"{', '.join(twice)}: set both inside and outside `parameters`", param=twice[0])
         return self.parameters.model_copy(update={name: getattr(self, name) for name in outer})
 
-    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
-        return text_tokens(self.text_input, codec)
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
+        return [text_tokens(self.text_input, codec)]
 
 
 def text_tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:

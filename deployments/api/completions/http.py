@@ -50,28 +50,27 @@ class TextDelta:
     """The message about the time limit that ended the answer; None if there was none."""
 
 
-async def text_deltas(stream: Stream, first: StepResult) -> AsyncIterator[TextDelta]:
-    """Yields the parts of the text, and last the tokens without text, such as the end-of-text token.
+async def text_deltas(streams: Sequence[Stream]) -> AsyncIterator[TextDelta]:
+    """Yields the parts of each text, and last its tokens without text, such as the end-of-text token.
 
-    Raises the stream's errors, except that a time limit ends the answer.
+    One text follows the other, although all sequences run at the same time: a sequence does not wait for its reader.
+    Raises the streams' errors, except that a time limit ends a text.
     """
-    result, held = first, list[StepResult]()
-    while True:
-        held.append(result)
-        if result.text:
-            yield TextDelta(text=result.text, results=tuple(held))
-            held.clear()
-        if result.ended is not None:
-            yield TextDelta(text="", results=tuple(held), ended=result.ended)
-            return
+    for stream in streams:
+        held = list[StepResult]()
         try:
-            result = await anext(stream)
+            async for result in stream:
+                held.append(result)
+                if result.text:
+                    yield TextDelta(text=result.text, results=tuple(held))
+                    held.clear()
+                if result.ended is not None:
+                    yield TextDelta(text="", results=tuple(held), ended=result.ended)
         except CutShortError as error:
             if error.text:
                 yield TextDelta(text=error.text, results=tuple(held))
                 held.clear()
             yield TextDelta(text="", results=tuple(held), ended="length", cut_short=str(error))
-            return
 
 
 DONE = b"data: [DONE]\n\n"
@@ -122,13 +121,13 @@ class ResponseWriter:
         They are the exit of each token, if it is to be reported. The last part also has the tokens by exit block, and
         the reason why the answer was cut short.
         """
-        exits, last = [each.exit for part in parts for each in part.results], parts[-1]
+        exits = [each.exit for part in parts for each in part.results]
         self._exits.update(exits)
         ours: dict[str, Any] = {}
-        if last.ended is not None:
+        if parts[-1].ended is not None:
             ours["exits"] = {str(block): number for block, number in sorted(self._exits.items())}
-        if last.cut_short is not None:
-            ours["cut_short"] = last.cut_short
+        if reasons := [part.cut_short for part in parts if part.cut_short is not None]:
+            ours["cut_short"] = reasons[0]
         return ours | ({"token_exits": exits} if self._reports_exits else {})
 
 
@@ -140,13 +139,16 @@ class OpenAiWriter(ResponseWriter):
     ) -> None:
         """`created_s`: seconds since 1970."""
         self._is_chat = isinstance(body, ChatBody)
+        self._echoed: Sequence[str]
+        """The text before each answer; there is one answer for each prompt."""
         self._num_top: int | None
         """Number of alternatives to report per token; None if no log-probabilities are reported."""
         if isinstance(body, ChatBody):
-            kind, answer_id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", ""
+            kind, answer_id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", [""]
             self._num_top = (body.top_logprobs or 0) if body.logprobs else None
         else:
-            kind, answer_id, self._echoed = "text_completion", f"cmpl-{request_id}", body.echoed
+            kind, answer_id = "text_completion", f"cmpl-{request_id}"
+            self._echoed = [str(prompt) if body.echo else "" for prompt in body.prompts]
             self._num_top = body.logprobs
         head = {"id": answer_id, "object": kind, "created": created_s, "model": body.model}
         super().__init__(num_prompt, head, reports_exits=bool(body.exits))
@@ -155,13 +157,16 @@ class OpenAiWriter(ResponseWriter):
         self._reports_usage = bool(options.include_usage)
         self._is_usage_continuous = bool(options.continuous_usage_stats)
         self._tokenizer = tokenizer
+        self._index = 0
+        """The number of the present answer."""
         self._offset = 0
-        """Number of characters of the text whose log-probabilities were reported."""
+        """Number of characters of its text whose log-probabilities were reported."""
 
     def begin(self) -> bytes:
         if self._is_chat:
             return self._chunk({"delta": {"role": "assistant", "content": ""}})
-        return self._chunk({"text": self._echoed}) if self._echoed else b""
+        echoed = self._echoed[self._index]
+        return self._chunk({"text": echoed}) if echoed else b""
 
     def part(self, part: TextDelta) -> bytes:
         ours, is_last = self._ours(part), part.ended is not None
@@ -170,6 +175,8 @@ class OpenAiWriter(ResponseWriter):
         chunk = self._chunk(content, [part], ours)
         if not is_last:
             return chunk
+        if self._index < len(self._echoed):
+            return chunk + self.begin()
         usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._reports_usage else b""
         return b"".join((chunk, usage, DONE))
 
@@ -177,10 +184,15 @@ class OpenAiWriter(ResponseWriter):
         return event(openai_error(error)) + DONE
 
     def whole(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
-        ours, text = self._ours(*parts), self._echoed + "".join(part.text for part in parts)
-        message = {"role": "assistant", "content": text, "refusal": None}
-        content = {"message": message} if self._is_chat else {"text": text}
-        return {**self._head, "choices": [self._choice(content, parts)], "usage": self._usage, "offramp": ours}
+        ours, choices, answer = self._ours(*parts), list[dict[str, Any]](), list[TextDelta]()
+        for part in parts:
+            answer.append(part)
+            if part.ended is not None:
+                text = self._echoed[self._index] + "".join(each.text for each in answer)
+                message = {"role": "assistant", "content": text, "refusal": None}
+                choices.append(self._choice({"message": message} if self._is_chat else {"text": text}, answer))
+                answer = []
+        return {**self._head, "choices": choices, "usage": self._usage, "offramp": ours}
 
     @property
     def _usage(self) -> dict[str, int]:
@@ -196,11 +208,17 @@ class OpenAiWriter(ResponseWriter):
         return event(chunk | {"offramp": ours} if ours else chunk)
 
     def _choice(self, content: Mapping[str, Any], parts: Sequence[TextDelta]) -> dict[str, Any]:
-        """Returns a choice. It has the log-probabilities of its tokens, if there are some and they are reported."""
+        """Returns a choice, after whose last part the next one begins.
+
+        It has the log-probabilities of its tokens, if there are some and they are reported.
+        """
         ended = parts[-1].ended if parts else None
         reported = [part for part in parts if part.results and part.ended != "stop"]
         logprobs = self._logprobs(reported) if reported and self._num_top is not None else None
-        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": ended}
+        choice = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": ended}
+        if ended is not None:
+            self._index, self._offset = self._index + 1, 0
+        return choice
 
     def _logprobs(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
         """Returns the log-probabilities of the tokens of parts, and of the most probable alternatives."""
@@ -258,41 +276,46 @@ class GenerateRoutes:
         self._check_model(request.path_params["model"])
         return self._described()
 
-    async def _answer(self, request: HttpRequest, kind: type[AnyBody], *, streams: bool = False) -> object:
-        """Returns the response once the first token is there, so that earlier errors can have an HTTP status.
+    async def _answer(self, request: HttpRequest, kind: type[AnyBody], *, in_events: bool = False) -> object:
+        """Returns the response once the first text is there, so that earlier errors can have an HTTP status.
 
-        Raises the stream's errors, and ClientDisconnect.
+        Raises the streams' errors, and ClientDisconnect.
         """
 
-        def parse(content: bytes) -> tuple[AnyBody, GenerateRequest]:
+        def parse(content: bytes) -> tuple[AnyBody, list[GenerateRequest]]:
             body = parse_body(kind, content)
             if not isinstance(body, GenerateBody):
                 self._check_model(body.model)
-            return body, body.request(self._codec, self._task.vocab_size, request.id)
+            return body, body.requests(self._codec, self._task.vocab_size, request.id)
+
+        def abort() -> None:
+            for each in streams:
+                each.abort()
 
         content = await request.body()
         is_long = len(content) >= LONG_BODY_BYTES
-        body, sequence = await asyncio.to_thread(parse, content) if is_long else parse(content)
+        body, sequences = await asyncio.to_thread(parse, content) if is_long else parse(content)
+        streams = list[Stream]()
         try:
-            stream = await self._backend.generate(sequence)
-        except InputError as error:  # of the prompt, unless it names another field
-            error.param = error.param or body.source
+            for sequence in sequences:
+                streams.append(await self._backend.generate(sequence))
+            writer = self._writer(body, sum(each.num_prompt for each in streams), request.id)
+            parts = text_deltas(streams)
+            with watching(request.receive, abort):
+                first = await anext(parts)
+                if not in_events and (isinstance(body, GenerateBody) or not body.stream):
+                    return writer.whole([first, *[part async for part in parts]])
+        except BaseException as error:
+            abort()
+            if isinstance(error, InputError):  # of a prompt, unless it names another field
+                error.param = error.param or body.source
             raise
-        writer = self._writer(body, stream.num_prompt, request.id)
-        try:
-            with watching(request.receive, stream.abort):
-                first = await anext(stream)
-                if not streams and (isinstance(body, GenerateBody) or not body.stream):
-                    return writer.whole([part async for part in text_deltas(stream, first)])
-        except BaseException:
-            stream.abort()
-            raise
-        return EventStream(_events(text_deltas(stream, first), writer, request.id), stream.abort)
+        return EventStream(_events(first, parts, writer, request.id), abort)
 
     completions = partialmethod(_answer, kind=CompletionBody)
     chat = partialmethod(_answer, kind=ChatBody)
     generate = partialmethod(_answer, kind=GenerateBody)
-    generate_stream = partialmethod(_answer, kind=GenerateBody, streams=True)
+    generate_stream = partialmethod(_answer, kind=GenerateBody, in_events=True)
 
     def _writer(self, body: AnyBody, num_prompt: int, request_id: str) -> ResponseWriter:
         if isinstance(body, GenerateBody):
@@ -319,12 +342,15 @@ class GenerateRoutes:
         }
 
 
-async def _events(parts: AsyncIterator[TextDelta], writer: ResponseWriter, request_id: str) -> AsyncIterator[bytes]:
+async def _events(
+    first: TextDelta, later: AsyncIterator[TextDelta], writer: ResponseWriter, request_id: str
+) -> AsyncIterator[bytes]:
     """Yields an event for each part of an answer. An error within the stream is an event, too."""
     try:
         if begin := writer.begin():
             yield begin
-        async for part in parts:
+        yield writer.part(first)
+        async for part in later:
             yield writer.part(part)
     except ClientDisconnect:
         return

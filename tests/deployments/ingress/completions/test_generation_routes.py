@@ -175,6 +175,13 @@ async def test_an_answer_cut_short_by_a_time_limit_has_its_text_so_far(
     assert last["offramp"] == whole["offramp"]
 
 
+async def test_several_prompts_are_refused_together(teller: Teller) -> None:
+    for prompt, message in ((["a"] * 257, "at most 256 prompts (got 257)"), (["Once", ""], "the prompt is empty")):
+        response = await asked(teller, "/v1/completions", TEXT | {"prompt": prompt})
+        assert (response.status_code, message in response.json()["error"]["message"]) == (400, True)
+    assert (len(teller.asked), teller.aborted) == (2, ["r7"])
+
+
 # Triton's generate extension
 
 HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
@@ -211,8 +218,9 @@ async def test_the_openai_package_reads_whole_answers_streams_models_and_errors(
         chat = await client.chat.completions.create(model="tales", messages=messages, logprobs=True, top_logprobs=1)
         text = await client.completions.create(model="tales", prompt="Once", max_tokens=50, logprobs=1)
         assert [chat.choices[0].message.content, text.choices[0].text] == ["a mouse"] * 2
-        stream = await client.completions.create(model="tales", prompt="Once", max_tokens=50, stream=True)
-        assert "".join([chunk.choices[0].text async for chunk in stream]) == "a mouse"
+        stream = await client.completions.create(model="tales", prompt=["Once", "Up"], max_tokens=50, stream=True)
+        parts = [chunk.choices[0] async for chunk in stream]
+        assert ["".join(each.text for each in parts if each.index == index) for index in (0, 1)] == ["a mouse"] * 2
         assert [model.id async for model in client.models.list()] == ["tales"]
         with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-4'"):
             await client.chat.completions.create(model="gpt-4", messages=messages)
