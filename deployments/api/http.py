@@ -23,7 +23,7 @@ from deployments.api.endpoint import (
     infer_version,
     model_metadata,
 )
-from deployments.api.exchange import ANYTHING, MAX_DIGITS, HttpRequest, json_response, preferred_type
+from deployments.api.exchange import ANYTHING, HttpRequest, json_response, preferred_type
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, EXIT, FREQUENT, JSON, OPERATIONS, InferRequest, parse_predict
 from deployments.api.v2 import parse_v2, v2_response
@@ -87,14 +87,15 @@ class Routes:
     async def infer(self, request: HttpRequest) -> Response:
         """Answers the Open Inference Protocol v2, with tensors in JSON or in the binary extension."""
         body = await request.body()
-        infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature, request.id)
+        json_length = request.headers.get(HEADER_LENGTH)
+        infer_request, reply = parse_v2(body, json_length, self._backend.signature, request.id)
         names_version = "version" in request.path_params
         served, answers = await infer_version(self._backend, infer_request, names_version=names_version)
         write = partial(v2_response, answers, served.task, reply, served.card.name, served.version)
-        content, json_length = await run_writer(write, answers)
-        if json_length is None:
+        content, length = await run_writer(write, answers)
+        if length is None:
             return Response(content, media_type=JSON)
-        return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
+        return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(length)})
 
     async def model_metadata(self, request: HttpRequest) -> Mapping[str, Any]:
         return await model_metadata(self._backend)
@@ -118,15 +119,6 @@ class Routes:
 
     async def docs(self, request: HttpRequest) -> Response:
         return HTMLResponse(SWAGGER_PAGE)
-
-
-def _json_length(request: HttpRequest) -> int | None:
-    length = request.headers.get(HEADER_LENGTH)
-    if length is None:
-        return None
-    if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
-        raise InputError(f"Inference-Header-Content-Length must be a number of bytes (got {length[:20]!r})")
-    return int(length)
 
 
 T = TypeVar("T")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
+from deployments.api.exchange import MAX_DIGITS
 from deployments.api.operations import EXIT, InferRequest, Signature, V2Body, V2Input, parse_body
 from earlyexit.codecs.base import Columns
 from earlyexit.errors import InputError
@@ -91,14 +92,17 @@ class V2Reply:
 
 
 def parse_v2(
-    body: bytes, json_length: int | None, signature: Signature, request_id: str = ""
+    body: bytes, json_length: str | None, signature: Signature, request_id: str = ""
 ) -> tuple[InferRequest, V2Reply]:
-    """Parses a v2 request. Binary tensors follow the first `json_length` bytes, if that is set. Raises InputError."""
-    if json_length is not None and not 0 <= json_length <= len(body):
-        raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
-    parsed = parse_body(V2Body, body if json_length is None else body[:json_length])
-    tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
-    return build_v2_request(parsed, _json_contents(parsed, tail), signature, request_id)
+    """Parses a v2 request. Binary tensors follow the JSON, whose length a header states then. Raises InputError."""
+    size = len(body)
+    if json_length is not None:
+        is_number = json_length.isascii() and json_length.isdigit() and len(json_length) <= MAX_DIGITS
+        if not is_number or (size := int(json_length)) > len(body):
+            what = f"must be a number up to {len(body)}, the bytes of the body (got {json_length[:20]!r})"
+            raise InputError(f"Inference-Header-Content-Length {what}")
+    parsed = parse_body(V2Body, body[:size])
+    return build_v2_request(parsed, _json_contents(parsed, memoryview(body)[size:]), signature, request_id)
 
 
 def _json_contents(body: V2Body, tail: memoryview) -> list[Content | None]:

@@ -96,7 +96,7 @@ def message(signature: Signature, datatype: str, array: npt.NDArray[Any], *, raw
     return request
 
 
-def rows_of(signature: Signature, body: bytes, json_length: int | None = None) -> npt.NDArray[Any]:
+def rows_of(signature: Signature, body: bytes, json_length: str | None = None) -> npt.NDArray[Any]:
     request, _ = parse_v2(body, json_length, signature)
     return np.stack([row[0] for row in request.rows])
 
@@ -109,7 +109,7 @@ def test_every_datatype_is_the_same_over_every_protocol(datatype: str) -> None:
     ways = {
         "REST, nested JSON": rows_of(signature, json_body(datatype, [2, 2, 3], sent.tolist())),
         "REST, flat JSON": rows_of(signature, json_body(datatype, [2, 2, 3], sent.ravel().tolist())),
-        "REST, bytes": rows_of(signature, binary, length),
+        "REST, bytes": rows_of(signature, binary, str(length)),
         "gRPC, raw": np.stack(
             [row[0] for row in parse_infer(message(signature, datatype, sent, raw=True), signature)[0].rows]
         ),
@@ -128,7 +128,7 @@ def test_several_tensors_follow_the_json_in_their_order() -> None:
         for name in ("text_pair", "text")
     ]
     body, length = InferenceServerClient.generate_request_body(triton)
-    request, _ = parse_v2(body, length, PAIR)
+    request, _ = parse_v2(body, str(length), PAIR)
     assert request.rows == (("text 1", "text_pair 1"), ("text 2", "text_pair 2"))
 
 
