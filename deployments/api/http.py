@@ -16,13 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
-from deployments.api.endpoint import (
-    SERVER_METADATA,
-    Backend,
-    Endpoint,
-    infer_version,
-    model_metadata,
-)
+from deployments.api.endpoint import SERVER_METADATA, Backend, Endpoint, infer_version, model_metadata
 from deployments.api.exchange import ANYTHING, HttpRequest, json_response, preferred_type
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, EXIT, FREQUENT, JSON, OPERATIONS, InferRequest, parse_predict

@@ -68,13 +68,7 @@ Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
 Calibrated = tuple[CalibrationCard, ExitRecords]
 
 
-def calibrate(
-    folder: Path,
-    data: LabelledRows,
-    job: CalibrateJob,
-    *,
-    progress: Progress = no_progress,
-) -> Calibrated:
+def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: Progress = no_progress) -> Calibrated:
     """Finds thresholds, and writes them with the exit records into the model folder.
 
     Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that the

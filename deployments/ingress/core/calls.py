@@ -16,14 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from deployments.ingress.core.inputs import Chain, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
-from deployments.ingress.core.routes import (
-    KVPlacement,
-    ReplicaLoad,
-    ReplicaT,
-    StageReplicas,
-    StageRoute,
-    weight_of,
-)
+from deployments.ingress.core.routes import KVPlacement, ReplicaLoad, ReplicaT, StageReplicas, StageRoute, weight_of
 from deployments.wire.messages import BUCKET, Counts
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plans.plan import PlacedPlan

@@ -16,14 +16,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.routes import (
-    KVPlacement,
-    Layout,
-    StageRoute,
-    crossings_of,
-    min_to_send,
-    stage_routes,
-)
+from deployments.ingress.core.routes import KVPlacement, Layout, StageRoute, crossings_of, min_to_send, stage_routes
 from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
