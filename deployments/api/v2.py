@@ -137,21 +137,19 @@ def build_v2_request(
         timeout_s=_timeout_s(body.parameters),
         request_id=request_id,
     )
-    outputs: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in signature.output_names]
-    if body.outputs:
-        outputs = [(each.name, each.parameters) for each in body.outputs]
-    names = tuple(name for name, _ in outputs)
-    unknown = [name for name in names if name not in signature.output_names]
+    requested = {each.name: each.parameters for each in body.outputs or ()}
+    outputs: Mapping[str, Mapping[str, Any]] = requested or {name: {} for name in signature.output_names}
+    unknown = [name for name in outputs if name not in signature.output_names]
     if unknown:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
-    if len(set(names)) < len(names):  # a thousand times the same output would be a thousand times the answer
+    if len(requested) < len(body.outputs or ()):  # a thousand times the same output would be a thousand answers
         raise InputError("outputs: the same output must not be requested twice")
-    unsupported = [f"{name}.parameters.{key}" for name, each in outputs for key in UNSUPPORTED if key in each]
+    unsupported = [f"{name}.parameters.{key}" for name, each in outputs.items() for key in UNSUPPORTED if key in each]
     if unsupported:
         raise InputError(f"outputs: {unsupported[0]} is not supported; without it, all values are returned")
     all_binary = _parameter(body.parameters, "binary_data_output", bool, default=False)
-    binary = frozenset(name for name, each in outputs if _parameter(each, "binary_data", bool, default=all_binary))
-    return request, V2Reply(id=body.id, outputs=names, binary=binary)
+    binary = {name for name, each in outputs.items() if _parameter(each, "binary_data", bool, default=all_binary)}
+    return request, V2Reply(id=body.id, outputs=tuple(outputs), binary=frozenset(binary))
 
 
 def _columns(inputs: Sequence[V2Input], contents: Sequence[Content | None], known: Sequence[Column]) -> Columns:
