@@ -16,6 +16,8 @@ from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
 
 MAX_STOPS = 16
+MAX_ID = 128
+"""Most characters of an id, because every event of a stream has it."""
 MAX_PROMPTS = 256
 """Most prompts of a request. Each is a sequence of its own, which holds memory of a replica."""
 MAX_CHAT_LOGPROBS = 20
@@ -302,7 +304,7 @@ class GenerateBody(_PromptBody):
 
     text_input: str
     """The prompt."""
-    id: str | None = None
+    id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     """The request's id, which the answer returns."""
     parameters: Annotated[GenerateParameters, NULL_IS_EMPTY] = Field(default_factory=GenerateParameters)
     """The parameters of the answer. They may also be next to `text_input`."""
