@@ -456,8 +456,9 @@ def with_access_log(app: ASGIApp) -> ASGIApp:
         finally:
             took_ms = 1000 * (time.perf_counter() - began_s)
             request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-            fields = {"serve_access_log": True, "request_id": request_id.decode("latin-1"), "route": scope["path"]}
-            logger.info("%s %s %s %.1fms", scope["method"], scope["path"], status, took_ms, extra=fields)
+            path = scope["raw_path"].decode()  # the decoded path may have line breaks
+            fields = {"serve_access_log": True, "request_id": request_id.decode("latin-1"), "route": path}
+            logger.info("%s %s %s %.1fms", scope["method"], path, status, took_ms, extra=fields)
 
     return answer
 

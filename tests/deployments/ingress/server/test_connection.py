@@ -281,9 +281,9 @@ async def test_the_access_log_has_a_line_per_request_with_its_id(caplog: pytest.
     caplog.set_level(logging.INFO, logger="ray.serve")
     async with serving_app(FakeBackend(), access_log=True) as (_, port):
         await asked(port, post(b'{"inputs": "pay"}', "X-Request-ID: r-7", path="/predict"))
-        await asked(port, b"GET /nowhere HTTP/1.1\r\nHost: here\r\n\r\n")
+        await asked(port, b"GET /no%0Awhere HTTP/1.1\r\nHost: here\r\n\r\n")
     lines = [record for record in caplog.records if getattr(record, "serve_access_log", False)]
-    assert [record.getMessage().rsplit(" ", 1)[0] for record in lines] == ["POST /predict 200", "GET /nowhere 404"]
+    assert [record.getMessage().rsplit(" ", 1)[0] for record in lines] == ["POST /predict 200", "GET /no%0Awhere 404"]
     assert getattr(lines[0], "request_id", "") == "r-7"
 
 
