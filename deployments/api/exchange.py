@@ -69,6 +69,10 @@ class RequestBodies:
         return num_bytes
 
 
+class UnsupportedMediaTypeError(InputError, http_status=415):
+    """A body has a content type or a content encoding that is not supported. The message lists the supported ones."""
+
+
 def id_or_new(request_id: object) -> str:
     """Returns the caller's id of a request, or a new one if the caller sent none."""
     return str(request_id or uuid.uuid4().hex)
@@ -108,7 +112,8 @@ class HttpRequest(Request):
     async def body(self) -> bytes:
         """Returns the decompressed body, which counts as held until `release`.
 
-        Raises PayloadTooLargeError, InputError for other encodings, and OverloadedError if too much is held.
+        Raises PayloadTooLargeError, UnsupportedMediaTypeError, InputError for a wrong compressed body, and
+        OverloadedError if too much is held.
         """
         is_compressed = False
         for name, value in self.scope["headers"]:  # checked before the body is read
@@ -117,7 +122,8 @@ class HttpRequest(Request):
             if name == b"content-encoding" and value.lower() != b"identity":
                 if value.lower() not in COMPRESSIONS or is_compressed:
                     encoding = value[:80].decode("latin-1")
-                    raise InputError(f"content-encoding must be gzip, deflate or identity (got {encoding!r})")
+                    message = f"content-encoding must be gzip, deflate or identity (got {encoding!r})"
+                    raise UnsupportedMediaTypeError(message)
                 is_compressed = True
         body = await self._read()
         if not is_compressed:

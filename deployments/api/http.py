@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import SERVER_METADATA, Backend, Endpoint, infer_version, model_metadata
-from deployments.api.exchange import ANYTHING, HttpRequest, json_response, preferred_type
+from deployments.api.exchange import ANYTHING, HttpRequest, UnsupportedMediaTypeError, json_response, preferred_type
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, EXIT, FREQUENT, JSON, OPERATIONS, InferRequest, parse_predict
 from deployments.api.v2 import parse_v2, v2_response
 from earlyexit.clock import Clock, WallClock
-from earlyexit.errors import InputError, NotAcceptableError
+from earlyexit.errors import NotAcceptableError
 from earlyexit.network.boundary import Answer, PackedArray
 from earlyexit.tasks.base import Task
 
@@ -75,7 +75,7 @@ class Routes:
         is_file = codec.content_types and content_type != JSON and body[:1] not in b" \n\r\t[{"
         if is_file or content_type.startswith(MEDIA):
             accepted = ", ".join((JSON, *codec.content_types))
-            raise InputError(f"content-type {content_type[:80]!r}; this model takes {accepted}")
+            raise UnsupportedMediaTypeError(f"content-type {content_type[:80]!r}; this model takes {accepted}")
         return parse_predict(body, codec, request.id)
 
     async def infer(self, request: HttpRequest) -> Response:

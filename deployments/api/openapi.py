@@ -42,6 +42,7 @@ ERRORS = {
     "405": "The path does not allow this method.",
     "406": "The model cannot answer this request in a content type that Accept allows.",
     "413": "The body is too large.",
+    "415": "The body has a content type or a content encoding that is not supported.",
     "422": "The model cannot process an input.",
     "429": "The rate limit is exceeded; see Retry-After.",
     "500": "The model, or the server, failed on this request.",
