@@ -186,6 +186,8 @@ class Connection(HttpToolsProtocol):
             error = self._too_large()
         elif names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":
             error = InputError(f"a request must have one header Host (got {names.count(b'host')})")
+        elif b"transfer-encoding" in names and dict(self.headers)[b"transfer-encoding"].lower() != b"chunked":
+            error = InputError("transfer-encoding must be chunked; compressed bodies have a content-encoding")
         is_fast = (
             self.parser.get_method() == b"POST"
             and server.app is not server.serve_app  # otherwise Serve's layers handle all requests
