@@ -112,8 +112,7 @@ class HttpRequest(Request):
     async def body(self) -> bytes:
         """Returns the decompressed body, which counts as held until `release`.
 
-        Raises PayloadTooLargeError, UnsupportedMediaTypeError, InputError for a wrong compressed body, and
-        OverloadedError if too much is held.
+        Raises PayloadTooLargeError, UnsupportedMediaTypeError, InputError, and OverloadedError if too much is held.
         """
         is_compressed = False
         for name, value in self.scope["headers"]:  # checked before the body is read

@@ -121,7 +121,7 @@ class Options(TypedDict, total=False):
     """Seed of sampling: the same seed draws the same tokens."""
     stop: Sequence[str]
     """Texts that end the answer and are not part of it."""
-    timeout_s: float
+    timeout_s: float | None
     """Timeout of the whole answer in seconds; streams have none by default."""
     request_id: str
 
@@ -163,7 +163,7 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
     def result(self) -> Generation:
         """Returns the whole answer; raises OfframpError if the stream has not ended."""
         if not self._is_done or not self._answer.ended:
-            raise self._noted(OfframpError("the server's stream broke off before its end"))
+            raise self._noted(OfframpError("the server's stream broke off before its end, or was not read to its end"))
         return self._answer
 
     def _read(self) -> Iterator[Piece]:
@@ -180,10 +180,10 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
 
     @contextmanager
     def _check_end(self) -> Iterator[None]:
-        """Raises OfframpError if the stream breaks, or ends before the text does."""
+        """Raises OfframpError if the stream breaks, is closed, or ends before the text does."""
         try:
             yield
-        except httpx.RequestError as error:
+        except (httpx.RequestError, httpx.StreamError) as error:
             raise OfframpError(f"the server's stream broke off: {error or type(error).__name__}") from error
         self.result()
 
@@ -317,7 +317,10 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def generates(self) -> dict[str, Any]:
         """Returns facts about a generating model, such as `max_model_len`, and its `ramps` below `offramp`."""
-        return dict((await self._call("models"))["data"][0])
+        match models := await self._call("models"):
+            case {"data": [{"offramp": {}} as facts, *_]}:
+                return dict(facts)
+        raise OfframpError(f"the server describes no model of Offramp: {models!r:.200}")
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continues a text, or answers messages, with the options of `Options`."""
@@ -396,8 +399,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         """Returns the answer's payload and the request's id; raises InputError for an unsuitable prompt."""
         if not prompt:
             raise InputError("the prompt is empty")
-        if isinstance(prompt, Mapping):
-            raise InputError("the prompt must be a text, or a list of messages, not a single one")
+        if not isinstance(prompt, str) and not all(isinstance(each, Mapping) for each in prompt):
+            raise InputError("the prompt must be a text, or a list of messages such as {'role': ..., 'content': ...}")
         if self._model_name is None:
             self._model_name = await self._served_model()
         content = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(each) for each in prompt]}
@@ -409,7 +412,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
             request_id=options.get("request_id") or new_id(),
             streams=streams,
             # The default timeout of a stream limits each wait for a piece, which the server need not know.
-            sends_timeout=not streams or "timeout_s" in options,
+            sends_timeout=not streams or options.get("timeout_s") is not None,
         )
         return await self._send_with_retries(request, options.get("timeout_s")), request.request_id
 
@@ -425,7 +428,10 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def _call(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
         """Returns the server's answer to an operation; `named` are the parameters of its path."""
-        return await self._send_with_retries(Request(operation, body, named=named))
+        answer = await self._send_with_retries(Request(operation, body, named=named))
+        if not isinstance(answer, dict | list):
+            raise OfframpError(f"the server at {self._http.base_url} does not answer as Offramp does: {answer!r:.200}")
+        return answer
 
     async def _send_with_retries(self, request: Request, timeout_s: float | None = None) -> Any:
         """Sends a request, with retries under the same id; returns the payload, or raises the failure's error."""

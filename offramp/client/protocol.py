@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -107,10 +107,9 @@ def read_reply(status: int, content: bytes, retry_after: Header = None, json_len
 
 def failure_of(status: int, payload: Any, retry_after: Header = None) -> Failure:
     """Returns the failure that a response reports. A `Retry-After` that is a date is ignored."""
-    try:
+    retry_after_s = None
+    with suppress(ValueError):
         retry_after_s = max(0.0, float(retry_after)) if retry_after else None
-    except ValueError:
-        retry_after_s = None
     # Serve's proxy answers in plain text: 500 without an ingress, 404 while a service starts or stops.
     is_of_serve = not isinstance(payload, dict) and (status == 500 or "/-/routes for" in str(payload))
     is_of_proxy = is_of_serve or status == HTTPStatus.BAD_GATEWAY
@@ -253,7 +252,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        return path_of(self.operation, **self.named)
+        return path_of(self.operation, **{name: quote(value, safe="") for name, value in self.named.items()})
 
     def content(self, timeout_s: float) -> tuple[bytes, dict[str, str]]:
         """Returns the bytes of the body, and the headers; raises InputError for texts that cannot be sent."""
@@ -266,8 +265,8 @@ class Request:
             body = body | {"timeout_s": timeout_s}
         try:
             head = json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:  # a command-line argument that was not UTF-8
-            raise InputError(f"the text is not Unicode: {error.reason}") from error
+        except (TypeError, UnicodeEncodeError) as error:  # numpy's numbers, or an argument that was not UTF-8
+            raise InputError(f"the request cannot be sent as JSON: {error}") from error
         if self.operation != "infer":
             return head, headers | {"Content-Type": "application/json"}
         types = {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}

@@ -262,7 +262,7 @@ def test_metadata_asks_the_server_which_model_it_serves(server: dict[str, object
 
     client, _ = client_of(handler)
     assert client.metadata() == {"path": "/v2/models/film"}
-    assert client.metadata("other") == {"path": "/v2/models/other"}
+    assert client.metadata("../a?b") == {"path": "/v2/models/../a?b"}
 
 
 async def test_the_asynchronous_client_gives_the_same_answers() -> None:
@@ -309,9 +309,19 @@ def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch: py
         Client("http://server")
 
 
-def test_a_text_that_is_not_unicode_is_refused() -> None:
-    with pytest.raises(InputError, match="the text is not Unicode: surrogates not allowed"):
+def test_a_request_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the request cannot be sent as JSON: .* surrogates not allowed"):
         client_of(Script(answer()))[0].predict("hi\udcff")
+    with pytest.raises(InputError, match="the request cannot be sent as JSON: Object of type float32 is not"):
+        client_of(FakeServer("READY"))[0].generate("hi", temperature=np.float32(0.5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["generates", "versions", "metadata", "canary"])
+def test_another_server_at_the_address_is_an_error(call: str) -> None:
+    with pytest.raises(OfframpError, match="the server at http://server does not answer as Offramp does: '<html>"):
+        getattr(client_of(Script(httpx.Response(200, text="<html>")))[0], call)()
+    with pytest.raises(OfframpError, match="the server describes no model of Offramp: "):
+        client_of(Script(httpx.Response(200, json={"data": [{"id": "llama"}]})))[0].generates()
 
 
 @pytest.mark.parametrize("value", [" ", "é" * 16, "a\r\nX-Evil: 1"])

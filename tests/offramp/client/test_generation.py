@@ -71,7 +71,7 @@ async def test_an_answer_that_a_time_limit_ends_reports_it_and_a_stream_has_no_t
         found = client.generate("Once", max_tokens=50, timeout_s=0.25)
         assert (found.ended, found.cut_short) == ("length", CUT_SHORT)
         teller.may_say = None
-        with client.stream("Once", max_tokens=50) as pieces:
+        with client.stream("Once", max_tokens=50, timeout_s=None) as pieces:
             list(pieces)
         assert pieces.result().cut_short == CUT_SHORT
 
@@ -91,8 +91,14 @@ async def test_errors_are_raised_before_a_stream_and_within_it(teller: Teller) -
     def ask(client: Client) -> None:
         with pytest.raises(InputError, match="the prompt is empty"):
             client.generate("")
+        with pytest.raises(InputError, match="the prompt must be a text, or a list of messages"):
+            client.generate(["Once", "Up"])  # type: ignore[list-item] # as users do
         with pytest.raises(InputError, match="max_tokens is 500"):
             client.stream("Once", max_tokens=500)
+        with client.stream("Once") as closed:
+            pass
+        with pytest.raises(OfframpError, match="broke off: Attempted to read"):
+            list(closed)
         teller.breaks_after = 2
         with client.stream("Once", max_tokens=50) as pieces, pytest.raises(ExecutionError, match="the model failed"):
             list(pieces)
