@@ -18,8 +18,8 @@ from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
 MAX_STOPS = 16
 MAX_ID = 128
 """Most characters of an id, because every event of a stream has it."""
-MAX_PROMPTS = 256
-"""Most prompts of a request. Each is a sequence of its own, which holds memory of a replica."""
+MAX_ANSWERS = 256
+"""Most answers to a request. Each is a sequence of its own, which holds memory of a replica."""
 MAX_CHAT_LOGPROBS = 20
 """OpenAI's limit for chat completions."""
 MAX_TEXT_LOGPROBS = 5
@@ -120,7 +120,7 @@ class SamplingBody(_Described):
 
 
 class _PromptBody(SamplingBody):
-    """The body of a request for sequences, one for each prompt."""
+    """The body of a request for sequences, one for each answer."""
 
     source: ClassVar[str]
     """The field that holds the prompt."""
@@ -132,7 +132,7 @@ class _PromptBody(SamplingBody):
 
     @abstractmethod
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
-        """Returns the tokens of each prompt; raises InputError for a request that contradicts itself."""
+        """Returns the prompt of each answer; raises InputError for a request that contradicts itself."""
 
     def requests(self, codec: PromptCodec, vocab_size: int, request_id: str) -> list[GenerateRequest]:
         """Returns the sequences to generate; raises InputError."""
@@ -153,22 +153,24 @@ class _PromptBody(SamplingBody):
                     temperature=sampling.value("temperature"),
                     top_p=sampling.value("top_p"),
                     top_k=None if sampling.top_k in (0, -1) else sampling.top_k,  # as in vLLM
-                    seed=random.getrandbits(63) if sampling.seed is None else sampling.seed & LARGEST_SEED,
+                    seed=random.getrandbits(63) if sampling.seed is None else (sampling.seed + index) & LARGEST_SEED,
                 ),
                 ignores_ends=bool(sampling.ignore_eos),
                 timeout_s=sampling.timeout_s,
                 request_id=request_id,
             )
-            for tokens in prompts
+            for index, tokens in enumerate(prompts)
         ]
 
 
 class OpenAiBody(_PromptBody):
     """The body of a request in OpenAI's format."""
 
-    defaults = {**SamplingBody.defaults, "temperature": 1.0, "stream": False}
+    defaults = {**SamplingBody.defaults, "temperature": 1.0, "stream": False, "n": 1}
     model: str
     """The model's name, optionally with a version: `name:2`."""
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    """The number of answers to each prompt. A seed is that of the first answer; each later one has the next number."""
     stream: bool | None = None
     """Answer as server-sent events, one for each part of the text."""
     stream_options: StreamOptions | None = None
@@ -197,17 +199,16 @@ class CompletionBody(OpenAiBody):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts, each of which gets an answer."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        several = [each for each in self.prompt if not isinstance(each, int)]
-        return several or [[each for each in self.prompt if isinstance(each, int)]]
+        """The prompts, each of which gets `n` answers; raises InputError for too many."""
+        given, n = [self.prompt] if isinstance(self.prompt, str) else self.prompt, self.value("n")
+        tokens = [each for each in given if isinstance(each, int)]
+        prompts = [each for each in given if not isinstance(each, int)] or [tokens]
+        if len(prompts) * n > MAX_ANSWERS:
+            raise InputError(f"prompt: {len(prompts)} times {n} answers; at most {MAX_ANSWERS}", param="prompt")
+        return prompts
 
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
         prompts = self.prompts
-        if len(prompts) > MAX_PROMPTS:
-            message = f"prompt: a request must have at most {MAX_PROMPTS} prompts (got {len(prompts)})"
-            raise InputError(message, param="prompt")
         tokens = (token for prompt in prompts if not isinstance(prompt, str) for token in prompt)
         unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if unknown is not None:
@@ -218,7 +219,8 @@ class CompletionBody(OpenAiBody):
         if self.echo and self.logprobs is not None:
             message = "logprobs: not supported with echo, because no probabilities of the prompt are computed"
             raise InputError(message, param="logprobs")
-        return [text_tokens(prompt, codec) if isinstance(prompt, str) else prompt for prompt in prompts]
+        each_once = [text_tokens(prompt, codec) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+        return [each for each in each_once for _ in range(self.value("n"))]
 
 
 class TextPart(BaseModel):
@@ -286,7 +288,7 @@ class ChatBody(OpenAiBody):
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs: only with logprobs", param="top_logprobs")
-        return [codec.chat([message.as_text() for message in self.messages])]
+        return [codec.chat([message.as_text() for message in self.messages])] * self.value("n")
 
 
 class GenerateParameters(SamplingBody):

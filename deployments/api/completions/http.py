@@ -140,17 +140,18 @@ class OpenAiWriter(ResponseWriter):
         """`created_s`: seconds since 1970."""
         self._is_chat = isinstance(body, ChatBody)
         self._echoed: Sequence[str]
-        """The text before each answer; there is one answer for each prompt."""
+        """The text before each answer."""
         self._num_top: int | None
         """Number of alternatives to report per token; None if no log-probabilities are reported."""
         if isinstance(body, ChatBody):
-            kind, answer_id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", [""]
+            kind, answer_id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", [""] * body.value("n")
             self._num_top = (body.top_logprobs or 0) if body.logprobs else None
         else:
             kind, answer_id = "text_completion", f"cmpl-{request_id}"
-            self._echoed = [str(prompt) if body.echo else "" for prompt in body.prompts]
+            self._echoed = [str(each) if body.echo else "" for each in body.prompts for _ in range(body.value("n"))]
             self._num_top = body.logprobs
         head = {"id": answer_id, "object": kind, "created": created_s, "model": body.model}
+        num_prompt //= body.value("n")  # as with OpenAI, the tokens of a prompt count once
         super().__init__(num_prompt, head, reports_exits=bool(body.exits))
         self._chunk_head = head | ({"object": f"{kind}.chunk"} if self._is_chat else {})
         options = body.stream_options or StreamOptions()
@@ -169,11 +170,9 @@ class OpenAiWriter(ResponseWriter):
         return self._chunk({"text": echoed}) if echoed else b""
 
     def part(self, part: TextDelta) -> bytes:
-        ours, is_last = self._ours(part), part.ended is not None
-        delta = {} if is_last else {"content": part.text}
-        content = {"delta": delta} if self._is_chat else {"text": part.text}
-        chunk = self._chunk(content, [part], ours)
-        if not is_last:
+        delta = {"content": part.text} if part.text else {}
+        chunk = self._chunk({"delta": delta} if self._is_chat else {"text": part.text}, [part], self._ours(part))
+        if part.ended is None:
             return chunk
         if self._index < len(self._echoed):
             return chunk + self.begin()

@@ -120,6 +120,8 @@ async def test_sampling_parameters_are_passed_on(teller: Teller) -> None:
     for top_k, expected in ((5, 5), (0, None), (-1, None)):
         await asked(teller, "/v1/completions", TEXT | drawn | {"top_k": top_k})
         assert teller.asked[-1].sampling == Sampling(temperature=0.5, top_p=0.9, top_k=expected, seed=2**63 - 1)
+    await asked(teller, "/v1/completions", TEXT | drawn | {"n": 3})
+    assert [each.sampling.seed for each in teller.asked[-3:]] == [2**63 - 1, 0, 1]
 
 
 async def test_defaults_are_those_of_openai(teller: Teller) -> None:
@@ -176,7 +178,7 @@ async def test_an_answer_cut_short_by_a_time_limit_has_its_text_so_far(
 
 
 async def test_several_prompts_are_refused_together(teller: Teller) -> None:
-    for prompt, message in ((["a"] * 257, "at most 256 prompts (got 257)"), (["Once", ""], "the prompt is empty")):
+    for prompt, message in ((["a"] * 257, "257 times 1 answers; at most 256"), (["Once", ""], "the prompt is empty")):
         response = await asked(teller, "/v1/completions", TEXT | {"prompt": prompt})
         assert (response.status_code, message in response.json()["error"]["message"]) == (400, True)
     assert (len(teller.asked), teller.aborted) == (2, ["r7"])
@@ -224,8 +226,8 @@ async def test_the_openai_package_reads_whole_answers_streams_models_and_errors(
         assert [model.id async for model in client.models.list()] == ["tales"]
         with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-4'"):
             await client.chat.completions.create(model="gpt-4", messages=messages)
-        with pytest.raises(openai.BadRequestError, match="not supported: 'n'"):
-            await client.chat.completions.create(model="tales", messages=messages, n=2)
+        with pytest.raises(openai.BadRequestError, match="not supported: 'frequency_penalty'"):
+            await client.chat.completions.create(model="tales", messages=messages, frequency_penalty=1)
         teller.breaks_after = 2
         with pytest.raises(openai.APIError, match="the model failed"):
             async for _ in await client.chat.completions.create(model="tales", messages=messages, stream=True):
@@ -254,8 +256,8 @@ async def test_openapi_has_the_defaults_of_generation(teller: Teller) -> None:
     }
     shared = {"top_p": 1.0, "ignore_eos": False, "exits": False}
     assert defaults == {
-        "CompletionBody": shared | {"temperature": 1.0, "max_tokens": 16, "stream": False, "echo": False},
+        "CompletionBody": shared | {"temperature": 1.0, "max_tokens": 16, "stream": False, "n": 1, "echo": False},
         "ChatBody": shared
-        | {"temperature": 1.0, "max_tokens": 256, "stream": False, "logprobs": False, "top_logprobs": 0},
+        | {"temperature": 1.0, "max_tokens": 256, "stream": False, "n": 1, "logprobs": False, "top_logprobs": 0},
         "GenerateParameters": shared | {"temperature": 0.0, "max_tokens": 16},
     }
