@@ -114,18 +114,17 @@ class HttpRequest(Request):
 
         Raises PayloadTooLargeError, UnsupportedMediaTypeError, InputError, and OverloadedError if too much is held.
         """
-        is_compressed = False
+        encodings = list[bytes]()
         for name, value in self.scope["headers"]:  # checked before the body is read
             if name == b"content-length":
                 self._bodies.check(int(value[:MAX_DIGITS]))
             if name == b"content-encoding" and value.lower() != b"identity":
-                if value.lower() not in COMPRESSIONS or is_compressed:
-                    encoding = value[:80].decode("latin-1")
-                    message = f"content-encoding must be gzip, deflate or identity (got {encoding!r})"
-                    raise UnsupportedMediaTypeError(message)
-                is_compressed = True
+                encodings.append(value.lower())
+        if encodings and (len(encodings) > 1 or encodings[0] not in COMPRESSIONS):
+            text = b", ".join(encodings)[:80].decode("latin-1")
+            raise UnsupportedMediaTypeError(f"content-encoding must be gzip, deflate or identity (got {text!r})")
         body = await self._read()
-        if not is_compressed:
+        if not encodings:
             return body
         is_large = len(body) >= LARGE_COMPRESSED_BYTES
         content = await asyncio.to_thread(self._decompress, body) if is_large else self._decompress(body)
