@@ -173,16 +173,16 @@ class Timers:
         self._heap: list[Timer] = []
         self._serial = 0
         self._compact_at = SMALL_HEAP
-        """The number of timers above which obsolete ones are removed."""
+        """The serial number of the timer with which obsolete ones are removed."""
 
     def add(self, at_s: float, kind: int, inputs: Inputs, slot: str = "") -> None:
         """Starts a timer that expires at a finite time."""
         self._serial += 1
         heappush(self._heap, (at_s, kind, self._serial, inputs, slot))
-        if len(self._heap) > self._compact_at:
+        if self._serial >= self._compact_at:
             self._heap = [timer for timer in self._heap if not _are_over(timer[3])]
             heapify(self._heap)
-            self._compact_at = 2 * len(self._heap) + SMALL_HEAP
+            self._compact_at = self._serial + len(self._heap) + SMALL_HEAP
 
     def next_s(self) -> float:
         """Returns when the next timer expires; infinite if there is none. Obsolete timers do not count."""

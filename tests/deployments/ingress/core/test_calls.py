@@ -76,6 +76,11 @@ def test_what_is_over_does_not_pile_up() -> None:
     while (timer := timers.pop(9_999)) is not None:
         expired.append(timer[1][0].serial)
     assert expired == [*range(0, 10_000, 100)]
+    for number in range(15_000):  # first a burst of requests that time out, then requests that are answered at once
+        timers.add(number, DEADLINE, [numbered(number, settled=number >= 6_000)])
+        while number == 5_999 and timers.pop(number):
+            pass
+    assert len(timers._heap) < 100
 
 
 def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -> None:
