@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, compress
 from typing import Any, NamedTuple, NoReturn
 
-from deployments.ingress.core.inputs import Chain, Chains, IngressOptions, Inputs, PendingInput
+from deployments.ingress.core.inputs import ASIDE, Chain, Chains, IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement, ReplicaLoad, ReplicaT, StageReplicas, StageRoute, weight_of
 from deployments.wire.messages import BUCKET, Counts
@@ -202,7 +202,7 @@ class Timers:
 def _are_over(inputs: Inputs) -> bool:
     """Whether all inputs have their outcome, and no call holds any of them."""
     for each in inputs:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
-        if not each.settled or each.holder is not None:
+        if not each.settled or each.holder not in (None, ASIDE):
             return False
     return True
 

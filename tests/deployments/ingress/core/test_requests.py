@@ -181,6 +181,15 @@ def test_a_call_that_hangs_is_aborted_after_the_last_deadline_of_its_inputs() ->
     assert world.core.wake_s == math.inf
 
 
+def test_an_input_that_is_given_up_before_its_next_attempt_leaves_no_timer() -> None:
+    world = CoreWorld()
+    world.submit("a")
+    world.fail(0)
+    world.give_up("a")
+    world.until(1.0)
+    assert (world.core.wake_s, len(world.calls)) == (math.inf, 1)
+
+
 # Replies that no correct replica sends: they cost their own inputs an attempt at most, and no count
 
 
