@@ -559,7 +559,7 @@ class BatchEngine(Generic[P]):
             earliest_s = now_s + trust * self.times.first_s(queue.split, tokens)
             if queue.members[0].deadline_s < earliest_s:
                 dropped += queue.drop_before(earliest_s)
-                if not queue.members:  # no batch runs, which could correct the times
+                if not queue.members and dropped[-1].deadline_s > now_s:  # no batch runs, which could correct the times
                     self._trust[queue.split.first] = trust * DOUBT
         if dropped and self._passing:
             self._remove_drained()

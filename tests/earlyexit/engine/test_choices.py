@@ -173,6 +173,15 @@ def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
     assert (firsts.count(0), firsts.count(2)) == (98, 98 - 7)  # 2 * 0.9 ** 7 is 0.96
 
 
+def test_inputs_that_came_too_late_say_nothing_about_the_times() -> None:
+    engine = Engine(splits_of(0, 2, batch=1), ObservedTimes())
+    for name, deadline_s, seconds in (("a", 9.0, 1.0), ("too late", -1.0, 0.0), ("c", 9.0, 6.0)):
+        engine.submit(0, [member(name, deadline_s=deadline_s)], 0.0)
+        if (batch := engine.begin(0.0).batch) is not None:
+            ran(engine, batch, seconds)
+    assert engine.times.batch_s(engine.splits[0], 1) == 1.0 + 0.2 * (6.0 - 1.0)
+
+
 def test_a_slow_batch_does_not_keep_its_size_from_being_run_and_measured_again() -> None:
     engine = Engine(splits_of(0, 2, batch=2), ObservedTimes())
     for members, seconds in (("a", 0.5), ("bc", 3.0), *[("d", 0.5)] * 8):
