@@ -141,15 +141,13 @@ class IngressCore(Unanswered):
             raise lost(OTHER_SLOTS)
         if layout is None and not (placement is not None and placement.is_retry):
             self.check_room(len(inputs), now_s)
-        drawn = self.chains.draw(len(inputs)) if own is None else [own]  # later steps take no turns of the chains
-        left_s = inputs[0].deadline_s - now_s
-        late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
-        if late_s > 0 and own is None:  # all of them may fit into one of the other chains
-            alone = ([chain] * len(inputs) for chain in self.chains.active)
-            drawn = min(alone, key=lambda each: self.chains.tokens_late_s(each, inputs, left_s, now_s))
-            late_s = self.chains.tokens_late_s(drawn, inputs, left_s, now_s)
-        if late_s > 0:
-            self.refuse_late(len(inputs), left_s, late_s)
+        if own is not None:
+            drawn = [own]  # later steps take no turns of the chains
+        else:
+            left_s = inputs[0].deadline_s - now_s
+            drawn, late_s = self.chains.draw([each.tokens for each in inputs], left_s, now_s)
+            if late_s > 0 and self.chains.counts_tokens:  # otherwise `check` has admitted them
+                self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)
         self.counts.arrived += len(inputs)
         self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)

@@ -205,7 +205,7 @@ class Chain:
         for stage in self.stages:  # exact for unchanged stages and close enough for others
             num_blocks = len(stage.budgets)
             self.block_s[stage.first : stage.end] = [stage.expected_s / num_blocks] * num_blocks
-        self.plan, self.share = plan, share
+        self.plan, self.share, self.weight = plan, share, max(1, round(share * SHARE_UNITS))
         self.stages = stage_routes(plan, assignments, self.block_s)
         self.first, self.ramps = self.stages[0], frozenset(plan.ramps)
         self.last_split_first = plan.splits[-1].first
@@ -257,7 +257,11 @@ class Chain:
         """Returns the cost of the unanswered inputs when an input arrived, and its own, in admission control's unit."""
         return (pending.ahead_tokens, pending.cost) if self.admission.counts_tokens else (pending.ahead, 1)
 
-    def late_s(self, cost: int, left_s: float, now_s: float, coming: float = 0.0) -> float:
+    def cost(self, length: float) -> float:
+        """Returns the cost of an input of a length, in admission control's unit."""
+        return length if self.admission.counts_tokens else 1
+
+    def late_s(self, cost: float, left_s: float, now_s: float, coming: float) -> float:
         """Returns by how many seconds inputs would miss a deadline that is `left_s` away. See `Admission.late_s`.
 
         `coming`: the cost of inputs that were admitted earlier but not submitted yet.
@@ -305,7 +309,7 @@ class Chains:
         self.active = active[: len(plan.shares)]
         for chain in active[len(plan.shares) :]:
             chain.merge_into(self.active[-1])
-        self._counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
+        self.counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
         for chain in self.active:
             chain.turn = 0
             self._update(chain)
@@ -321,22 +325,36 @@ class Chains:
         if not 0 <= block < num_blocks:
             raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {num_blocks - 1}")
 
-    def draw(self, number: int) -> list[Chain]:
-        """Draws a chain for each of the next `number` inputs, in their order.
+    def draw(
+        self, lengths: Sequence[int], left_s: float, now_s: float, num_coming: int = 0
+    ) -> tuple[list[Chain], float]:
+        """Draws a chain for each input of a request; also returns by how many seconds the request would be late.
 
-        It is a smooth weighted round-robin, as nginx uses it for upstream servers. Every draw adds each share to the
-        chain's turn, takes the chain with the largest turn (the first of equal ones), and subtracts the sum of the
-        shares from it. So the draws of every chain are spread evenly.
+        It is a smooth weighted round-robin, as nginx uses it for upstream servers, among the chains in which an input
+        would be the least late: usually among all. Every draw adds the share of each of them to its turn, takes the one
+        with the largest turn (the first of equal ones), and subtracts the sum of their shares from it. So the draws of
+        every chain are spread evenly.
         """
+        coming = [num_coming * chain.share * chain.cost(self._tokens_per_input or 1.0) for chain in self.active]
         if len(self.active) == 1:
-            return self.active * number
-        weights, drawn = [max(1, round(chain.share * SHARE_UNITS)) for chain in self.active], list[Chain]()
-        for _ in range(number):
-            for chain, weight in zip(self.active, weights, strict=True):
-                chain.turn += weight
-            drawn.append(max(self.active, key=_turn_of))
-            drawn[-1].turn -= sum(weights)
-        return drawn
+            [only] = self.active
+            return self.active * len(lengths), only.late_s(sum(map(only.cost, lengths)), left_s, now_s, coming[0])
+        drawn, latest_s, costs = list[Chain](), 0.0, dict.fromkeys(self.active, 0.0)
+        for length in lengths:
+            late_s = {
+                chain: chain.late_s(costs[chain] + chain.cost(length), left_s, now_s, its_coming)
+                for chain, its_coming in zip(self.active, coming, strict=True)
+            }
+            least_s = min(late_s.values())
+            soonest = [chain for chain in self.active if late_s[chain] == least_s]
+            for chain in soonest:
+                chain.turn += chain.weight
+            chosen = max(soonest, key=_turn_of)
+            chosen.turn -= sum([chain.weight for chain in soonest])
+            costs[chosen] += chosen.cost(length)
+            drawn.append(chosen)
+            latest_s = max(latest_s, least_s)
+        return drawn, latest_s
 
     def assign(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
         """Assigns new inputs to the chains that were drawn for them."""
@@ -349,37 +367,15 @@ class Chains:
         self._num_taken += len(inputs)
 
     def late_s(self, num_inputs: int, num_coming: int, left_s: float, now_s: float) -> float:
-        """Returns by how many seconds a request would be late; 0 if the next draws are in time.
+        """Returns by how many seconds a request would be late, and draws no chain.
 
-        Chains in which it would be late come last, so that another try draws others; the least delay counts. If tokens
-        count, each input counts as one, so no input is refused that would be admitted once its length is known.
+        Each input counts as one token, so no input is refused that would be admitted once its length is known.
         """
-        least_s = math.inf
-        for _ in self.active:
-            before = [chain.turn for chain in self.active]
-            drawn = {self.active[0]: num_inputs} if len(before) == 1 else Counter(self.draw(num_inputs))
-            late_s = dict.fromkeys(self.active, 0.0)
-            for chain, number in drawn.items():
-                per_input = (self._tokens_per_input or 1.0) if chain.admission.counts_tokens else 1.0
-                late_s[chain] = chain.late_s(number, left_s, now_s, num_coming * chain.share * per_input)
-            # So far behind the others that none of the inputs can be drawn for it.
-            last = min(before) - 2 * num_inputs * SHARE_UNITS
-            for (chain, own_s), turn in zip(late_s.items(), before, strict=True):
-                chain.turn = last if own_s else turn
-            least_s = min(least_s, max(late_s.values()))
-            if not least_s:
-                break
-        return least_s
-
-    def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
-        """Like `late_s`, for inputs of known lengths in the chains that were drawn for them; 0 if only inputs count."""
-        if not self._counts_tokens:
-            return 0.0
-        tokens_of: Counter[Chain] = Counter()
-        for chain, each in zip(drawn, inputs, strict=True):
-            tokens_of[chain] += each.tokens
-        counted = [(chain, tokens) for chain, tokens in tokens_of.items() if chain.admission.counts_tokens]
-        return max([chain.late_s(tokens, left_s, now_s) for chain, tokens in counted], default=0.0)
+        turns = [chain.turn for chain in self.active]
+        _, late_s = self.draw([1] * num_inputs, left_s, now_s, num_coming)
+        for chain, turn in zip(self.active, turns, strict=True):
+            chain.turn = turn
+        return late_s
 
     def with_layout(self, layout: Layout | None) -> Chain | None:
         """Returns the chain whose stages have this KV layout; None if the plan has no such chain."""

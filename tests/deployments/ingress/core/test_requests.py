@@ -393,6 +393,17 @@ def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_wh
     assert world.core.counts.drops == {"admission": 1 + 8}
 
 
+def test_a_full_chain_is_passed_over_only_as_long_as_it_is_full() -> None:
+    world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 8.4 and 2.8 inputs inside
+    world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
+    world.answer(0, "abde")
+    world.core.check(3, 1.0, 0.0)
+    world.submit("ijk", deadline_s=1.0)
+    world.answer(1, "cg")
+    world.submit("lmn", deadline_s=1.0)
+    assert [world.core.chains.active.index(each.chain) for each in world.named("ijklmn")] == [0, 0, 0, 0, 0, 1]
+
+
 # Sequences
 
 
