@@ -200,7 +200,7 @@ class Timers:
 
 
 def _are_over(inputs: Inputs) -> bool:
-    """Whether all inputs have their outcome, and no call holds any of them."""
+    """Whether all inputs have their outcome, and no call holds any of them. Nothing is to be done at their timer."""
     for each in inputs:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
         if not each.settled or each.holder not in (None, ASIDE):
             return False
@@ -323,8 +323,7 @@ class Unanswered:
         others only travel along.
         """
         stage = chain.at(block)
-        if held is None:
-            held = inputs
+        held = inputs if held is None else held
         allowed_s = self.options.slo_s
         if allowed_s == math.inf:
             allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
@@ -409,8 +408,7 @@ class Unanswered:
         fresh = list(compress(inputs, _settled_now(inputs)))
         if not fresh:
             return []
-        error = None if isinstance(why, str) else why
-        reason = why if isinstance(why, str) else why.kind
+        reason, error = (why, None) if isinstance(why, str) else (why.kind, why)
         if reason == LATE:
             for each in fresh:  # the time that it waited is a lower bound of its latency
                 chain = each.chain.current

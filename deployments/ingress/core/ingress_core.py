@@ -95,9 +95,8 @@ class IngressCore(Unanswered):
         """Switches to a plan. A plan older than the current one is ignored. Raises PlanError for another model."""
         if placed.epoch < self.placed.epoch:
             return
-        stayed = self.chains.stays
         self.chains.follow(placed)
-        if stayed and not self.chains.stays:
+        if not self.chains.stays:
             self.observations.stop_staying()
         self.suspended = None
 
@@ -136,14 +135,14 @@ class IngressCore(Unanswered):
             self.refuse(self._no_plan(), len(inputs))
         placement = inputs[0].placement
         layout = None if placement is None else placement.layout
-        own = None if layout is None else self.chains.with_layout(layout)
-        if layout is not None and own is None:
-            raise lost(OTHER_SLOTS)
-        if layout is None and not (placement is not None and placement.is_retry):
-            self.check_room(len(inputs), now_s)
-        if own is not None:
-            drawn = [own]  # later steps take no turns of the chains
+        if layout is not None:  # later steps take no turns of the chains
+            own = self.chains.with_layout(layout)
+            if own is None:
+                raise lost(OTHER_SLOTS)
+            drawn = [own]
         else:
+            if placement is None or not placement.is_retry:
+                self.check_room(len(inputs), now_s)
             left_s = inputs[0].deadline_s - now_s
             drawn, late_s = self.chains.draw([each.tokens for each in inputs], left_s, now_s)
             if late_s > 0 and self.chains.counts_tokens:  # otherwise `check` has admitted them
@@ -394,8 +393,7 @@ class IngressCore(Unanswered):
             each.holder = None
         for chain, its_inputs in self.chains.by_chain(retried):
             chain.queue.requeue(its_inputs)
-        if retried:
-            self.counts.retries[slot] += len(retried)
+        self.counts.retries[slot] += len(retried)
         return []
 
     def _start_timer(self, at_s: float, kind: int, inputs: Inputs, slot: str = "") -> None:
@@ -408,8 +406,7 @@ class IngressCore(Unanswered):
     def _abort_call(self, pending: PendingInput, now_s: float) -> Actions:
         """Aborts the call that holds an overdue input. If the call has later deadlines, the timeout is extended."""
         call = pending.holder
-        if not isinstance(call, Call):
-            return []
+        assert isinstance(call, Call), "otherwise the timer would be obsolete"
         remaining = call.remaining()
         until_s = max(each.deadline_s for each in remaining) + CALL_GRACE_S
         if until_s <= now_s:

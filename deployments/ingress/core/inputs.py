@@ -1,7 +1,7 @@
 """Pending inputs and the queues in which they wait to be sent: one queue for each chain of the plan. Pure.
 
 An input's chain is drawn when the input arrives, and the input stays in it. If a new plan has fewer chains, the inputs
-of the removed chains move to the last chain.
+of the removed chains move to others.
 """
 
 from __future__ import annotations
@@ -208,6 +208,7 @@ class Chain:
         self.plan, self.share, self.weight = plan, share, max(1, round(share * SHARE_UNITS))
         self.stages = stage_routes(plan, assignments, self.block_s)
         self.first, self.ramps = self.stages[0], frozenset(plan.ramps)
+        self.types = {stage.device for stage in plan.stages}
         self.last_split_first = plan.splits[-1].first
         self.starts, self.network = (0, *plan.networks[:-1]), plan.used[0]
         """The first block of each network, and the network that inputs enter first."""
@@ -253,21 +254,13 @@ class Chain:
         """Whether a call with new inputs can be sent now."""
         return len(self.queue.inputs) >= self.min_inputs or self.queue.tokens >= self.min_tokens
 
-    def cost_of(self, pending: PendingInput) -> tuple[int, int]:
-        """Returns the cost of the unanswered inputs when an input arrived, and its own, in admission control's unit."""
-        return (pending.ahead_tokens, pending.cost) if self.admission.counts_tokens else (pending.ahead, 1)
+    def cost(self, num_inputs: float, num_tokens: float) -> float:
+        """Returns the cost of inputs with their tokens, in admission control's unit."""
+        return num_tokens if self.admission.counts_tokens else num_inputs
 
-    def cost(self, length: float) -> float:
-        """Returns the cost of an input of a length, in admission control's unit."""
-        return length if self.admission.counts_tokens else 1
-
-    def late_s(self, cost: float, left_s: float, now_s: float, coming: float) -> float:
-        """Returns by how many seconds inputs would miss a deadline that is `left_s` away. See `Admission.late_s`.
-
-        `coming`: the cost of inputs that were admitted earlier but not submitted yet.
-        """
-        unanswered = self.unanswered_tokens if self.admission.counts_tokens else self.num_unanswered
-        return self.admission.late_s(cost, left_s, unanswered=unanswered + coming, now_s=now_s)
+    def cost_of(self, pending: PendingInput) -> tuple[float, float]:
+        """Returns the cost of the unanswered inputs when an input arrived, and its own."""
+        return self.cost(pending.ahead, pending.ahead_tokens), self.cost(1, pending.cost)
 
     def merge_into(self, successor: Chain) -> None:
         """Passes all inputs to another chain, because the new plan does not have this chain."""
@@ -275,6 +268,20 @@ class Chain:
         successor.num_unanswered += self.num_unanswered
         successor.unanswered_tokens += self.unanswered_tokens
         successor.queue.requeue(self.queue.clear())
+
+
+def _kept(before: Sequence[Chain], chains: Sequence[Plan]) -> dict[int, Chain]:
+    """Returns the earlier chain that becomes each chain of a new plan, by number, and merges the others into these.
+
+    If possible, it is a chain on the same accelerator types, so that limits and waiting inputs fit.
+    """
+    kept: dict[int, Chain] = {}
+    types = [{stage.device for stage in own.stages} for own in chains]
+    for chain in sorted(before, key=lambda each: each.types not in types):
+        number = min(range(len(types)), key=lambda other: (types[other] != chain.types, other in kept))
+        if kept.setdefault(number, chain) is not chain:
+            chain.merge_into(kept[number])
+    return kept
 
 
 class Chains:
@@ -291,7 +298,7 @@ class Chains:
 
     def follow(self, placed: PlacedPlan) -> None:
         """Switches to another plan. Raises PlanError for a plan of another model."""
-        before, plan, active = self.placed.plan, placed.plan, self.active
+        before, plan = self.placed.plan, placed.plan
         if before.num_blocks != plan.num_blocks:
             raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.num_blocks}")
         if before.networks != plan.networks:
@@ -299,20 +306,17 @@ class Chains:
             raise PlanError(f"a plan of networks that end at {ends} cannot follow one of {ends_before}")
         is_new, self.placed = plan.epoch > before.epoch, placed
         self.stays = plan.after_answer == "stay"
-        assignments = iter(assignments_of(placed).values())
-        for number, (own, share) in enumerate(zip(plan.chains, plan.shares, strict=True)):
-            if number == len(active):
-                active.append(Chain(self._options, own, active[-1].block_s if active else [0.0] * plan.num_blocks))
-            elif is_new:
-                active[number].admission.follow(own, self._tokens_per_input)
-            active[number].follow(own, share, islice(assignments, len(own.stages)))
-        self.active = active[: len(plan.shares)]
-        for chain in active[len(plan.shares) :]:
-            chain.merge_into(self.active[-1])
-        self.counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
-        for chain in self.active:
+        block_s = self.active[0].block_s if self.active else [0.0] * plan.num_blocks
+        chains, assignments = plan.chains, iter(assignments_of(placed).values())
+        kept = _kept(self.active, chains)
+        self.active = [kept.get(number) or Chain(self._options, own, block_s) for number, own in enumerate(chains)]
+        for chain, own, share in zip(self.active, chains, plan.shares, strict=True):
+            if is_new:
+                chain.admission.follow(own, self._tokens_per_input)
+            chain.follow(own, share, islice(assignments, len(own.stages)))
             chain.turn = 0
             self._update(chain)
+        self.counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
 
     @property
     def _tokens_per_input(self) -> float | None:
@@ -335,23 +339,28 @@ class Chains:
         with the largest turn (the first of equal ones), and subtracts the sum of their shares from it. So the draws of
         every chain are spread evenly.
         """
-        coming = [num_coming * chain.share * chain.cost(self._tokens_per_input or 1.0) for chain in self.active]
+        coming = num_coming, num_coming * (self._tokens_per_input or 1.0)
+        inside = {
+            chain: chain.cost(chain.num_unanswered, chain.unanswered_tokens) + chain.share * chain.cost(*coming)
+            for chain in self.active
+        }
+
+        def late_s(chain: Chain, cost: float) -> float:
+            return chain.admission.late_s(cost, left_s, unanswered=inside[chain], now_s=now_s)
+
         if len(self.active) == 1:
             [only] = self.active
-            return self.active * len(lengths), only.late_s(sum(map(only.cost, lengths)), left_s, now_s, coming[0])
+            return self.active * len(lengths), late_s(only, only.cost(len(lengths), sum(lengths)))
         drawn, latest_s, costs = list[Chain](), 0.0, dict.fromkeys(self.active, 0.0)
         for length in lengths:
-            late_s = {
-                chain: chain.late_s(costs[chain] + chain.cost(length), left_s, now_s, its_coming)
-                for chain, its_coming in zip(self.active, coming, strict=True)
-            }
-            least_s = min(late_s.values())
-            soonest = [chain for chain in self.active if late_s[chain] == least_s]
+            delays_s = {chain: late_s(chain, costs[chain] + chain.cost(1, length)) for chain in self.active}
+            least_s = min(delays_s.values())
+            soonest = [chain for chain in self.active if delays_s[chain] == least_s]
             for chain in soonest:
                 chain.turn += chain.weight
             chosen = max(soonest, key=_turn_of)
             chosen.turn -= sum([chain.weight for chain in soonest])
-            costs[chosen] += chosen.cost(length)
+            costs[chosen] += chosen.cost(1, length)
             drawn.append(chosen)
             latest_s = max(latest_s, least_s)
         return drawn, latest_s

@@ -404,6 +404,22 @@ def test_a_full_chain_is_passed_over_only_as_long_as_it_is_full() -> None:
     assert [world.core.chains.active.index(each.chain) for each in world.named("ijklmn")] == [0, 0, 0, 0, 0, 1]
 
 
+def test_chains_of_a_plan_in_another_order_keep_their_limits_and_their_inputs() -> None:
+    large, small = stage(split(0, 4), device="V100"), stage(split(0, 4))
+    world = CoreWorld(placed(large, small, shares=(0.9, 0.1), predicted={"rate_per_s": 100.0}), slo_s=1.0)
+
+    def state() -> list[tuple[float, int, int]]:
+        chains = world.core.chains.active
+        return [(round(each.admission.limit, 6), each.num_unanswered, len(each.queue.inputs)) for each in chains]
+
+    world.submit(string.printable[:20], deadline_s=1.0)
+    assert state() == [(63.0, 18, 10), (7.0, 2, 0)]
+    world.follow(placed(small, large, shares=(0.1, 0.9), predicted={"rate_per_s": 100.0}, epoch=2))
+    assert state() == [(7.0, 2, 0), (63.0, 18, 10)]
+    world.follow(placed(large, predicted={"rate_per_s": 90.0}, epoch=3))
+    assert state() == [(63.0, 20, 10)]
+
+
 # Sequences
 
 
