@@ -111,7 +111,7 @@ class Admission:
         cannot keep it idle. Stages with deferred dispatch also admit requests until their batches can fill
         (`_batch_room`).
         """
-        if not self.is_on:
+        if not self.is_on or math.isinf(self.limit):
             return 0.0
         self._end_window(now_s)
         share = left_s / self._slo_s

@@ -100,7 +100,7 @@ def test_a_service_of_which_nothing_is_known_begins_everything_until_one_is_late
     admission = Admission(plan(rate_per_s=rate_per_s), slo_s=1.0, num_ingresses=1)
     assert late(admission, 10_000) == 0.0
     admission.answered(0.3, 5_000, 1, 0.1)
-    assert late(admission, 10_000) == 0.0
+    assert late(admission, 10_000) == late(admission, 10_000, left_s=-0.1) == 0.0
     admission.answered(1.3, 300, 1, 0.2)
     assert admission.limit == pytest.approx(300 * (1 - FALL))
 
