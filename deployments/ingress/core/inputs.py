@@ -339,21 +339,16 @@ class Chains:
         with the largest turn (the first of equal ones), and subtracts the sum of their shares from it. So the draws of
         every chain are spread evenly.
         """
-        coming = num_coming, num_coming * (self._tokens_per_input or 1.0)
-        inside = {
-            chain: chain.cost(chain.num_unanswered, chain.unanswered_tokens) + chain.share * chain.cost(*coming)
-            for chain in self.active
-        }
-
-        def late_s(chain: Chain, cost: float) -> float:
-            return chain.admission.late_s(cost, left_s, unanswered=inside[chain], now_s=now_s)
-
         if len(self.active) == 1:
             [only] = self.active
-            return self.active * len(lengths), late_s(only, only.cost(len(lengths), sum(lengths)))
-        drawn, latest_s, costs = list[Chain](), 0.0, dict.fromkeys(self.active, 0.0)
+            cost = only.cost(len(lengths), sum(lengths))
+            return self.active * len(lengths), self._delay_s(only, cost, left_s, now_s, num_coming)
+        drawn, late_s, costs = list[Chain](), 0.0, dict.fromkeys(self.active, 0.0)
         for length in lengths:
-            delays_s = {chain: late_s(chain, costs[chain] + chain.cost(1, length)) for chain in self.active}
+            delays_s = {
+                chain: self._delay_s(chain, costs[chain] + chain.cost(1, length), left_s, now_s, num_coming)
+                for chain in self.active
+            }
             least_s = min(delays_s.values())
             soonest = [chain for chain in self.active if delays_s[chain] == least_s]
             for chain in soonest:
@@ -362,8 +357,14 @@ class Chains:
             chosen.turn -= sum([chain.weight for chain in soonest])
             costs[chosen] += chosen.cost(1, length)
             drawn.append(chosen)
-            latest_s = max(latest_s, least_s)
-        return drawn, latest_s
+            late_s = max(late_s, least_s)
+        return drawn, late_s
+
+    def _delay_s(self, chain: Chain, cost: float, left_s: float, now_s: float, num_coming: int) -> float:
+        """Returns by how many seconds inputs of this cost would be late in a chain. See `Admission.late_s`."""
+        unanswered = chain.cost(chain.num_unanswered, chain.unanswered_tokens)
+        coming = num_coming and num_coming * chain.share * chain.cost(1, self._tokens_per_input or 1.0)
+        return chain.admission.late_s(cost, left_s, unanswered=unanswered + coming, now_s=now_s)
 
     def assign(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
         """Assigns new inputs to the chains that were drawn for them."""
