@@ -266,6 +266,9 @@ class ControlLoop:
             baseline=self._view.baseline or {report.replica: report for report in replicas},
             planned_counts=self._view.planned_counts or counts,
         )
+        times = "at_s", "followed_s", "changed_s", "rate_changed_s"
+        if future := [name for name in times if getattr(state, name) > now_s]:  # the clock was set back
+            self.update_state(**dict.fromkeys(future, now_s))
         highest = max((report.epoch for report in ingresses), default=0)
         if highest > state.placed.epoch:
             self._log_event("error", f"an ingress follows plan {highest}, which is unknown")

@@ -158,10 +158,13 @@ class ObservedStream:
         self._counts.append(interval)
 
     def forget(self, now_s: float) -> None:
-        """Drops probes and counts that are too old."""
-        self._counts = [each for each in self._counts if each.at_s > now_s - KEEP_S]
+        """Drops probes and counts that are too old, or from after the present time, because the clock was set back."""
+        self._counts = [each for each in self._counts if now_s - KEEP_S < each.at_s <= now_s]
+        self.began_s = min(self.began_s, now_s)
         if self._stream is not None:
             self._stream.forget(now_s)
+            if not self._stream.whole_windows(now_s + self._period_s):  # it has forgotten the present window
+                self._stream = None
 
     def counts(self, since_s: float) -> list[Interval]:
         """Returns the intervals that began at a time or after it."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from deployments.controller.act import describe_plan
+from deployments.wire.messages import total
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import plan_document
@@ -455,8 +456,13 @@ async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path
     scene = await begun(tmp_path, best=whole(4))
     scene.clock = scene.fleet.clock = ManualClock(START_S - 600.0)
     scene.start()
-    await scene.ticks(48, EASY)  # at once, and after each of two periods
-    assert len(scene.asked) == 3
+    await scene.ticks(48, EASY)  # at once, with the first probes, and after each of two periods
+    assert len(scene.asked) == 4
+    view = scene.loop.view
+    counted, forecast = total(view.stream.counts(view.state.followed_s)), view.forecast
+    assert counted is not None
+    assert forecast is not None
+    assert (counted.arrived, counted.seconds, forecast.num_probes) == (47 * 100, 47 * 5.0, 2400)
 
 
 @pytest.mark.parametrize(
