@@ -222,7 +222,8 @@ def due_requests(
     for device in sorted({*needed, *running}):
         now, wanted, last = running.get(device, 0), needed.get(device, 0), requested.get(device)
         number = min(wanted, max(last or 0, now + (at_once or wanted)))
-        if (now or wanted) and (now <= wanted or may_shrink) and number != last:
+        # A type that the plan does not use may still start replicas, which an earlier change has requested.
+        if (now or wanted or last) and (may_shrink or now <= wanted > 0) and number != last:
             numbers[device] = number
     return numbers
 

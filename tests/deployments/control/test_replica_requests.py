@@ -49,6 +49,9 @@ def test_a_change_over_starts_no_replica_that_moves_to_another_stage() -> None:
     # A replica that was lost does not come back, and one that starts is not requested again.
     assert log(placed(("T4", 3)), placed(("T4", 2), epoch=1), {"T4": 2}) == ["T4=2", ""]
     assert log(placed(("T4", 4)), grown, {"V100": 0}, V100=1)[0] == ""
+    # One that was requested for a plan that was given up starts no more, once the change is over.
+    given_up = {"T4": 2}, {"T4": 2, "V100": 0}, {"T4": 2, "V100": 1}
+    assert [due_requests(*given_up, may_shrink=may_shrink) for may_shrink in (False, True)] == [{}, {"V100": 0}]
     before = placed(("T4", 2), ("T4", 2), ("V100", 1))
     assert num_started(before, placed(("T4", 4), ("V100", 3))) == 2
 
