@@ -341,8 +341,12 @@ class ControlLoop:
         # Also if planning fails, so that the next attempt is in the next period, not at the next look.
         self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)
         self._update_view(forecast=forecast, planned_counts=self._view.counts)
-        with self._timed("solve"):
-            problem, found = await self._propose(forecast)
+        try:
+            with self._timed("solve"):
+                problem, found = await self._propose(forecast)
+        except PlanError as error:
+            await self._carry_out(decide.without_plan(self.view, str(error), reason))
+            return
         self._update_view(problem=problem)
         await self._carry_out(decide.evaluate_proposal(self.view, found, reason))
 

@@ -623,7 +623,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     """Returns what follows from the best plan that was found for the view's forecast."""
     if isinstance(found, NoPlan):
         words = f"no plan meets the problem on {view.counts}: the binding limit is {found.binding}"
-        return _without_plan(view, words, reason)
+        return without_plan(view, words, reason)
     state, settings, problem = view.state, view.settings, view.problem
     reach = None if view.forecast is None else view.forecast.reach
     figures = evaluate(problem, found.stages, reach)
@@ -654,7 +654,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     return Outcome(events=(keep,), rejected=None if is_same else new)
 
 
-def _without_plan(view: View, words: str, reason: str) -> Outcome:
+def without_plan(view: View, words: str, reason: str) -> Outcome:
     """Keeps or restores a plan whose accelerators exist, because late answers are better than none."""
     state = view.state
     placed = next((each for each in (state.placed, state.followed) if each is not None and view.has_room(each)), None)

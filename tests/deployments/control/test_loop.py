@@ -210,13 +210,15 @@ async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_
     await scene.ticks(20, EASY)
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(4, EASY)
-    assert (len(scene.asked), len(scene.said("error"))) == (2, 2), "at the loss, and again in the next period only"
+    assert (len(scene.asked), len(scene.said("no plan"))) == (2, 2), "at the loss, and again in the next period only"
     scene.solve_as = None  # none meets the problem
     await scene.ticks(1, EASY)
     assert scene.fleet.log == []
-    assert scene.said("no plan") == [
-        "no plan meets the problem on {'cpu': 3}: the binding limit is devices; keeps plan 0"
+    assert scene.said("no plan")[1:] == [
+        "no plan was found, and none was ruled out; keeps plan 0",
+        "no plan meets the problem on {'cpu': 3}: the binding limit is devices; keeps plan 0",
     ]
+    scene.solve_as = fails
     scene.fleet.alive = {"cpu": 2}
     await scene.ticks(1)
     scene.fleet.alive = {"cpu": 3}
