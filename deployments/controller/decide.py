@@ -143,8 +143,14 @@ class View:
 
     @property
     def missing(self) -> str:
-        """Describes the replicas of the current plan that do not run; empty if all run."""
-        counts = ((device, self.running.get(device, 0), num) for device, num in self.state.placed.occupied.items())
+        """Describes the replicas that do not run although the change to the current plan needs them; empty if all run.
+
+        While ingresses follow no plan, one replica per stage is enough, because late answers are better than none.
+        """
+        placed = self.state.placed
+        one_each = Counter(stage.device for stage in placed.plan.stages)
+        needed = one_each if self.state.followed is None else placed.occupied
+        counts = ((device, self.running.get(device, 0), num) for device, num in needed.items())
         return ", ".join(f"{device} runs {running} of {num}" for device, running, num in counts if running < num)
 
     @property

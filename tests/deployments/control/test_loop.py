@@ -200,6 +200,11 @@ async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_acce
     await scene.ticks(1)
     assert scene.fleet.log[-1] == "follow 1"
     assert scene.loop.state.suspended is None
+    scene.fleet.alive = {"cpu": 0}
+    await scene.ticks(1)
+    scene.fleet.alive, scene.fleet.replicas["cpu"], scene.fleet.is_stuck = {"cpu": 4}, 1, True
+    await scene.ticks(1)
+    assert scene.fleet.log[-1] == "follow 2", "one replica answers more than none"
 
 
 async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_found(tmp_path: Path) -> None:
