@@ -283,7 +283,8 @@ def accelerators_changed(view: View) -> Outcome | None:
     event = "capacity", f"{reason}: {dict(before)} before, {counts} now"
     if reason != "capacity lost":
         return Outcome(events=(event,), replan=reason)
-    return Outcome(events=(event,), state={"hold": False}, plan=_shrunk(view), replan=reason)
+    less = None if view.is_changing else _shrunk(view)
+    return Outcome(events=(event,), state={"hold": False}, plan=less, replan=reason)
 
 
 def _shrunk(view: View) -> NewPlan | None:
@@ -299,7 +300,7 @@ def _shrunk(view: View) -> NewPlan | None:
         left |= divide_replicas(placed.needed(device), view.running.get(device, 0) - resting[device])
     fewer = {slot: min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()}
     less = _with_replicas(view, placed, fewer)
-    if less is None or view.is_changing or not view.has_room(less):
+    if less is None or not view.has_room(less):
         return None
     return NewPlan(placed=less, reason="capacity lost", words="the same splits on what still runs")
 
@@ -313,21 +314,30 @@ def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) ->
 
 
 def change_failed(view: View) -> Outcome | None:
-    """Checks whether the change to the current plan failed too often: returns to the plan that is still followed."""
-    placed, followed = view.state.placed, view.state.followed
-    is_late = view.now_s >= max(view.state.at_s, view.began_s) + LONGEST_START_S and bool(view.missing)
-    if followed is None or followed.plan.stages == placed.plan.stages or not (is_late or view.failed >= TRIES):
+    """Checks whether the change to the current plan failed too often: returns to the plan that is still followed.
+
+    Without such a plan, or without its accelerators, the controller plans anew. If the change only replaces a
+    straggler, the same splits go on without it.
+    """
+    state, placed, followed = view.state, view.state.placed, view.state.followed
+    is_late = view.now_s >= max(state.at_s, view.began_s) + LONGEST_START_S and bool(view.missing)
+    if not view.is_changing or not (is_late or view.failed >= TRIES):
         return None
+    if followed is not None and followed.plan.stages == placed.plan.stages:
+        less = _shrunk(view) if is_late else None
+        return None if less is None else Outcome(plan=less)
     words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"
-    back = _roll_back(view, followed.plan, words)
-    return None if back.plan is None else replace(back, events=(("error", words),), state={**back.state, "hold": False})
+    back = _roll_back(view, None if followed is None else followed.plan, words)
+    if back.plan is None and placed.plan.planned_stages in state.blamed:  # there was no other plan
+        return None
+    return replace(back, events=(("error", words),), state={**back.state, "hold": False})
 
 
-def _roll_back(view: View, plan: Plan, words: str) -> Outcome:
+def _roll_back(view: View, plan: Plan | None, words: str) -> Outcome:
     """Bars the current plan for a while, and returns to an earlier plan or, without its accelerators, replans."""
-    placed = view.place(view.with_current_thresholds(plan))
+    placed = None if plan is None else view.place(view.with_current_thresholds(plan))
     blamed = {**view.state.blamed, view.state.placed.plan.planned_stages: view.period + BLAME_PERIODS}
-    if not view.has_room(placed):
+    if placed is None or not view.has_room(placed):
         return Outcome(state={"blamed": blamed}, replan="roll back")
     return Outcome(state={"blamed": blamed}, plan=NewPlan(placed=placed, reason="roll back", words=words))
 
@@ -674,8 +684,11 @@ def without_plan(view: View, words: str, reason: str) -> Outcome:
 
 
 def _can_serve(view: View) -> bool:
-    """Whether the current plan serves inputs and its accelerators are available."""
-    return view.state.suspended is None and view.has_room(view.state.placed)
+    """Whether the current plan serves inputs: its accelerators are available, and it was not given up."""
+    placed = view.state.placed
+    return (
+        view.state.suspended is None and view.has_room(placed) and placed.plan.planned_stages not in view.state.blamed
+    )
 
 
 def _plan_of(view: View, found: Planned, figures: Evaluation) -> Plan:

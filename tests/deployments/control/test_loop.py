@@ -158,6 +158,15 @@ async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> No
     assert scene.fleet.followed.avoided == {}, "under a held plan it would rest for ever"
 
 
+async def test_a_straggler_rests_although_its_replacement_never_starts(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
+    scene.fleet.is_stuck = True
+    one_is_slow(scene, 3)
+    await scene.ticks(3, EASY)
+    assert (scene.fleet.followed.plan.stages, scene.fleet.followed.avoided) == (whole(2), {"cpu#2": "cpu"})
+    assert len(scene.asked) == 2, "planning goes on"
+
+
 async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, first=halves(2, 2), best=halves(2, 2))
     scene.fleet.log.clear()
@@ -396,6 +405,22 @@ async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: 
     scene.fleet.broken = set()
     await scene.ticks(1, EASY)
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (2, whole(4))
+
+
+async def test_a_plan_that_fails_gives_way_to_another_if_accelerators_of_the_earlier_one_are_lost(
+    tmp_path: Path,
+) -> None:
+    other = tuple(replace(stage, splits=(replace(stage.splits[0], batch=1),)) for stage in whole(1))
+
+    def solve_as(asked: PlanProblem) -> Decision:
+        return replace(planned(asked, whole(1)), candidates=(other,))
+
+    scene = await begun(tmp_path, first=halves(3, 1), solve_as=solve_as)
+    scene.fleet.replicas["cpu"], scene.fleet.alive, scene.fleet.broken = 1, {"cpu": 1}, {"prepare"}
+    await scene.ticks(10, EASY)
+    assert scene.loop.state.placed.plan.stages == whole(1)
+    await scene.ticks(1, EASY)
+    assert scene.loop.state.placed.plan.stages == other
 
 
 async def test_what_ingresses_hand_over_while_replicas_start_is_on_disk_at_once(tmp_path: Path) -> None:
