@@ -13,7 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,7 +35,7 @@ from deployments.wire.messages import IngressReport, counts_between, total
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.live.tuning.base import NewThresholds
-from optimizer.plans.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import ModelShape, parse_plan
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import Decision, Planned
@@ -75,8 +75,8 @@ def _differ_in_thresholds(before: PlacedPlan, after: PlacedPlan) -> bool:
     return is_same and old.policy != new.policy
 
 
-def _dependencies(control: ControlSettings) -> dict[str, Any]:
-    """Returns the settings on which a stored state depends, as plain data."""
+def _dependencies(control: ControlSettings, first: Plan) -> dict[str, Any]:
+    """Returns the settings on which a stored state depends, as plain data. Later plans keep fields of the first."""
     problem, names = control.problem, {"policy", "tuning", "accuracy_budget", "accuracy_confidence"}
     return {
         **control.model_dump(mode="json", include=names),
@@ -84,6 +84,8 @@ def _dependencies(control: ControlSettings) -> dict[str, Any]:
         "networks": list(problem.networks),
         "ramps": list(problem.ramps),
         "accelerators": sorted(device for device, supply in problem.devices.items() if supply.count),
+        "dispatch": first.dispatch,
+        "order": asdict(first.order),
     }
 
 
@@ -109,7 +111,7 @@ class ControlLoop:
         """
         self._fleet = fleet
         self._history = history
-        self._dependencies = _dependencies(settings)
+        self._dependencies = _dependencies(settings, first.plan)
         self._clock = clock
         self._sleep = sleep
         self._solve = solve

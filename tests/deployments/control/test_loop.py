@@ -503,8 +503,9 @@ async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path
         ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "policy"),
         ({"problem": problem(ramps=(0, 2))}, "ramps"),
         ({"problem": problem(count=0)}, "accelerators"),
+        ({"placed": PlacedPlan(plan=Plan(stages=whole(4), policy=POLICY, dispatch="filling"))}, "dispatch"),
     ],
-    ids=["thresholds", "ramps", "accelerators"],
+    ids=["thresholds", "ramps", "accelerators", "dispatch"],
 )
 async def test_a_plan_of_other_settings_is_not_taken_up(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1))
