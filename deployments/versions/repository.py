@@ -18,7 +18,7 @@ from deployments.api.operations import Canary, DefaultVersion, IndexBody, LoadBo
 from deployments.local_ray.applications import THROUGHPUT, check_devices, claimed, with_application, without_application
 from deployments.settings import ServeSettings, max_accelerators
 from deployments.versions.versions import AnnouncedApp, Versions
-from earlyexit.errors import InputError, UnknownModelError
+from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError
 from earlyexit.network.store import read_card
 
 SETTINGS_FILE = "settings.json"
@@ -55,6 +55,8 @@ class VersionRoutes:
         Raises InputError, UnknownModelError, and ModelFolderError for a folder without a model.
         """
         model, parameters = await self._parsed(request)
+        if not self._versions.is_root:  # it does not know how many accelerators the service at / may use
+            raise ControlRefusedError("versions are loaded by the service at /, not at the address of a version")
         cluster, own = self._versions.cluster, self._versions.settings
         async with self._lock:
             serve, running = await cluster.applications(), await cluster.running()

@@ -202,7 +202,7 @@ class Versions(TrafficSplitter):
         """Announces this version. An ingress at the root then follows the store forever."""
         while not await self._try(self.cluster.announce(self._own_app)):
             await sleep(REFRESH_S)
-        while self._is_root:
+        while self.is_root:
             await self._try(self._refresh())
             await sleep(REFRESH_S)
 
@@ -276,12 +276,12 @@ class Versions(TrafficSplitter):
                 traffic = before.changed(**fields)
                 await self._connect(version)
                 is_stored = await self.cluster.put_traffic(model, traffic)
-            if self._is_root:
+            if self.is_root:
                 await self._apply(traffic)
         return await self.canary_report()
 
     @property
-    def _is_root(self) -> bool:
+    def is_root(self) -> bool:
         """Whether requests that name no version arrive at this ingress."""
         return VERSIONS_PATH not in self.settings.route_prefix
 
@@ -291,7 +291,7 @@ class Versions(TrafficSplitter):
 
     async def _root(self, model: str) -> AnnouncedApp:
         """Returns the application at which requests for a model without a version arrive; ours if there is none."""
-        if self._is_root and model == self.own.card.name:
+        if self.is_root and model == self.own.card.name:
             return self._own_app
         running = (await self.cluster.running()).items()
         routes = {app: details.get("route_prefix") for app, details in running if app.model == model}

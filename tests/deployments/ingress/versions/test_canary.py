@@ -105,6 +105,8 @@ async def test_at_the_address_of_a_version_the_default_is_the_version_of_the_roo
     assert (said["default"], said["canary"]["version"], said["versions"]["1"]["requests"]) == ("2", "1", 7)
     unloaded = await world.http.post("/v2/repository/models/intents/unload", json={"parameters": {"version": "2"}})
     assert refused(unloaded) == (400, "version '2' answers requests that name none; it cannot be unloaded")
+    status, message = refused(await ORDERS["load"](world))
+    assert (status, message) == (403, "versions are loaded by the service at /, not at the address of a version")
     assert (await world.set_default("1")).json()["canary"] is None
     assert refused(await world.set_canary("1"))[0] == 400
     assert (await world.set_canary("2")).json()["canary"]["version"] == "2"
