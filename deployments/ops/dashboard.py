@@ -81,7 +81,8 @@ Ran = Mapping[str, Sequence[TimesRun]]
 
 def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Returns the newest plan and its figures during the snapshots, which must all be of that plan."""
-    now, before = snapshots[-1], {report.replica: report for report in snapshots[0].replicas}
+    now, reports = snapshots[-1], [report for each in reversed(snapshots) for report in each.replicas]
+    before = {report.replica: report for report in reports}  # the earliest, as a replica may not always answer
     ran = {report.replica: ran_since(before.get(report.replica), report) for report in now.replicas}
     placed, seconds = now.placed, now.at_s - snapshots[0].at_s
     return {

@@ -122,7 +122,11 @@ CPU, P100 = "split-cpu-0", "split-emulated-P100-0"
 
 def looks() -> list[Snapshot]:
     """Two seconds: 3 batches of 8 and 1 of 4 in the first stage, 2 of 3 in the second; earlier ones do not count."""
-    before = [replica("r", CPU, ran(FIRST, 8, 100, 50.0)), replica("s", P100, ran(REST, 1, 10, 1.0))]
+    before = [
+        replica("r", CPU, ran(FIRST, 8, 100, 50.0)),
+        replica("new", CPU),
+        replica("s", P100, ran(REST, 1, 10, 1.0)),
+    ]
     after = [
         replica("r", CPU, ran(FIRST, 8, 102, 51.0), waiting=5),
         replica("new", CPU, ran(FIRST, 8, 1), ran(FIRST, 4, 1)),
@@ -136,7 +140,9 @@ def test_stages_have_their_device_and_splits_their_mean_batch() -> None:
     first, rest = plan_state(FACTS, [before, after])["stages"]
     assert (first["device"], first["time_scale"], first["wanted"], first["running"]) == ("cpu", None, 2, 2)
     assert (rest["device"], rest["time_scale"], rest["wanted"], rest["running"]) == ("emulated:P100", 2.0, 1, 1)
-    assert (plan_state(FACTS, [before])["stages"][0]["running"], first["waiting"]) == (1, 5)
+    assert (plan_state(FACTS, [before])["stages"][0]["running"], first["waiting"]) == (2, 5)
+    silent = replace(before, replicas=before.replicas[1:])  # `r` was too busy to report
+    assert plan_state(FACTS, [silent, before, after])["stages"][0]["splits"] == first["splits"]
     shared = {"network": "intents", "tokens": None, "token_fill": None}
     assert first["splits"] == [
         {"first": 0, "end": 2, "batch": 8, "ramps": [0, 1], "size": 7.0, "size_tokens": 7.0, "fill": 7 / 8}
@@ -176,7 +182,8 @@ def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
     stays = PlacedPlan(plan=placed().plan.with_splits(after_answer="stay"))
     first, rest = stays.plan.splits
     now = [replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)), replica("s", P100, ran(rest, 3, 10))]
-    both = [snapshot(0.0, ingress(), placed=stays), snapshot(2.0, ingress(), placed=stays, replicas=now)]
+    before = [replica("r", CPU), replica("s", P100)]
+    both = [snapshot(at_s, ingress(), placed=stays, replicas=each) for at_s, each in ((0.0, before), (2.0, now))]
     assert plan_state(FACTS, both)["after_answer"] == "stay"
     shown = blocks_state(plan_state(FACTS, both), [1.0, 0.5, 0.25, 0.25])
     assert [(block["fused"], block["unfused"]) for block in shown] == [(4.0, 4.0), (4.0, 4.0), (3.0, 4.0), (3.0, 4.0)]
