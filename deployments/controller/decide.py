@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -283,12 +283,12 @@ def accelerators_changed(view: View) -> Outcome | None:
     event = "capacity", f"{reason}: {dict(before)} before, {counts} now"
     if reason != "capacity lost":
         return Outcome(events=(event,), replan=reason)
-    less = None if view.is_changing else _shrunk(view)
+    less = None if view.is_changing else _shrunk(view, reason, "the same splits on what still runs")
     return Outcome(events=(event,), state={"hold": False}, plan=less, replan=reason)
 
 
-def _shrunk(view: View) -> NewPlan | None:
-    """Returns the same splits on the replicas that still run; None unless every stage has one.
+def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
+    """Returns the same splits on the replicas that still run and do not rest; None unless every stage has one.
 
     Nothing has to start or move for it. The replan then compares other plans with it.
     """
@@ -302,7 +302,7 @@ def _shrunk(view: View) -> NewPlan | None:
     less = _with_replicas(view, placed, fewer)
     if less is None or not view.has_room(less):
         return None
-    return NewPlan(placed=less, reason="capacity lost", words="the same splits on what still runs")
+    return NewPlan(placed=less, reason=reason, words=words)
 
 
 def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) -> PlacedPlan | None:
@@ -316,16 +316,13 @@ def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) ->
 def change_failed(view: View) -> Outcome | None:
     """Checks whether the change to the current plan failed too often: returns to the plan that is still followed.
 
-    Without such a plan, or without its accelerators, the controller plans anew. If the change only replaces a
-    straggler, the same splits go on without it.
+    Without such a plan, or without its accelerators, the controller plans anew.
     """
     state, placed, followed = view.state, view.state.placed, view.state.followed
     is_late = view.now_s >= max(state.at_s, view.began_s) + LONGEST_START_S and bool(view.missing)
-    if not view.is_changing or not (is_late or view.failed >= TRIES):
+    is_same = followed is not None and followed.plan.stages == placed.plan.stages
+    if is_same or not (is_late or view.failed >= TRIES):
         return None
-    if followed is not None and followed.plan.stages == placed.plan.stages:
-        less = _shrunk(view) if is_late else None
-        return None if less is None else Outcome(plan=less)
     words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"
     back = _roll_back(view, None if followed is None else followed.plan, words)
     if back.plan is None and placed.plan.planned_stages in state.blamed:  # there was no other plan
@@ -370,7 +367,10 @@ def trial_over(view: View) -> Outcome | None:
 
 
 def slow_replicas(view: View) -> Outcome | None:
-    """Checks whether replicas are slower than their peers. Such stragglers get no work for a while."""
+    """Checks whether replicas are slower than their peers. Such stragglers get no work for a while.
+
+    At first the other replicas run the same splits. The new plan may then use free accelerators.
+    """
     share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
     times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
@@ -379,26 +379,13 @@ def slow_replicas(view: View) -> Outcome | None:
     until, names = view.period + REST_PERIODS, {each.replica for each in slow}
     new = [RestingReplica(replica=each.replica, device=each.device, until=until) for each in slow]
     resting = (*(rest for rest in view.state.resting if rest.replica not in names), *new)
-    placed = _without(slow, replace(view, state=replace(view.state, resting=resting)))
+    rested = replace(view, state=replace(view.state, resting=resting))
     return Outcome(
         events=tuple(("straggler", words) for words in slow.values()),
         state={"resting": resting},
-        plan=None if placed is None else NewPlan(placed=placed, reason="straggler", words="; ".join(slow.values())),
-        replan="straggler" if placed is None else None,
+        plan=_shrunk(rested, "straggler", "; ".join(slow.values())),
+        replan="straggler",
     )
-
-
-def _without(slow: Iterable[ReplicaTimes], view: View) -> PlacedPlan | None:
-    """Returns the current plan with replacements for slow replicas, which rest already in the view's state.
-
-    If no accelerators are free, their stages have fewer replicas. Returns None if a stage would have none.
-    """
-    placed: PlacedPlan | None = view.place(view.state.placed.plan)
-    for each in slow:
-        if placed is not None and not view.has_room(placed):
-            counts = {slot: stage.replicas - (slot == each.slot) for slot, stage in placed.stage_of.items()}
-            placed = _with_replicas(view, placed, counts)
-    return placed if placed is not None and view.has_room(placed) else None
 
 
 def plan_out_of_date(view: View) -> Outcome | None:

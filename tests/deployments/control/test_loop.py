@@ -113,16 +113,16 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     scene = await begun(tmp_path, looks=1, best=whole(4))
     await scene.ticks(1, EASY)
     one_is_slow(scene, 4, slow=3)
+    scene.best = whole(3)
     await scene.ticks(1, EASY)
     assert scene.said("straggler") == [
         "cpu#3 takes 2.00 times as long as its 3 peers (2.00 against 1.00 times the profile)"
     ]
-    # No accelerator is free: the stage has one replica less, of the same four.
+    # No accelerator is free, so the stage has one replica less.
     assert scene.fleet.log == SWITCH
     assert scene.fleet.followed.avoided == {"cpu#3": "cpu"}
     assert scene.fleet.followed.plan.stages == whole(3)
     assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(300.0)
-    scene.best = whole(3)
     await scene.ticks(24, EASY)
     assert scene.asked[-1].devices["cpu"].count == 3
     scene.fleet.replicas["cpu"], scene.fleet.alive = 3, {"cpu": 3}  # it is lost with its accelerator
@@ -137,7 +137,7 @@ async def test_a_straggler_rests_where_its_type_is_too_busy_to_report_and_is_tri
     await scene.ticks(1, EASY)
     scene.fleet.silent = True
     await scene.ticks(24, EASY)
-    assert len(scene.asked) == 2
+    assert len(scene.asked) == 3
     assert scene.fleet.followed.avoided == {"cpu#2": "cpu"}
     scene.fleet.silent = False
     scene.fleet.times.clear()
@@ -152,7 +152,7 @@ async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> No
     scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
     one_is_slow(scene, 3)
     await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["scale cpu to 4", *SWITCH]
+    assert scene.fleet.log == [*SWITCH, "scale cpu to 4", "prepare 2", "follow 2"]
     assert scene.fleet.followed.plan.stages == whole(3)
     await scene.loop.apply(plan_document(Plan(stages=whole(4))), hold=True)
     assert scene.fleet.followed.avoided == {}, "under a held plan it would rest for ever"
@@ -164,7 +164,7 @@ async def test_a_straggler_rests_although_its_replacement_never_starts(tmp_path:
     one_is_slow(scene, 3)
     await scene.ticks(3, EASY)
     assert (scene.fleet.followed.plan.stages, scene.fleet.followed.avoided) == (whole(2), {"cpu#2": "cpu"})
-    assert len(scene.asked) == 2, "planning goes on"
+    assert len(scene.asked) == 4, "planning goes on"
 
 
 async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_path: Path) -> None:
