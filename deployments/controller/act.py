@@ -39,7 +39,6 @@ from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import ModelShape, parse_plan
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import Decision, Planned
-from profiles.stream import Observations
 
 START_S = 120.0
 """The time after which replicas that have not loaded their model and warmed up are reported as an error."""
@@ -292,9 +291,10 @@ class ControlLoop:
             self._reported_s = now_s
             self._reported |= {report.name: replace(report, probes=None) for report in reports}
         seen = [report.probes for report in found if report.probes is not None and len(report.probes)]
-        kept: list[Observations] = []
         try:
-            kept = [self.stream.add_probes(part) for part in seen]
+            for part in seen:
+                if len(kept := self.stream.add_probes(part)):
+                    self._history.add_probes(now_s, kept)
             self.tuning.observe(seen)
         except OfframpError as error:
             self._log_event("error", f"the observations cannot be used: {error}")
@@ -302,8 +302,6 @@ class ControlLoop:
         if interval is not None:
             self.stream.add_counts(interval)
             self._history.add_counts(interval)
-        for part in filter(len, kept):
-            self._history.add_probes(now_s, part)
         return reports
 
     async def _reforecast(self) -> None:
@@ -372,13 +370,11 @@ class ControlLoop:
 
         `changes`: fields of the state that change together with it.
         """
-        before, is_followed = self.state.placed, not self._view.is_changing
-        measured = total(self.stream.counts(self.state.followed_s))
-        if measured is not None and is_followed:
-            rates = {"offered_rps": measured.arrived, "goodput_rps": measured.in_slo}
-            gained = {name: count / measured.seconds for name, count in rates.items()}
-            dropped = sum(measured.drops.values())
-            self._history.gained(before.epoch, {"seconds": measured.seconds, **gained, "dropped": dropped})
+        before, measured = self.state.placed, total(self.stream.counts(self.state.followed_s))
+        if measured is not None and not self._view.is_changing:
+            seconds, dropped = measured.seconds, sum(measured.drops.values())
+            rates = {"offered_rps": measured.arrived / seconds, "goodput_rps": measured.in_slo / seconds}
+            self._history.gained(before.epoch, {"seconds": seconds, **rates, "dropped": dropped})
         self.update_state(
             placed=new.placed,
             reason=new.reason,
@@ -508,8 +504,7 @@ class ControlLoop:
         """Restores the state of an earlier controller process, unless the settings on which it depends have changed."""
         state = self._stored_state()
         if state is None:
-            first = NewPlan(placed=self.state.placed, reason="start", words="the plan to begin with")
-            self._remember("in force", first)
+            self._remember("in force", NewPlan(placed=self.state.placed, reason="start", words="the first plan"))
         else:
             self._update_view(state=state)
             self._log_event("restart", f"takes up plan {state.placed.epoch} again: {describe_plan(state.placed)}")

@@ -126,9 +126,8 @@ class RayFleet(DeploymentHandles, Fleet):
     async def running(self) -> dict[str, int]:
         application = (await asyncio.to_thread(serve.status)).applications.get(self._app)
         deployments = {} if application is None else application.deployments
-        found = {device: deployments.get(deployment_name(device)) for device in self._devices}
-        states: dict[str, Any] = {device: each.replica_states for device, each in found.items() if each is not None}
-        return {device: of_type.get("RUNNING", 0) for device, of_type in states.items()}
+        found: dict[str, Any] = {device: deployments.get(deployment_name(device)) for device in self._devices}
+        return {device: each.replica_states.get("RUNNING", 0) for device, each in found.items() if each is not None}
 
     async def prepare(self, placed: PlacedPlan) -> None:
         names = {deployment_name(stage.device) for stage in placed.plan.stages}

@@ -143,13 +143,13 @@ class View:
 
     @property
     def missing(self) -> str:
-        """Describes the replicas that do not run although the change to the current plan needs them; empty if all run.
+        """Describes the replicas that a change to the current plan still needs; empty if all run.
 
-        While ingresses follow no plan, one replica per stage is enough, because late answers are better than none.
+        While no plan is followed, one replica per stage is enough, because late answers are better than none.
         """
-        placed = self.state.placed
-        one_each = Counter(stage.device for stage in placed.plan.stages)
-        needed = one_each if self.state.followed is None else placed.occupied
+        needed: Mapping[str, int] = self.state.placed.occupied
+        if self.state.followed is None:
+            needed = Counter(stage.device for stage in self.state.placed.plan.stages)
         counts = ((device, self.running.get(device, 0), num) for device, num in needed.items())
         return ", ".join(f"{device} runs {running} of {num}" for device, running, num in counts if running < num)
 
@@ -298,19 +298,11 @@ def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
     resting = Counter(placed.avoided.values())
     for device in {stage.device for stage in placed.plan.stages}:
         left |= divide_replicas(placed.needed(device), view.running.get(device, 0) - resting[device])
-    fewer = {slot: min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()}
-    less = _with_replicas(view, placed, fewer)
-    if less is None or not view.has_room(less):
+    fewer = [min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()]
+    if min(fewer) < 1:
         return None
-    return NewPlan(placed=less, reason=reason, words=words)
-
-
-def _with_replicas(view: View, placed: PlacedPlan, counts: Mapping[str, int]) -> PlacedPlan | None:
-    """Returns a plan with other numbers of replicas, by slot; None if a stage would have none."""
-    if min(counts.values()) < 1:
-        return None
-    plan = placed.plan.with_replicas([counts[slot] for slot in placed.slots])
-    return replace(placed, plan=view.completed(plan))
+    placed = replace(placed, plan=view.completed(placed.plan.with_replicas(fewer)))
+    return NewPlan(placed=placed, reason=reason, words=words) if view.has_room(placed) else None
 
 
 def change_failed(view: View) -> Outcome | None:
@@ -631,9 +623,12 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     reach = None if view.forecast is None else view.forecast.reach
     figures = evaluate(problem, found.stages, reach)
     placed = view.place(_plan_of(view, found, figures))
+    current: tuple[Stage, ...] | None = state.placed.plan.planned_stages
+    if state.suspended is not None or current in state.blamed or not view.has_room(state.placed):
+        current = None  # it does not serve, or was given up
     verdict = weigh(
         problem,
-        state.placed.plan.planned_stages if _can_serve(view) else None,
+        current,
         found,
         moved=num_started(state.placed, placed),
         start_s=settings.start_s,
@@ -643,8 +638,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     )
     new = NewPlan(placed=placed, reason=reason, words=verdict.words)
     if verdict.change:
-        trial = _trial(view, figures, placed) if _can_serve(view) else None
-        return Outcome(plan=replace(new, trial=trial))
+        return Outcome(plan=replace(new, trial=None if current is None else _trial(view, figures, placed)))
     if avoided_replicas(state.resting) != state.placed.avoided:
         same = view.place(state.placed.plan)
         return Outcome(plan=NewPlan(placed=same, reason="straggler", words="other stragglers get no work now"))
@@ -653,8 +647,7 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         same = view.place(replace(state.placed.plan, policy=view.policy))
         return Outcome(plan=NewPlan(placed=same, reason=reason, words="the controller's own thresholds again"))
     keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}"
-    is_same = state.placed.plan.planned_stages == found.stages
-    return Outcome(events=(keep,), rejected=None if is_same else new)
+    return Outcome(events=(keep,), rejected=None if current == found.stages else new)
 
 
 def without_plan(view: View, words: str, reason: str) -> Outcome:
@@ -668,14 +661,6 @@ def without_plan(view: View, words: str, reason: str) -> Outcome:
     if state.suspended is not None or placed != state.placed:
         return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
-
-
-def _can_serve(view: View) -> bool:
-    """Whether the current plan serves inputs: its accelerators are available, and it was not given up."""
-    placed = view.state.placed
-    return (
-        view.state.suspended is None and view.has_room(placed) and placed.plan.planned_stages not in view.state.blamed
-    )
 
 
 def _plan_of(view: View, found: Planned, figures: Evaluation) -> Plan:
@@ -693,8 +678,7 @@ def _plan_of(view: View, found: Planned, figures: Evaluation) -> Plan:
 def _trial(view: View, figures: Evaluation, placed: PlacedPlan) -> Trial | None:
     """Returns the trial of a new plan; None if the current plan was not measured or has no predicted rate."""
     state = view.state
-    since_s = max(state.followed_s, view.now_s - view.settings.period_s)
-    before = total(view.stream.counts(since_s))
+    before = total(view.stream.counts(max(state.followed_s, view.now_s - view.settings.period_s)))
     expected_rps = state.placed.plan.predicted.get("rate_per_s")
     if not expected_rps or view.is_changing or before is None or before.arrived == 0:
         return None
