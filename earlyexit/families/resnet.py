@@ -14,14 +14,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Family, Pretrained
-from earlyexit.families.images import (
-    ImageBackbone,
-    ImageConfig,
-    NormalisedPixels,
-    filled,
-    image_codec,
-    tensor_of,
-)
+from earlyexit.families.images import ImageBackbone, ImageConfig, NormalisedPixels, filled, image_codec, tensor_of
 from earlyexit.ramps.pooling import halved
 
 Kind = Literal["basic", "bottleneck"]

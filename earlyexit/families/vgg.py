@@ -18,14 +18,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Family, Pretrained
-from earlyexit.families.images import (
-    ImageBackbone,
-    ImageConfig,
-    NormalisedPixels,
-    filled,
-    image_codec,
-    tensor_of,
-)
+from earlyexit.families.images import ImageBackbone, ImageConfig, NormalisedPixels, filled, image_codec, tensor_of
 
 WIDTHS = (64, 128, 256, 512, 512)
 """Channels of the five regions."""
@@ -61,16 +54,12 @@ class VggConfig(ImageConfig):
 
     def __post_init__(self) -> None:
         if not self.convolutions or len(self.convolutions) != len(self.widths):
-            raise ModelFolderError(
-                f"convolutions has {len(self.convolutions)} regions, and widths has {len(self.widths)}"
-            )
+            raise ModelFolderError(f"convolutions has {len(self.convolutions)} regions, widths has {len(self.widths)}")
         if min(*self.convolutions, *self.widths, self.cells, *self.hidden) < 1:
             raise ModelFolderError("numbers of convolutions, widths, cells, and hidden sizes must be at least 1")
         least = 2 ** len(self.widths)
         if min(self.height, self.width) < least:
-            raise ModelFolderError(
-                f"images must be at least {least} pixels on a side, not {self.height} x {self.width}"
-            )
+            raise ModelFolderError(f"images need at least {least} pixels on a side, not {self.height} x {self.width}")
 
     @property
     def depth(self) -> int:

@@ -297,6 +297,8 @@ class OnnxBackbone(Backbone):
 
     def _open(self, span: tuple[int, int, str]) -> tuple[Part, Any]:
         """Returns the part of the graph with these blocks, and its session."""
+        from onnx.helper import TensorProto, make_tensor_value_info
+
         first, end, device_type = span
         before = {each.name: each for each in self.config.before(first)}
         after = [each for each in self.config.cuts[end - 1] if each.name not in before]
@@ -304,7 +306,8 @@ class OnnxBackbone(Backbone):
         part = self._flow.part(before, layout_inputs, [each.name for each in after])
         given = before | layout_inputs
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
-        inputs += [_shape_info(name, len(self.config.sizes[name])) for name in part.sizes]
+        ranks = {name: len(self.config.sizes[name]) for name in part.sizes}
+        inputs += [make_tensor_value_info(name, TensorProto.INT64, [rank]) for name, rank in ranks.items()]
         model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
         return part, open_session(model, self._folder, device_type=device_type)
 
@@ -371,9 +374,3 @@ def _value_info(crossing: Crossing) -> Any:
     inside = crossing.shape[1:] if crossing.axes == "B*n" else crossing.shape
     dtype = helper.np_dtype_to_tensor_dtype(np.dtype(crossing.dtype))
     return helper.make_tensor_value_info(crossing.name, dtype, [*first, *inside])
-
-
-def _shape_info(name: str, rank: int) -> Any:
-    from onnx import TensorProto, helper
-
-    return helper.make_tensor_value_info(name, TensorProto.INT64, [rank])

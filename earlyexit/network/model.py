@@ -31,17 +31,7 @@ from earlyexit.families.own import examples
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Boundary, Budget, Lengths, Segment, Split, WirePiece, values_of
 from earlyexit.network.chain import Chain, join_chains
-from earlyexit.network.piece import (
-    Layout,
-    Piece,
-    Tensors,
-    all_to_host,
-    fuse,
-    halved,
-    to_device,
-    to_host,
-    wait_for,
-)
+from earlyexit.network.piece import Layout, Piece, Tensors, all_to_host, fuse, halved, to_device, to_host, wait_for
 from earlyexit.policies.base import ExitOutput, ExitPolicy, Foresight
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import BridgeRamp, NormedRamp, Ramp, VocabularyHead

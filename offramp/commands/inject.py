@@ -253,9 +253,7 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
         outputs_NC = model.head.classify(features[model.num_blocks - 1])
     answers_N: Tensor = outputs_NC.argmax(1)
     if len(set(answers_N.tolist())) < 2:
-        raise DataError(
-            f"{job.source}: the model gives all rows the same answer; ramps need rows with different answers"
-        )
+        raise DataError(f"{job.source}: the model gives all rows the same answer; ramps need different answers")
     return answers_N
 
 
