@@ -287,6 +287,8 @@ class Roberta(Bert):
     head_parts = ("classifier.dense", "classifier.out_proj")
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        if hf_config.pad_token_id is None:
+            raise ModelFolderError("pad_token_id is null; RoBERTa's positions start after it, so a number is needed")
         return sizes_of(hf_config, position_offset=hf_config.pad_token_id + 1)
 
 

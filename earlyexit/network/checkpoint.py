@@ -141,7 +141,7 @@ def _untrained(path: Path) -> tuple[Pretrained, str]:
         backbone = find_family(family).build(config)
     except KeyError as error:
         raise ModelFolderError(f"{path}: `family` is missing; see docs/models.md#parts-of-a-model") from error
-    except (OSError, AttributeError, TypeError, ValueError, ModelFolderError) as error:
+    except (OSError, AttributeError, TypeError, ValueError, RuntimeError, ModelFolderError) as error:
         raise ModelFolderError(f"{path}: a JSON object with `family` and its sizes is needed: {error}") from error
     return Pretrained(backbone=backbone, head=None, label_names=None), family
 
@@ -256,6 +256,8 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     from earlyexit.codecs.image import ImageCodec
 
     last = backbone.num_blocks - 1
+    if last < 0:
+        raise ModelFolderError(f"{info.name}: the network has no blocks; at least one is needed")
     at = range(last) if ramps_at is None else ramps_at
     if any(not 0 <= block < last for block in at):
         raise ModelFolderError(f"ramps can be after blocks 0 to {last - 1}, not {sorted(at)}")

@@ -137,6 +137,9 @@ REFUSED: dict[str, Read] = {
     "checkpoint: no numbers": misfit(noise=float("nan")),
     "checkpoint: a decoder": misfit(is_decoder=True),
     "checkpoint: relative positions": misfit(position_embedding_type="relative_key"),
+    "checkpoint: no padding": lambda _: find_family("roberta").from_transformers(
+        hf_model("roberta", pad_token_id=None)
+    ),
     "weights: no bias": resnet("fc.bias", None),
     "weights: a region's first": resnet("layer2.0.conv1.weight", None),
     "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),
