@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from inspect import signature
 from typing import Any, ClassVar, Literal, TypeVar
 
-from earlyexit.errors import ModelFolderError, first_line
+from earlyexit.errors import ModelFolderError, OfframpError, first_line
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Model names must be valid in URLs and file names."""
@@ -39,10 +40,8 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], kind: type[Made]) -> M
         raise ModelFolderError(f"a {called} needs a name, which {dict(spec)} does not have")
     settings = {key: value for key, value in spec.items() if key != "name"}
     make = import_own(name if is_own(name) else look_up(name, table, called), called=called)
-    try:
+    with own_errors(f"{called} {name!r} does not take {settings}"):
         made = make(**settings)
-    except (TypeError, ValueError) as error:
-        raise ModelFolderError(f"{called} {name!r} does not take {settings}: {error}") from error
     if not isinstance(made, kind):
         raise ModelFolderError(f"{name!r} returned {type(made).__name__}; a {kind.__name__} is needed")
     return made
@@ -90,6 +89,18 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
             f"{called} {name!r} cannot be imported: module {place!r} ({where}) has no attribute {attribute!r}"
         )
     return function
+
+
+@contextmanager
+def own_errors(what: str) -> Iterator[None]:
+    """Replaces an error of a user's function, of any class, by a ModelFolderError that begins with `what`."""
+    try:
+        yield
+    except OfframpError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+        raise ModelFolderError(f"{what}: {kind}{first_line(error)}") from error
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.named import import_own
+from earlyexit.named import import_own, own_errors
 from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec, entry_piece, mismatch
 from earlyexit.network.piece import Layout, Tensors
 
@@ -318,7 +318,8 @@ class OwnFamily(Family):
         self._make: Callable[..., Any] = import_own(name, called="network")
 
     def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
-        backbone = self._make(**config)
+        with own_errors(f"network {self.name!r} fails"):
+            backbone = self._make(**config)
         if not isinstance(backbone, Backbone):
             raise ModelFolderError(
                 f"{self.name!r} returned {type(backbone).__name__}; a Backbone is needed, such as "
@@ -329,7 +330,8 @@ class OwnFamily(Family):
     def pretrained(self) -> Pretrained:
         """Returns the network from which training starts. Raises ModelFolderError as `check_own` does."""
         backbone = self.build({})
-        check_own(backbone)
+        with own_errors(f"network {self.name!r} fails on random inputs"):
+            check_own(backbone)
         return Pretrained(backbone=backbone, head=None, label_names=None)
 
 
