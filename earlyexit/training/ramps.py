@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from earlyexit.errors import PlanError
+from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Encoded, check_fit, entry_piece
 from earlyexit.network.model import EarlyExitModel, init_bridges
 from earlyexit.network.piece import Layout, Tensors, wait_for
@@ -82,12 +82,18 @@ class Descent:
         self.schedule = OneCycleLR(self.optimizer, max_lr=largest, total_steps=steps, pct_start=max(RISING, 2 / steps))
 
     def epoch(self, loss: Callable[[Tensor], Tensor]) -> None:
-        """Train one epoch in random batches. `loss` maps positions of inputs to their loss."""
+        """Train one epoch in random batches. `loss` maps positions of inputs to their loss.
+
+        Raises DataError if the last loss is not finite: the weights are then NaN, and stay so.
+        """
         for rows in torch.split(torch.randperm(self.num_inputs, generator=self.generator), self.sizes):
             self.optimizer.zero_grad(set_to_none=True)
-            loss(rows).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            value = loss(rows)
+            value.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
             self.optimizer.step()
             self.schedule.step()
+        if not value.isfinite():
+            raise DataError(f"training diverged: the loss is {value.item()}; train with a lower --learning-rate")
 
     def run(self, losses: Callable[[Tensor], Iterable[Tensor]], what: str = "epochs") -> None:
         """Train all epochs, and then disable gradients. `what` describes the work in reports of progress.
