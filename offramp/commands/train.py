@@ -270,6 +270,8 @@ def run(job: TrainOptions) -> None:
         if rows.part_names:
             raise InputError("--hold-out is not for images with joints or maps: choose the rows with --part")
         rows, held = rows.divide(job.hold_out, job.seed)
+        if not len(held):
+            raise InputError(f"--hold-out {job.hold_out:g} keeps none of the {len(rows)} rows: choose a larger share")
     elif old := sorted(job.out.glob(f"{HELD_OUT}.*")):
         warn(f"{old[0]} was held out of an earlier training; calibrate with rows that this one does not use")
     with progress_bars() as progress:
@@ -384,10 +386,10 @@ def _task_of_data(name: str, data: LabelledRows, inputs: Boundary, source: str) 
         return LabelTask(data.label_names)
     if name == RegressionTask.name:
         numbers = RegressionTask(scale=1.0).targets(data.labels)
-        scale = float(numbers.max() - numbers.min())
+        scale = float(numbers.max()) - float(numbers.min())
         if not scale:
             raise DataError(f"{source}: every label is {data.labels[0]}; different numbers are needed")
-        return RegressionTask(scale=scale, offset=float(numbers.mean()))
+        return find_task({"name": name, "scale": scale, "offset": float(numbers.mean())})
     if not takes_images(inputs):
         raise InputError(f"--task {name} is for images; the network takes {inputs[0].name!r}")
     height, width, _ = inputs[0].shape
