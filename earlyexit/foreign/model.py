@@ -149,7 +149,7 @@ class Divisible(ForeignModel):
         ]
         if len(candidates) == 1:
             return candidates[0]
-        described = ", ".join(f"{name!r} {list(values[0].shape)}" for name, values in trials.items())
+        described = ", ".join(f"{name!r} {list(values[0].shape)}" for name, values in trials.items()) or "no tensor"
         hint = "; several can be the answer, choose one with --output" if candidates else ""
         raise GraphError(
             f"{self.name} is no classifier: for {batches[0]} inputs it returns {described}; one output of two or "

@@ -77,7 +77,7 @@ class DivisibleGraph(OnnxModel, Divisible):
     """Returns the outputs of the file, and all tensors between blocks."""
 
     def run(self, names: Sequence[str], values: Tensors, layout: Layout) -> dict[str, Array]:
-        """Returns tensors for inputs from the codec. Raises GraphError if the graph cannot run them."""
+        """Returns tensors, not sequences, for inputs from the codec. Raises GraphError if the graph cannot run them."""
         codec_values = zip(self.entry.codec_inputs, self.entry.enter(values), strict=True)
         feeds = {each.name: to_graph_array(each, rows, layout) for each, rows in codec_values}
         feeds |= {name: layout_array(each, layout) for name, each in self.entry.layout_inputs.items()}
@@ -89,12 +89,13 @@ class DivisibleGraph(OnnxModel, Divisible):
                 f"the graph does not take {layout.num_inputs} inputs"
                 f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {describe_error(error)}"
             ) from error
-        return feeds | dict(zip(computed, results, strict=True))
+        arrays = {name: each for name, each in zip(computed, results, strict=True) if isinstance(each, np.ndarray)}
+        return feeds | arrays
 
     @cached_property
     def trials(self) -> dict[str, list[Array]]:
         """The values of every tensor for each of `SHAPES`. Large ones are zeros, of which only the shape is kept."""
-        shapes = SHAPES if self.entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
+        shapes = _trial_shapes(len(SHAPES) if self.entry.max_length > 1 else 2)
         names = [each.name for each in self.session.get_outputs()]
         trials: dict[str, list[Array]] = defaultdict(list)
         for num_inputs, tokens in shapes:
@@ -110,7 +111,7 @@ class DivisibleGraph(OnnxModel, Divisible):
         Raises GraphError if the graph cannot be run, or if there is not exactly one such output.
         """
         asked = self if self.options.output is None else self.with_outputs(self.options.output)
-        trials = {name: self.trials[name][:2] for name in asked.flow.outputs}
+        trials = {name: self.trials[name][:2] for name in asked.flow.outputs if name in self.trials}
         return self.with_outputs(self.answer_among(trials, [num_inputs for num_inputs, _ in SHAPES[:2]]))
 
     def specs(self, cut: Sequence[str]) -> list[TensorSpec]:
@@ -312,13 +313,19 @@ def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
     return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
 
 
+def _trial_shapes(num_trials: int) -> Sequence[tuple[int, int]]:
+    """Returns the numbers of inputs and tokens of each trial. Trials of inputs without tokens are fewer."""
+    return SHAPES if num_trials == len(SHAPES) else [(inputs, 1) for inputs, _ in SHAPES[:num_trials]]
+
+
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
     """Infers from its trial values how a tensor crosses. Raises GraphError if it cannot."""
     dtype: Any = str(trials[0].dtype)
     if dtype not in DTYPES:
         raise GraphError(f"the graph's tensor {name!r} is {dtype}; tensors that cross can be {', '.join(DTYPES)}")
     for axes in get_args(Axes):
-        rows = [_row(trial.shape, axes, *shape) for trial, shape in zip(trials, SHAPES, strict=False)]
+        shapes = zip(trials, _trial_shapes(len(trials)), strict=True)
+        rows = [_row(trial.shape, axes, *shape) for trial, shape in shapes]
         if rows[0] is not None and all(row == rows[0] for row in rows):
             return Crossing(name=name, axes=axes, shape=rows[0], dtype=dtype)
     raise GraphError(
@@ -342,7 +349,7 @@ def sizes_of(name: str, trials: Sequence[Array]) -> tuple[Size, ...]:
 
 
 def _size(name: str, numbers: Sequence[int]) -> Size:
-    shapes = SHAPES if len(numbers) == len(SHAPES) else [(inputs, 1) for inputs, _ in SHAPES[: len(numbers)]]
+    shapes = _trial_shapes(len(numbers))
     for inputs, tokens in product(range(3), repeat=2):
         factor = numbers[0] // (shapes[0][0] ** inputs * shapes[0][1] ** tokens)
         size = Size(factor=factor, inputs=inputs, tokens=tokens)

@@ -102,6 +102,8 @@ def _tensors(message: Any) -> Iterator[Any]:
 
 def check_operators(graph: Any, path: Path) -> None:
     """Gives every node a unique name. Raises GraphError for operators that prevent cuts."""
+    if others := [each.name for each in graph.input if not each.type.HasField("tensor_type")]:
+        raise GraphError(f"{path}: the input {others[0]!r} is not a tensor; only tensors can be fed")
     names = Counter(node.name for node in graph.node)
     known = {each.name for each in (*graph.input, *graph.initializer)} | {
         each.values.name for each in graph.sparse_initializer

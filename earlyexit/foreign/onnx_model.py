@@ -149,13 +149,13 @@ def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxModel:
 
 
 def declared_input(graph: Any, info: Any) -> GraphInput:
-    """Returns an input without tokens, as the graph declares it. Raises InputError for an open size."""
+    """Returns an input without tokens, as the graph declares it. Raises InputError for a scalar or an open size."""
     from earlyexit.foreign.onnx_backbone import GraphInput
 
-    _, *row = sizes = sizes_of_input(info)
-    shape = tuple(size for size in row if size is not None)
-    if len(shape) < len(row):
-        raise InputError(f"the size of {info.name!r} is open: it is {list(sizes)}; all arrays must have one size")
+    sizes = sizes_of_input(info)
+    shape = tuple(size for size in sizes[1:] if size is not None)
+    if len(shape) != len(sizes) - 1:
+        raise InputError(f"{info.name!r} is {list(sizes)}; arrays need an axis of inputs, and fixed sizes after it")
     dtype = dtype_of_input(info)
     below = table_rows(graph, info.name) if dtype in ("int64", "int32") else None
     return GraphInput(name=info.name, shape=shape, dtype=dtype, below=below)

@@ -155,6 +155,17 @@ def onnx_files() -> dict[str, Read]:
             lambda: onnx_graphs.bytes_graph("NCHW"), codec=onnx_graphs.CODEC, pixels={"std": (0.2, 0.2, 0.2)}
         ),
         "onnx: an open size": numbers("r = Relu(x) logits = Gemm(r, w, b)", inputs="float[B, N] x"),
+        "onnx: a scalar": numbers("r = Mul(x, k) logits = Gemm(r, w, b)", inputs="float[B, 4] x, float k"),
+        "onnx: a sequence is fed": numbers(
+            "zero = Constant <value_int = 0> () x = SequenceAt(s, zero) logits = Gemm(x, w, b)", inputs="seq(float) s"
+        ),
+        "onnx: a sequence is returned": numbers("logits = SequenceConstruct(x, x)", gives="seq(float) logits"),
+        "onnx: three rows before the inputs": numbers(
+            "t = Transpose <perm = [1, 0, 2]> (x) r = Relu(t) zero = Constant <value_ints = [0]> () "
+            "s = ReduceSum <keepdims = 0> (r, zero) logits = Gemm(s, w, b)",
+            inputs="float[B, 3, 4] x",
+            cuts=[["r"]],
+        ),
         "onnx: doubles": numbers("r = Relu(x) logits = Gemm(r, w, b)", inputs="double[B, 4] x"),
         "onnx: pairs": words(codec={"name": "text_pair", "max_length": 16}),
         "onnx: longer": words(codec={"name": "text", "max_length": 64}),
