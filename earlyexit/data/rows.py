@@ -300,6 +300,8 @@ def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
     if not len(labels):
         raise DataError(f"{path}: no rows")
     names = [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in labels.tolist()]
+    if labels.dtype.kind == "f":  # 3.0 is the label 3
+        names = [name.removesuffix(".0") for name in names]
     if empty := [row for row, name in enumerate(names, start=1) if labelled and not name.strip()]:
         raise DataError(f"{path}: the label of row {empty[0]} is empty")
     places = tuple(f"{path}: row {row}" for row in range(1, len(labels) + 1))

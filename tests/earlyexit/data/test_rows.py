@@ -115,6 +115,8 @@ def test_arrays_have_a_label_for_each_row_and_stay_arrays_whatever_they_are_name
     np.savez(tmp_path / "d.npz", spectrum=spectra, labels=np.array([10, 2, 10, 2]))
     data = read_labelled(tmp_path / "d.npz")
     assert (data.labels, data.label_names) == (("10", "2", "10", "2"), ("2", "10")), "as a checkpoint's outputs are"
+    np.savez(tmp_path / "floats.npz", spectrum=spectra, labels=np.array([10.0, 2.0, 10.0, 0.5]))
+    assert read_labelled(tmp_path / "floats.npz").labels == ("10", "2", "10", "0.5")
     part = data.select([3, 0])
     again = read_labelled(write_labelled(part, tmp_path, "part"))
     assert again.labels == ("2", "10")
