@@ -61,10 +61,9 @@ def draw_plan(planned: Planned, path: Path) -> None:
             _draw_devices(above, planned)
             _draw_batches(below, planned)
             figures = planned.figures
-            figure.suptitle(
-                f"{planned.strategy}: {figures.rate_per_s:.0f}/s, worst case {figures.latency_s * 1e3:.1f} ms, "
-                f"{figures.usd_per_hour:.2f} USD/h"
-            )
+            cost = f", {figures.usd_per_hour:.2f} USD/h" if figures.usd_per_hour else ""
+            latency = f"worst case {figures.latency_s * 1e3:.1f} ms"
+            figure.suptitle(f"{planned.strategy}: {figures.rate_per_s:.0f}/s, {latency}{cost}")
             figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
         except OSError as error:
             raise InputError(f"--plot {path}: cannot be written: {error.strerror}") from error

@@ -501,7 +501,7 @@ def _tables(scenario: Scenario, predicted: Evaluation, document: Mapping[str, An
         names = ("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50")
         yield make_table(*names, title="Batches", rows=map(_batch_row, varied))
     title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{_interrupted(document)}"
-    yield make_table("", "planned", "simulated", title=title, rows=_rows(predicted, document))
+    yield make_table("", "planned", "simulated", title=title, rows=_rows(scenario.problem, predicted, document))
     if "networks" in simulated:
         table = make_table("network", "blocks", "reached by", "answers", "returned", title="Answers by network")
         for number, each in enumerate(simulated["networks"]):
@@ -575,7 +575,7 @@ def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
     yield make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit)
 
 
-def _rows(predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _rows(problem: PlanProblem, predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     simulated = document["simulated"]
     yield "offered", "", f"{simulated['offered_per_s']:.1f} inputs/s"
     within = f"within {milliseconds(document['slo_s'])} ms"
@@ -591,4 +591,5 @@ def _rows(predicted: Evaluation, document: Mapping[str, Any]) -> Iterator[tuple[
     for reason, number in simulated["drops"].items():
         yield f"dropped: {reason}", "", f"{number} ({_share(number, simulated['inputs'])})"
     yield "utilisation", "", f"{simulated['utilisation']:.1%}"
-    yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{simulated['usd_per_hour']:.2f} USD/h"
+    if problem.max_usd_per_hour:
+        yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{simulated['usd_per_hour']:.2f} USD/h"

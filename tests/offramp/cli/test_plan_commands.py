@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -205,6 +206,9 @@ def test_a_plan_is_drawn_with_its_splits_in_its_endings_format(tmp_path: Path, m
     draw_plan(PLANNED, tmp_path / "a.svg")
     draw_plan(PLANNED, tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "USD/h" in text
+    draw_plan(replace(PLANNED, figures=replace(PLANNED.figures, usd_per_hour=0.0)), tmp_path / "free.svg")
+    assert "USD/h" not in (tmp_path / "free.svg").read_text(encoding="utf-8")
     draw_plan(PLANNED, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"plan.bmp; allowed endings: .svg, .png, .pdf"):

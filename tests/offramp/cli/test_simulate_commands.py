@@ -216,6 +216,9 @@ def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys
     assert "latency p99 6.50 ms at 2666.7/s 2.00 ms" in words  # waits of 1.5 and 3 ms, twice 1 ms
     assert "dropped none" in words
     assert "cost 3.00 USD/h 3.00 USD/h" in words
+    written(problem, PROBLEM.replace(", usd_per_hour: 3", ""))
+    assert run("simulate", problem, "--arrivals", "uniform:100", *options) == 0
+    assert "USD/h" not in capsys.readouterr().out, "no device has a price"
     assert "the plan file predicts 9.0/s; by the problem's figures it is 2666.7/s" in words  # 4 in 1 ms and half of it
     assert max(len(line) for line in found.out.split("\ninputs: ")[0].splitlines()) <= 80
     assert found.err == ""
