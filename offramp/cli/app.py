@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(arguments)
-    except (OfframpError, OSError) as error:  # such as a full disk
+    except (OfframpError, OSError, MemoryError) as error:  # such as a full disk
         print(f"offramp: {error}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None
     except ModuleNotFoundError as error:

@@ -60,6 +60,9 @@ def test_a_model_that_cannot_be_cut_or_run_is_refused_in_one_line(tmp_path: Path
     assert "with --no-measure, sites are listed without times" in refused(capsys, "sites", model)
     answer = printed(capsys, "sites", model, "--no-measure")
     assert [site["tensor"] for site in answer["sites"]] == ["b"]
+    wide = graph_of([("Relu", "x", "y")], [("x", 1, ("batch", "width"))], ["y"])
+    said = refused(capsys, "sites", saved(tmp_path, wide, "wide.onnx"), "--open-size", 10**15, status=1)
+    assert said.startswith("Unable to allocate 7.11 PiB")
 
 
 def test_sites_of_an_onnx_file_need_no_torch() -> None:
