@@ -427,7 +427,7 @@ class Marian(Family):
             norm_eps=MARIAN_EPS,
             norm_first=False,
             bias=True,
-            activation={"swish": "silu"}.get(config.activation_function, config.activation_function),
+            activation=config.activation_function,
             embedding_scale=config.d_model**0.5 if config.scale_embedding else 1.0,
             distance_buckets=0,
             tied=words_VD.equal(head_VD),
