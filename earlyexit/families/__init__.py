@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # Name -> import path of its Family. To add a family, write its class in this folder and add one line here.
 FAMILIES = {
     "bert": "earlyexit.families.encoder:Bert",
+    "camembert": "earlyexit.families.encoder:Roberta",
     "distilbert": "earlyexit.families.encoder:DistilBert",
     "exported": "earlyexit.foreign.torch_backbone:Exported",
     "llama": "earlyexit.families.decoder:Llama",
@@ -22,6 +23,7 @@ FAMILIES = {
     "roberta": "earlyexit.families.encoder:Roberta",
     "t5": "earlyexit.families.seq2seq:T5",
     "vgg": "earlyexit.families.vgg:Vgg",
+    "xlm-roberta": "earlyexit.families.encoder:Roberta",
 }
 
 # Family -> additional files in a model's folder.
@@ -35,7 +37,7 @@ STATE_DICTS = {
 FLOAT32_ONLY = ("exported", "onnx")
 """Families that always compute in float32 (`Backbone.float32_only`). This table does not import them."""
 
-MEASURES_IMPORTANCE = ("bert", "distilbert", "mpnet", "roberta")
+MEASURES_IMPORTANCE = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
 """Families that can measure the attention that each token receives (`Backbone.measures_importance`)."""
 GENERATES = ("llama", "marian", "t5")
 """Families that generate tokens, and keep keys and values of sequences (`Backbone.kept_bytes`)."""

@@ -281,7 +281,7 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """RoBERTa. Positions start after the padding index, and separators distinguish the texts of a pair."""
+    """RoBERTa, XLM-RoBERTa and CamemBERT. Positions start after the padding index; separators part a pair's texts."""
 
     name = "roberta"
     head_parts = ("classifier.dense", "classifier.out_proj")

@@ -195,7 +195,7 @@ def _part_of_archive(package: str) -> Path:
     return parts[0]
 
 
-CLASSIFIERS = ("bert", "distilbert", "mpnet", "roberta")
+CLASSIFIERS = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
 """Architectures whose fine-tuned classifiers are supported, with their heads."""
 CLASSIFIER = "ForSequenceClassification"
 KEPT = 8

@@ -16,6 +16,8 @@ DISTILBERT_SIZES = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
 FAMILIES: dict[str, tuple[Any, dict[str, int]]] = {
     "bert": (transformers.BertConfig, {**SIZES, "max_position_embeddings": 32}),
     "roberta": (transformers.RobertaConfig, {**SIZES, "max_position_embeddings": 34, "pad_token_id": 1}),
+    "xlm-roberta": (transformers.XLMRobertaConfig, {**SIZES, "max_position_embeddings": 34, "pad_token_id": 1}),
+    "camembert": (transformers.CamembertConfig, {**SIZES, "max_position_embeddings": 34, "pad_token_id": 1}),
     "mpnet": (transformers.MPNetConfig, {**SIZES, "max_position_embeddings": 34}),
     "distilbert": (transformers.DistilBertConfig, {**DISTILBERT_SIZES, "max_position_embeddings": 32}),
 }

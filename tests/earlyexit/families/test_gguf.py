@@ -37,7 +37,7 @@ def written(path: Path, architecture: str, kind: str = "F32") -> str:
     ("architecture", "kind", "said"),
     [
         ("bert", "F32", "is not a checkpoint that can be read: GGUF model with architecture bert is not supported"),
-        ("gpt2", "F32", "unknown model family 'gpt2'; known: bert, distilbert, exported, llama,"),
+        ("gpt2", "F32", "unknown model family 'gpt2'; known: bert, camembert, distilbert, exported,"),
         ("llama", "Q8_K", "cannot be loaded: Dequantization for Q8_K is not yet implemented"),
     ],
     ids=["an unknown architecture", "one that is none of ours", "a quantisation"],
