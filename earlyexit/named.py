@@ -40,7 +40,7 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], kind: type[Made]) -> M
         raise ModelFolderError(f"a {called} needs a name, which {dict(spec)} does not have")
     settings = {key: value for key, value in spec.items() if key != "name"}
     make = import_own(name if is_own(name) else look_up(name, table, called), called=called)
-    with own_errors(f"{called} {name!r} does not take {settings}"):
+    with in_one_line(f"{called} {name!r} does not take {settings}"):
         made = make(**settings)
     if not isinstance(made, kind):
         raise ModelFolderError(f"{name!r} returned {type(made).__name__}; a {kind.__name__} is needed")
@@ -92,8 +92,8 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def own_errors(what: str) -> Iterator[None]:
-    """Replaces an error of a user's function, of any class, by a ModelFolderError that begins with `what`."""
+def in_one_line(what: str) -> Iterator[None]:
+    """Replaces an error of any class, as a user's function may raise, by a ModelFolderError that begins with `what`."""
     try:
         yield
     except OfframpError:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.named import import_own, own_errors
+from earlyexit.named import import_own, in_one_line
 from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec, entry_piece, mismatch
 from earlyexit.network.piece import Layout, Tensors
 
@@ -318,7 +318,7 @@ class OwnFamily(Family):
         self._make: Callable[..., Any] = import_own(name, called="network")
 
     def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
-        with own_errors(f"network {self.name!r} fails"):
+        with in_one_line(f"network {self.name!r} fails"):
             backbone = self._make(**config)
         if not isinstance(backbone, Backbone):
             raise ModelFolderError(
@@ -330,7 +330,7 @@ class OwnFamily(Family):
     def pretrained(self) -> Pretrained:
         """Returns the network from which training starts. Raises ModelFolderError as `check_own` does."""
         backbone = self.build({})
-        with own_errors(f"network {self.name!r} fails on random inputs"):
+        with in_one_line(f"network {self.name!r} fails on random inputs"):
             check_own(backbone)
         return Pretrained(backbone=backbone, head=None, label_names=None)
 

@@ -131,9 +131,7 @@ class Divisible(ForeignModel):
             return most
         longest = bisect_left(range(1, most), True, key=lambda tokens: not _runs(backbone, tokens))
         if asked or not longest:
-            raise GraphError(
-                f"{self.name} takes inputs of at most {longest} tokens, not {most}: use --max-length {longest}"
-            )
+            raise GraphError(f"{self.name} takes at most {longest} tokens, not {most}: use --max-length {longest}")
         return longest
 
     def answer_among(self, trials: Mapping[str, Sequence[Any]], batches: Sequence[int]) -> str:

@@ -163,9 +163,7 @@ class DivisibleGraph(OnnxModel, Divisible):
                 if name not in flow.maker and name not in codec:
                     raise GraphError(f"the graph has no tensor {name!r} to cut at")
                 if name in free:
-                    raise GraphError(
-                        f"the graph's tensor {name!r} is the same for all inputs: it carries no information"
-                    )
+                    raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: it has no information")
             try:
                 part = flow.part(before, layout, cut)
             except KeyError as error:
@@ -266,9 +264,7 @@ def _token_inputs(graph: Any, infos: Sequence[Any], codec_has_types: bool) -> tu
         rank, dtype = len(info.type.tensor_type.shape.dim), dtype_of_input(info)
         source: Source = layout_role(info.name) or "codec"
         if rank != 2 or (source == "codec" and dtype not in ("int64", "int32")):
-            raise GraphError(
-                f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as integers (B, T)"
-            )
+            raise GraphError(f"the input {info.name!r} is {dtype} of {rank} axes; texts are fed as integers (B, T)")
         below = table_rows(graph, info.name) if source in ("codec", "zeros") else None
         source = "codec" if source == "zeros" and codec_has_types else source
         inputs.append(GraphInput(name=info.name, axes="BT", dtype=dtype, source=source, below=below))

@@ -20,7 +20,7 @@ from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
 from earlyexit.errors import ModelFolderError, first_line
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
-from earlyexit.named import NamedSpec, is_own
+from earlyexit.named import NamedSpec, in_one_line, is_own
 from earlyexit.network.boundary import why_no_exit
 from earlyexit.network.model import EarlyExitModel, ModelInfo, bridge_of, init_bridges
 from earlyexit.ramps import BRIDGE, RampStyle, build_ramp
@@ -108,7 +108,8 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         raise ModelFolderError(f"the weights of {source!r} lack {lacking[0]} in the shape of its configuration")
     if broken := [name for name, weights in hf_model.named_parameters() if not weights.isfinite().all()]:
         raise ModelFolderError(f"the weights of {source!r} have NaN or infinite numbers in {broken[0]}")
-    return family.from_transformers(hf_model.eval(), pairs=pairs), config.model_type
+    with in_one_line(f"{source!r} has a configuration that is not supported"):
+        return family.from_transformers(hf_model.eval(), pairs=pairs), config.model_type
 
 
 def _check_hub(source: str) -> None:
@@ -189,11 +190,16 @@ def end_ids(source: str) -> tuple[int, ...]:
 
 
 def start_id(source: str) -> int | None:
-    """Returns the first token of the answers of an encoder-decoder's checkpoint; None for other checkpoints."""
+    """Returns the first token of the answers of an encoder-decoder's checkpoint; None for other checkpoints.
+
+    Raises ModelFolderError for an encoder-decoder without it.
+    """
     from transformers import AutoConfig
 
     location, file = _location(source)
     config = AutoConfig.from_pretrained(location, **file)
+    if config.is_encoder_decoder and config.decoder_start_token_id is None:
+        raise ModelFolderError(f"{source!r} needs decoder_start_token_id, the first token of answers")
     return config.decoder_start_token_id if config.is_encoder_decoder else None
 
 

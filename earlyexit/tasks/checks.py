@@ -91,9 +91,7 @@ def _decoded(content: bytes, sides: tuple[int, ...], wanted: str, row: int) -> M
         if image.mode not in INDEXED:
             raise DataError(f"row {row}: the mask is an image of the mode {image.mode}, not of class ids; {NEEDED}")
         if image.mode == "L" and content[BIT_DEPTH_OFFSET] != 8:
-            raise DataError(
-                f"row {row}: the mask has {content[BIT_DEPTH_OFFSET]} bits of grey per pixel, not 8; {NEEDED}"
-            )
+            raise DataError(f"row {row}: a mask of {content[BIT_DEPTH_OFFSET]} bits of grey per pixel, not 8; {NEEDED}")
         return np.array(image, dtype=np.uint8)
     except DataError:
         raise

@@ -160,6 +160,8 @@ def train_token_ramps(
 
     `prompt_lengths`: the tokens of each text's prompt, its first tokens, of which only the last one is trained on.
     """
+    if not model.ramp_indices:
+        return
     states = _states(model, texts, prompt_lengths, options)
     full_N = _answers(model.head, states[model.num_blocks - 1])
     ramps: dict[int, NormedRamp] = {}

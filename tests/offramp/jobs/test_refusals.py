@@ -232,6 +232,7 @@ FOLDERS: dict[str, Reader] = {
     "train: poses of texts": of_dense("pose", TOKENS, joints=True),
     "train: no chat template": of_tokens(hf_decoder, chat=True, answers=2),
     "train: an encoder-decoder without answers": of_tokens(partial(hf_seq2seq, "t5")),
+    "train: answers start with nothing": of_tokens(partial(hf_seq2seq, "t5", decoder_start_token_id=None), answers=2),
     "profile: ONNX in bfloat16": profiled(small, backend="onnx", dtype="bfloat16"),
     "profile: context of no decoder": profiled(small, lengths=(4,), context=20),
     "profile: a long prompt": profiled(lambda: decoder(hf_decoder())),

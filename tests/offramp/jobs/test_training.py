@@ -16,7 +16,9 @@ from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation, Moves
 from offramp.commands.jobs import TrainJob
 from offramp.commands.train import describe_head, task_for, train
+from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_poses, write_scenes
+from tests.earlyexit.families.decoders import hf_decoder
 from tests.offramp.cli.runs import run
 
 
@@ -132,6 +134,14 @@ def test_a_training_set_without_a_class_is_refused(tmp_path: Path, capsys: pytes
     assert run(*command) != 0
     assert "no row has a pixel of 'road'" in capsys.readouterr().err
     assert not (tmp_path / "m/model.json").exists()
+
+
+def test_a_decoder_of_one_block_gets_no_ramps(tmp_path: Path) -> None:
+    hf_decoder(num_hidden_layers=1).save_pretrained(tmp_path / "one")
+    byte_tokenizer().save(str(tmp_path / "one" / "tokenizer.json"))
+    (tmp_path / "texts.txt").write_text("ab\nba\n", encoding="utf-8")
+    assert run("train", "--backbone", tmp_path / "one", "--data", tmp_path / "texts.txt", "--out", tmp_path / "m") == 0
+    assert (read_card(tmp_path / "m").num_blocks, read_card(tmp_path / "m").ramps) == (1, ())
 
 
 IMAGE = (TensorSpec(name="image", shape=(24, 32, 3), dtype="uint8"),)
