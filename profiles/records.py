@@ -183,7 +183,7 @@ class ExitRecords:
     tallies_NE: ValueArray | None = None
     """(N, E, K): `Task.tallies` against the right answer."""
     end_losses_N: FloatArray | None = None
-    """Loss of the last exit's answer, if pruned words or mixing make it label_loss from the full model's; None: 0."""
+    """Loss of the last exit's answer, if pruned words or mixing make it differ from the full model's; None: 0."""
     end_true_losses_N: FloatArray | None = None
     """Loss of the last exit's answer against the right answer; None: the same as the full model's."""
     provenance: Mapping[str, Any] | None = None

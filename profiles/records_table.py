@@ -36,9 +36,9 @@ def read_records(path: Path, *, scale: float | None = None) -> ExitRecords:
     `scale`: for tables whose answers are numbers, the smallest difference whose loss is 1; None if answers are labels.
     Raises DataError with file, line and what is allowed.
     """
-    if path.suffix in DELIMITERS:
+    if path.suffix.lower() in DELIMITERS:
         return _of_table(path, scale)
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         raise DataError(f"{path}: unknown suffix {path.suffix!r}; exit records are .npz, .csv or .tsv")
     if scale is not None:
         raise DataError(f"{path}: has losses already; a scale is for the numbers in a .csv or .tsv file")
@@ -126,7 +126,7 @@ def _of_table(path: Path, scale: float | None) -> ExitRecords:
 def _read(path: Path) -> tuple[set[str], list[_Row]]:
     check_file(path)
     with open_csv(path) as file:
-        lines = csv_cells(path, file, delimiter=DELIMITERS[path.suffix])
+        lines = csv_cells(path, file, delimiter=DELIMITERS[path.suffix.lower()])
         _, names = next(lines, (1, []))
         header = [name.strip().lower() for name in names]
         _check_header(path, header)

@@ -173,7 +173,7 @@ def _row(given: InputRow, prediction: Prediction) -> Row:
 
 def format_of(out: Path | None, requested: Format | None) -> Format:
     """Returns the format by `--format` or the file's ending; raises InputError if they disagree."""
-    by_ending = None if out is None else ENDINGS.get(out.suffix)
+    by_ending = None if out is None else ENDINGS.get(out.suffix.lower())
     if by_ending is not None and requested is not None and by_ending != requested:
         raise InputError(f"--format {requested} contradicts the ending of --out {out}")
     return by_ending or requested or "jsonl"
