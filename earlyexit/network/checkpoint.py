@@ -165,9 +165,10 @@ def copy_tokenizer(source: str, folder: Path) -> None:
         location, file = _location(source)
         loaded = AutoTokenizer.from_pretrained(location, use_fast=True, trust_remote_code=False, **file)
         tokenizer = loaded.backend_tokenizer
-    except (ImportError, OSError, ValueError, AttributeError) as error:
+    except Exception as error:  # depends on the libraries that read the files
         raise ModelFolderError(f"{source!r} has no {TOKENIZER_FILE} or source of one: {first_line(error)}") from error
-    if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # built from the configuration alone
+    # Without files, it is built from the configuration alone: special tokens, and in T5's case a space.
+    if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens) + 1:
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
     tokenizer.save(str(folder / TOKENIZER_FILE))
     write_chat_files(loaded, folder)
@@ -183,7 +184,7 @@ def end_ids(source: str) -> tuple[int, ...]:
         try:
             tokens = loader.from_pretrained(location, trust_remote_code=False, **file).eos_token_id
             token_ids.update(tokens if isinstance(tokens, list) else [tokens])
-        except (ImportError, OSError, TypeError, ValueError) as error:
+        except Exception as error:
             # A checkpoint may lack one of them, or have another tokenizer than its family's class builds.
             logger.info("%s: no %s: %s", source, loader.__name__, first_line(error))
     return tuple(sorted(token for token in token_ids if token is not None))
