@@ -202,9 +202,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             pretrained, name=job.name, family=family, codec=codec, task=task, ramps=ramps, provenance=facts
         )
     if job.head_style is not None and "head" in model.info.provenance:
-        raise InputError(
-            f"--head-style {job.head_style}: {job.backbone} has its own head for these labels; leave it out"
-        )
+        raise InputError(f"--head-style {job.head_style}: {job.backbone} has a head for these labels; leave it out")
     return model, options
 
 

@@ -78,7 +78,7 @@ def test_the_heads_origin_is_printed(checkpoint: Path, tmp_path: Path, joint: bo
 
 def test_a_head_style_is_for_new_heads(checkpoint: Path, data: Path, tmp_path: Path) -> None:
     job = job_of(checkpoint).model_copy(update={"head_style": "mlp"})
-    with pytest.raises(InputError, match=r"--head-style mlp: .* has its own head for these labels; leave it out"):
+    with pytest.raises(InputError, match=r"--head-style mlp: .* has a head for these labels; leave it out"):
         train(job, read_labelled(data), tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     others = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=("bill", "rain") * 4)
