@@ -14,7 +14,6 @@ from earlyexit.policies import POLICIES, kind_of
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.plans.plan import PolicySpec
-from profiles.records import ExitOutcome
 from profiles.scores import SCORES, FloatArray, Score
 from profiles.stream import Observations
 
@@ -139,17 +138,3 @@ def answered_losses_N(seen: Observations) -> FloatArray:
     is_exit_NE = np.array([*seen.shape.ramps, seen.shape.num_blocks - 1]) == seen.exits_N[:, None]
     losses_N = np.where(is_exit_NE, seen.losses_NE, 0.0).sum(1)
     return np.asarray(losses_N, dtype=np.float64)
-
-
-def outcome_of(seen: Observations) -> ExitOutcome:
-    """Returns the outcome of inputs with a known loss, with true losses if they are known for all of them."""
-    truth_NE, last = seen.known_truth_NE, seen.shape.num_blocks - 1
-    column_N = np.searchsorted([*seen.shape.ramps, last], seen.exits_N)
-    return ExitOutcome(
-        num_blocks=seen.shape.num_blocks,
-        exits_N=seen.exits_N.astype(np.int64),
-        losses_N=answered_losses_N(seen),
-        answers_N=None,
-        true_losses_N=None if truth_NE is None else truth_NE[np.arange(len(seen)), column_N],
-        full_true_losses_N=None if truth_NE is None else truth_NE[:, -1],
-    )

@@ -31,7 +31,6 @@ from optimizer.live.tuning.base import (
     TunerState,
     last_observed,
     never,
-    outcome_of,
 )
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES, Score
@@ -172,9 +171,10 @@ class PameTuner(Tuner):
         """See `Tuner`. The evidence is the share of slow batches or the loss, whichever is closer to its limit."""
         evidence, rows = 0.0, self._rows
         if rows is not None and len(rows):
-            outcome = outcome_of(rows)
+            exits = self._exits_of(rows)
+            outcome = rows.records(self._followed).outcome(exits)
             loss = float(outcome.losses_N.mean()) / self.settings.guarantee.budget
-            evidence = max(self._slow_share(outcome, self._exits_of(rows)) / SLOWER, loss)
+            evidence = max(self._slow_share(outcome, exits) / SLOWER, loss)
         number = 0 if rows is None else len(rows)
         return TunerState(evidence=evidence, watched=number, rows=number, next_test=self._window_size)
 
@@ -200,9 +200,10 @@ class PameTuner(Tuner):
         return self._batching.times(outcome.exits_N, exits).slower
 
     def _judge(self, window: Observations, ramps: list[int]) -> Change | None:
-        outcome, records, exits = outcome_of(window), window.records(ramps), self._exits_of(window)
+        records, exits = window.records(ramps), self._exits_of(window)
         if not exits:
             return self._search([records], exits, "no input left")
+        outcome = records.outcome(exits)
         slow = self._slow_share(outcome, exits)
         if slow > SLOWER:
             return self._move_later(records, exits, slow)

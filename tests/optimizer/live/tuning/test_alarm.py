@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from optimizer.live.tuning.base import answered_losses_N, outcome_of
+from optimizer.live.tuning.base import answered_losses_N
 from optimizer.live.tuning.guarantee import BETS, Alarm, bet_size, reserve_share
 from tests.optimizer.live.tuning.logs import NO_EXITS, mixed
 
@@ -106,6 +106,5 @@ def test_pruning_adds_loss_only_to_answers_of_the_end() -> None:
     assert answered_losses_N(SEEN).tolist() == [0, 0, 0, 0]
     assert SEEN.records((0, 1)).end_losses_N is None
     assert answered_losses_N(PRUNED).tolist() == [1, 0, 0, 0], "the second was answered before"
-    assert outcome_of(PRUNED).losses_N.tolist() == [1, 0, 0, 0]
     records = PRUNED.records((0, 1))
     assert records.outcome(NO_EXITS).losses_N.tolist() == [1, 1, 0, 0]
