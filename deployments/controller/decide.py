@@ -22,7 +22,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, predictions
-from optimizer.cost.rescore import apply_rescoring, rescore
+from optimizer.cost.rescore import rescore
 from optimizer.live.plan_changes import Trial, judge, kept_share, weigh
 from optimizer.live.reaction import rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
@@ -581,7 +581,7 @@ async def propose(
             refusals.append((problem, found))
             continue
         if reach is not None:
-            found = apply_rescoring(problem, found, rescore(problem, found, reach))
+            found = rescore(problem, found, reach).planned
         return problem, found
     return refusals[0]
 

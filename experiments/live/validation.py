@@ -37,7 +37,7 @@ from offramp.load.generator import LoadConfig, RequestRecord, run_load
 from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import RECORDS_FILE
 from optimizer.cost.evaluate import evaluate
-from optimizer.cost.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.cost.rescore import joint_reach, rescore
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, chains_of
 from optimizer.problems.problem import Link, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import read_problem
@@ -138,7 +138,7 @@ class Bench:
         problem, reach = replace(self.problem, most_chains=num_chains), joint_reach(self.records, self.thresholds)
         decision = solve(problem, replace(space, several_stages=False) if num_chains > 1 else space)
         assert not isinstance(decision, NoPlan), decision.binding
-        stages = apply_rescoring(problem, decision, rescore(problem, decision, reach)).stages
+        stages = rescore(problem, decision, reach).planned.stages
         if len(chains_of(stages, problem.num_blocks)) != num_chains:
             raise DataError(f"the best plan has fewer than {num_chains} chains: {stages}")
         expected = evaluate(problem, stages, reach)

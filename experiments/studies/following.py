@@ -16,7 +16,7 @@ from experiments.studies.picture import Bars, Lines
 from experiments.studies.sides import E3_SLOWER, SEED, Workload, equal_cluster, facing, mixed_cluster, plan_of, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest_ratios, ratio
 from optimizer.cost.evaluate import evaluate
-from optimizer.cost.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.cost.rescore import joint_reach, rescore
 from optimizer.plans.plan import Plan
 from optimizer.problems.problem import PlanProblem, Reach
 from optimizer.problems.what_if import with_batch_limit
@@ -94,7 +94,7 @@ class Bench:
         decision = solve(problem, strategy)
         if isinstance(decision, NoPlan):
             return None
-        stages = apply_rescoring(problem, decision, rescore(problem, decision, phase.reach)).stages
+        stages = rescore(problem, decision, phase.reach).planned.stages
         figures = evaluate(problem, stages, phase.reach)
         return plan_of(stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
 

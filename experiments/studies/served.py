@@ -31,7 +31,7 @@ from experiments.served_streams import (
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
 from optimizer.cost.batching import Batching
-from optimizer.cost.rescore import apply_rescoring, joint_reach, rescore
+from optimizer.cost.rescore import joint_reach, rescore
 from optimizer.problems.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.search.decision import Planned
 from optimizer.search.planner import solve
@@ -173,7 +173,7 @@ def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, floa
     )
     planned = solve(problem)
     assert isinstance(planned, Planned), "an accelerator that is half loaded holds any SLO"
-    chosen = apply_rescoring(problem, planned, rescore(problem, planned, joint_reach(records, thresholds)))
+    chosen = rescore(problem, planned, joint_reach(records, thresholds)).planned
     return tuple(ramp for stage in chosen.stages for split in stage.splits for ramp in split.ramps)
 
 

@@ -20,7 +20,7 @@ from offramp.commands.options import PlanJob, WhatIfJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text, show
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
-from optimizer.cost.rescore import Rescoring, apply_rescoring, by_networks, joint_reach, rescore
+from optimizer.cost.rescore import Rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.steps import generation_of, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
 from optimizer.plans.plan_file import batches_document, chains_document, order_document, stages_document, write_plan
@@ -208,7 +208,7 @@ def answer(
             decision = replace(decision, candidates=(*decision.candidates, *others))
         rescoring = _rescoring(file, decision)
         if rescoring is not None:
-            decision = apply_rescoring(problem, decision, rescoring)
+            decision = rescoring.planned
     best = decisions.get("best")
     baselines: dict[Strategy, dict[str, Any]] = {
         each: {**_decision(problem, decisions[each]), "times_better": times_better(problem, best, decisions[each])}
@@ -375,7 +375,7 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
         **{name: figures[name] for name in JOINT_FIGURES if name in figures},
         "broken": list(shown.broken),
         "candidates": len(rescoring.candidates),
-        "chosen": rescoring.chosen_index,
+        "chosen": None if rescoring.chosen is None else rescoring.candidates.index(rescoring.chosen),
     }
 
 

@@ -36,12 +36,10 @@ class Rescoring:
     """All rescored candidates, in the planner's order. The first one is the planner's choice."""
 
     candidates: tuple[Rescored, ...]
-    chosen_index: int | None
+    chosen: Rescored | None
     """The best feasible candidate according to the records; None if no candidate is feasible."""
-
-    @property
-    def chosen(self) -> Rescored | None:
-        return None if self.chosen_index is None else self.candidates[self.chosen_index]
+    planned: Planned
+    """The plan of the chosen candidate, or else the planner's choice, with nested figures."""
 
 
 def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tokens: bool = False) -> Reach:
@@ -75,19 +73,13 @@ def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
     """Scores a plan and its candidates with `reach`, and selects the best one that is still feasible."""
     plans = dict.fromkeys((planned.stages, *planned.candidates))
     candidates = tuple(_rescored(problem, stages, reach) for stages in plans)
-    feasible = [index for index, each in enumerate(candidates) if not each.broken]
-    chosen_index = max(feasible, key=lambda index: merit(problem, candidates[index].joint), default=None)
-    return Rescoring(candidates=candidates, chosen_index=chosen_index)
-
-
-def apply_rescoring(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Planned:
-    """Returns the plan that the records prefer, with its nested figures, or the planner's if none is feasible."""
-    chosen = rescoring.chosen
-    if chosen is None or chosen.stages == planned.stages:
-        return planned
-    figures = evaluate(problem, chosen.stages)
-    gap = gap_between(objective_value(problem, figures), planned.bound)
-    return replace(planned, stages=chosen.stages, figures=figures, gap=gap)
+    feasible = [each for each in candidates if not each.broken]
+    chosen = max(feasible, key=lambda each: merit(problem, each.joint), default=None)
+    if chosen is not None and chosen.stages != planned.stages:
+        figures = evaluate(problem, chosen.stages)
+        gap = gap_between(objective_value(problem, figures), planned.bound)
+        planned = replace(planned, stages=chosen.stages, figures=figures, gap=gap)
+    return Rescoring(candidates=candidates, chosen=chosen, planned=planned)
 
 
 def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:

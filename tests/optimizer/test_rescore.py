@@ -9,7 +9,7 @@ import pytest
 from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.plan import answer, answer_document
 from optimizer.cost.evaluate import evaluate
-from optimizer.cost.rescore import apply_rescoring, by_networks, joint_reach, rescore
+from optimizer.cost.rescore import by_networks, joint_reach, rescore
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problems.problem_file import ProblemFile, parse_problem
@@ -127,8 +127,8 @@ def test_joint_figures_are_reported_and_the_candidate_of_the_records_is_chosen()
     rescoring = rescore(PROBLEM, planned(PROBLEM, EARLY), REACH)
     nested = [evaluate(PROBLEM, each.stages).rate_per_s for each in rescoring.candidates]
     assert nested == pytest.approx([16 / 0.00225, 16 / 0.002])  # 0.001 + 0.5 * 0.002
-    assert rescoring.chosen_index == 1
-    chosen = apply_rescoring(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), rescoring)
+    assert rescoring.chosen is rescoring.candidates[1]
+    chosen = rescore(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), REACH).planned
     assert chosen.stages == EARLY
     assert chosen.figures.rate_per_s == pytest.approx(8000)
     assert chosen.gap == pytest.approx(0.2)
@@ -137,17 +137,17 @@ def test_joint_figures_are_reported_and_the_candidate_of_the_records_is_chosen()
 def test_the_planners_choice_is_kept_unless_a_cheaper_plan_serves_the_rate() -> None:
     own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
     rescoring = rescore(PROBLEM, own, REACH)
-    assert (len(rescoring.candidates), rescoring.chosen_index) == (1, 0)
-    assert apply_rescoring(PROBLEM, own, rescoring) is own
+    assert rescoring.candidates == (rescoring.chosen,)
+    assert rescoring.planned is own
     slo_s = evaluate(PROBLEM, LATE, REACH).latency_s
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s * 0.999, slack=0.0))
     rescoring = rescore(tight, planned(tight), REACH)
     assert rescoring.chosen is None
     assert rescoring.candidates[0].broken[0].startswith("it takes ")
-    assert apply_rescoring(tight, planned(tight), rescoring) == planned(tight)
+    assert rescoring.planned == planned(tight)
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
     two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s with both
     one = (replace(EARLY[0], replicas=1),)
     rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
-    assert rescoring.chosen_index == 1
+    assert rescoring.chosen is rescoring.candidates[1]
     assert rescoring.candidates[2].broken[0] == "it serves 2000/s, and 3800/s are required"
