@@ -28,7 +28,7 @@ from optimizer.live.reaction import rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
-from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_reach
+from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_shares
 from optimizer.search.decision import Decision, Found, NoPlan, Planned, Strategy, if_feasible
 
 SETTLE_LOOKS = 4
@@ -363,7 +363,7 @@ def slow_replicas(view: View) -> Outcome | None:
 
     At first the other replicas run the same splits. The new plan may then use free accelerators.
     """
-    share_N = nested_reach(view.problem)(view.state.placed.plan.ramps)
+    share_N = nested_shares(view.problem.survival_N, view.state.placed.plan.ramps)
     times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
     if view.state.hold or not slow:

@@ -17,7 +17,7 @@ from experiments.studies.sides import Workload, equal_cluster, facing, goodput, 
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, ratio
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import PlanProblem, nested_reach
+from optimizer.problems.problem import PlanProblem
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Planned, Strategy
 from optimizer.search.planner import solve
@@ -127,7 +127,7 @@ def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
 
     def simulate(planned: Planned) -> float:
         if planned.stages not in known:
-            figures = evaluate(truth, planned.stages, nested_reach(truth))
+            figures = evaluate(truth, planned.stages)
             known[planned.stages] = goodput(truth, replace(planned, figures=figures), inputs, effort).rate_per_s
         return known[planned.stages]
 

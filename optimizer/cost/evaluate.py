@@ -43,7 +43,7 @@ from optimizer.problems.problem import (
     MinimizeLatency,
     PlanProblem,
     Reach,
-    nested_reach,
+    nested_shares,
     reach_of,
 )
 from optimizer.problems.tokens import in_token_batches, in_tokens
@@ -215,9 +215,9 @@ def _default_shares(problem: PlanProblem, alone: Sequence[Evaluation]) -> Sequen
 def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | RecordedBatches | None) -> Evaluation:
     """Evaluates a single chain, counted in inputs or in tokens."""
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    batches = reach if isinstance(reach, RecordedBatches) else None
-    shares_of = reach_of(reach) if isinstance(reach, RecordedBatches) else reach or nested_reach(problem)
-    exits_N, unanswered_N = None if batches is None else batches.exits_N(ramps), shares_of(ramps)
+    shares_of = reach_of(reach) if isinstance(reach, RecordedBatches) else reach
+    unanswered_N = nested_shares(problem.survival_N, ramps) if shares_of is None else shares_of(ramps)
+    exits_N = reach.exits_N(ramps) if isinstance(reach, RecordedBatches) else None
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
 
     def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:

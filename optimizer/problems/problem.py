@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -325,13 +324,11 @@ Reach = Callable[[Sequence[int]], Sequence[float]]
 """Maps the active ramps to the share of inputs that reach each block (N)."""
 
 
-def nested_reach(problem: PlanProblem) -> Reach:
-    """Returns the planner's model of survival: an input that passes a ramp passes all earlier ramps as well."""
-    return partial(nested_shares, problem.survival_N)
-
-
 def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:
-    """Returns the share of inputs that reach each block under these active ramps, with nested survival."""
+    """Returns the share of inputs that reach each block under these active ramps, with nested survival.
+
+    This is the planner's model of survival: an input that passes a ramp passes all earlier ramps as well.
+    """
     shares, share = [], 1.0
     for block in range(len(survival_N)):
         shares.append(share)

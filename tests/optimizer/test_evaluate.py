@@ -14,7 +14,7 @@ from optimizer.cost.batch_seconds import split_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, loads, predictions, queue_s, violations
 from optimizer.cost.queues import Load
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_reach
+from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_shares
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
 
@@ -73,8 +73,8 @@ def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
 
 def test_survival_follows_from_the_last_active_ramp_or_from_joint_exit_records() -> None:
     # Survival is nested: the inputs that pass ramp 1 alone pass both.
-    assert list(nested_reach(PROBLEM)((1,))) == [1.0, 1.0, 0.25]
-    assert list(nested_reach(PROBLEM)((0,))) == [1.0, 0.5, 0.5]
+    assert nested_shares(PROBLEM.survival_N, (1,)) == [1.0, 1.0, 0.25]
+    assert nested_shares(PROBLEM.survival_N, (0,)) == [1.0, 0.5, 0.5]
     figures = evaluate(PROBLEM, (stage(split(0, 2, 1), split(2, 3)),))
     assert [each.reached_by for each in figures.splits] == [1.0, 0.25]
 
