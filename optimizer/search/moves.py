@@ -38,6 +38,8 @@ from optimizer.search.step import FloatArray, IntArray, Labels, batch_inside, do
 
 FIGURES = 6
 """Number of real-valued columns of a move, which hold seconds or inputs."""
+MOST_MOVES = 20_000_000
+"""Moves of a device: for more, the memory does not suffice."""
 RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split-ends": SPLIT_ENDS}
 
 
@@ -137,19 +139,19 @@ class Nodes(NamedTuple):
     """Node by boundary and rank; -1 if there is none."""
 
 
-def build_graph(
-    problem: PlanProblem, space: Space, *, nodes: Nodes | None = None, most_moves: int = 20_000_000
-) -> Graph:
+def build_graph(problem: PlanProblem, space: Space, *, nodes: Nodes | None = None) -> Graph:
     """Returns the graph of a space's splits between all nodes, or between `nodes`; raises PlanError for too many."""
-    nodes = nodes or nodes_of(problem, space)
+    if nodes is None:  # plans of one split need its two ends alone
+        is_one = not space.splits_per_stage and not space.several_stages
+        nodes = _nodes(problem, [(0, 0)]) if is_one else nodes_around(problem, (), len(problem.ramps) + 1)
     names, ranks, link = device_names(problem), ranks_of(problem), link_arrays(problem)
     seconds = tuple(seconds_of(problem, name, space.batch) for name in names)
     parts = [(np.empty((0, 6), dtype=np.int64), np.empty((0, FIGURES)))]
     for device, own in enumerate(seconds):
-        limits = float(problem.slo.limit_s), space.most_blocks or problem.num_blocks, most_moves
+        limits = float(problem.slo.limit_s), space.most_blocks or problem.num_blocks
         parts.append(_moves_of_device(device, RULES[space.ramps], own, ranks, nodes, link, *limits))
-        if len(parts[-1][0]) > most_moves:
-            raise PlanError(f"more than {most_moves} splits to choose from")
+        if len(parts[-1][0]) > MOST_MOVES:
+            raise PlanError(f"more than {MOST_MOVES} splits to choose from")
     int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
     order_M = np.lexsort((-np.arange(len(int_MI)), int_MI[:, 0], int_MI[:, 1]))
@@ -159,13 +161,6 @@ def build_graph(
     pooled_M = np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64)
     moves = MoveArrays._make((first_in_P, from_M, to_M, *others, pooled_M))
     return Graph(problem=problem, rule=space.ramps, device_names=names, seconds=seconds, nodes=nodes, moves=moves)
-
-
-def nodes_of(problem: PlanProblem, space: Space) -> Nodes:
-    """Returns every pair of boundary and last ramp that inputs reach. For plans of one split, returns the two ends."""
-    if not space.splits_per_stage and not space.several_stages:
-        return _nodes(problem, [(0, 0)])
-    return nodes_around(problem, (), len(problem.ramps) + 1)
 
 
 def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> Nodes:
@@ -221,7 +216,7 @@ def link_arrays(problem: PlanProblem) -> LinkArrays:
 @compiled
 def _moves_of_device(
     device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, link: LinkArrays, limit_s: float,
-    most_blocks: int, most_moves: int,
+    most_blocks: int,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """Returns one device's moves: integers (from, to, device, batch, rank, set) and the columns of `_write_sizes`."""
     num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
@@ -259,7 +254,7 @@ def _moves_of_device(
                     if _is_dominated(figures_X[:num_rows], row):
                         continue
                     if count == whole.shape[0]:
-                        if count > most_moves:
+                        if count > MOST_MOVES:
                             return whole, real
                         whole, real = with_doubled_capacity(Labels(whole, real))
                     whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
