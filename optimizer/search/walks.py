@@ -48,8 +48,6 @@ class RunTables(NamedTuple):
 
     device_R: IntArray
     batch_R: FloatArray
-    waits_R: BoolArray
-    """Whether inputs wait for their batch. A batch of one waits for no others."""
     block_s_CNG: FloatArray
     ramp_s_CQG: FloatArray
     """By rank; rank 0 stands for no ramp."""
@@ -101,16 +99,15 @@ def tables_of(
     mean_REQ = np.divide(leaving_REQ, weight_REQ, out=np.zeros(leaving_REQ.shape), where=weight_REQ > 0)
     sizes = [np.array(latency[device].batches, dtype=float) for device, _ in runs]
     cell_KREQ, part_KREQ = _positions(sizes, np.stack([leaving_REQ, mean_REQ]))
-    waits_R = batch_R > problem.tokens_per_input
     wait_RE = np.full((len(batch_R), len(enters_E)), math.inf)  # no split begins where no input enters
-    np.divide((waits_R * batch_R)[:, None], enters_E, out=wait_RE, where=enters_E > 0)
+    size_R = np.where(batch_R > problem.tokens_per_input, batch_R, 0.0)  # a batch of one waits for no others
+    np.divide(size_R[:, None], enters_E, out=wait_RE, where=enters_E > 0)
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
     rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
     crosses_N = np.isin(np.arange(1, problem.num_blocks + 1), problem.networks[:-1])
     return RunTables(
         device_R=np.array([device for device, _ in runs], dtype=np.int64),
         batch_R=batch_R,
-        waits_R=waits_R,
         block_s_CNG=_padded([table.block_s_NB for table in latency]),
         ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
         cell_KREQ=cell_KREQ,
@@ -285,7 +282,7 @@ def _price_inside(
             mean_ramp_s = weight * seconds_at(ramp_s_G, mean_cell, mean_part) if may_be_on else 0.0
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
             for kind in range(here_FQ.shape[0]):
-                mean_second = work_price + (kind * prices.latency if tables.waits_R[run] else 0.0)
+                mean_second = work_price + (kind * prices.latency if tables.wait_RE[run, 0] > 0.0 else 0.0)
                 block_price = block_s * (second - prices.ramps * tables.ramp_budget) + mean_block_s * mean_second
                 if ends:
                     here_FQ[kind, rank] = block_price
@@ -360,7 +357,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         busy_s += seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
         busy_s *= tables.weight_REQ[run, entry, rank]
         work_C[device] += per_input * busy_s
-        latency_s += block_s + ramp_s + (kind * busy_s if tables.waits_R[run] else 0.0)
+        latency_s += block_s + ramp_s + (kind * busy_s if tables.wait_RE[run, 0] > 0.0 else 0.0)
         mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
         ramps_s += ramp_s - tables.ramp_budget * block_s
         rank, after_s, crosses = ramp if action >= RAMP else rank, 0.0, tables.crosses_N[block]
