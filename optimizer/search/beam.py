@@ -18,9 +18,9 @@ from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.exact import search_exactly
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, build_graph, near_stages, nodes_around
-from optimizer.search.relaxation import CuttingPlanes, Relaxation, solve_relaxation
+from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, parts_of
-from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
+from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_planes
 from optimizer.search.walks import Prices
 
 # Steps towards the bound, as shares of the distance: with a plan, and the first and the last one without any plan.
@@ -78,7 +78,7 @@ class ScaleSearch:
     def plans(self) -> tuple[FeasiblePlan, ...]:
         """Returns all plans found that keep every promise, the best first."""
         graph, one_split = self._graph(1), replace(self.space, splits_per_stage=False)
-        prices = self._prices(graph, self.space)
+        prices = stage_planes(graph, self.space).tightened(self.relaxation.bound).prices
         for width in WIDTHS:
             self._climb(graph, prices, width, COARSE, one_split)
         if not self._plans or graph.num_moves <= FEW_MOVES:
@@ -102,13 +102,6 @@ class ScaleSearch:
     def _graph(self, width: int) -> Graph:
         nodes = nodes_around(self.problem, self.relaxation.ramps, width)
         return build_graph(self.problem, self.space, nodes=nodes)
-
-    def _prices(self, graph: Graph, space: Space) -> Prices:
-        planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=stage_oracle(graph, space))
-        rate = self.problem.required_per_s
-        if rate is None:
-            return planes.tightened(self.relaxation.bound).prices
-        return planes.least_cost(rate, self.relaxation.bound.prices).prices
 
     def _climb(self, graph: Graph, prices: Prices, width: int, resolution: float, space: Space) -> None:
         """Searches for better plans in steps towards the bound. A step that finds nothing halves the next one."""

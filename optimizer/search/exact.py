@@ -22,7 +22,7 @@ from optimizer.search.label_search import ABORTED, UNLIMITED, search_labels, tra
 from optimizer.search.moves import Graph, build_graph
 from optimizer.search.relaxation import CuttingPlanes, solve_relaxation
 from optimizer.search.space import Space, parts_of
-from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_oracle
+from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_planes
 from optimizer.search.walks import Prices
 
 RESOLUTION = 1e-10
@@ -64,8 +64,7 @@ class ExactSearch:
     """Dual prices, by which labels are pruned."""
 
     def __post_init__(self) -> None:
-        problem, names, oracle = self.graph.problem, self.graph.device_names, stage_oracle(self.graph, self.space)
-        self._planes = CuttingPlanes(problem=problem, names=names, oracle=oracle, iterations=ITERATIONS)
+        self._planes = stage_planes(self.graph, self.space, iterations=ITERATIONS)
 
     def highest_rate(self, *, any_plan: bool = False) -> Found:
         """Returns the plan of the highest rate. With `any_plan`, returns the first plan that is found."""
@@ -108,7 +107,7 @@ class ExactSearch:
         fastest, width = self._planes.highest_rate(enough=rate_per_s), WIDE
         if fastest.value < rate_per_s * (1 - TOLERANCE):
             return self._found(None, math.inf)
-        bound = self._planes.least_cost(rate_per_s, fastest.prices)
+        bound = self._planes.tightened(fastest)
         self._prices, most_usd = bound.prices, self.graph.problem.max_usd_per_hour * (1 + TOLERANCE)
         if self.incumbent is not None:
             most_usd = min(most_usd, self.incumbent * (1 + RESOLUTION))

@@ -59,7 +59,7 @@ def solve_relaxation(
     if bound.value <= 0 or (rate is not None and bound.value < rate * (1 - TOLERANCE)):
         return None
     if rate is not None:
-        bound = planes.least_cost(rate, bound.prices)
+        bound = planes.tightened(bound)
         if bound.value > problem.max_usd_per_hour * (1 + TOLERANCE):
             return None
     walks.cheapest(bound.prices, rate or bound.value)
@@ -100,18 +100,18 @@ class CuttingPlanes:
             bound = self._maximized(bound.prices, bound.value * (1 + 1e-9), None, enough, least)
         return bound
 
-    def least_cost(self, rate_per_s: float, start: Prices) -> DualBound:
-        """Returns a lower bound on the cost of a rate that `highest_rate` does not exclude, in USD per hour."""
-        return self._maximized(start, rate_per_s, rate_per_s)
-
     def least_time(self, rate_per_s: float) -> DualBound:
         """Returns a lower bound on the time that is the goal, at a rate, in seconds; infinity if there is no walk."""
         assert self.goal is not None
         return self._maximized(self.goal, rate_per_s, rate_per_s)
 
     def tightened(self, start: DualBound) -> DualBound:
-        """Returns an upper bound on the rate, from the prices of another valid bound."""
-        return self._maximized(start.prices, start.value * (1 + 1e-9), None)
+        """Returns a bound on the objective, a rate or a cost, from the prices of a bound on the rate or on the cost.
+
+        If the cost is minimized, `highest_rate` must not exclude the required rate.
+        """
+        rate_per_s = self.problem.required_per_s
+        return self._maximized(start.prices, rate_per_s or start.value * (1 + 1e-9), rate_per_s)
 
     def _maximized(
         self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float = math.inf, least: float = 0.0

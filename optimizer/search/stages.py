@@ -14,16 +14,16 @@ from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import FeasiblePlan, if_feasible
 from optimizer.search.label_search import CLOSED, ChainLimits, completion_bounds, limits_of_prices
 from optimizer.search.moves import Graph, MoveArrays
-from optimizer.search.relaxation import CuttingPlanes
+from optimizer.search.relaxation import ITERATIONS, CuttingPlanes
 from optimizer.search.space import Space
 from optimizer.search.step import IntArray
-from optimizer.search.walks import Oracle, Prices, Walk, no_walk
+from optimizer.search.walks import Prices, Walk, no_walk
 
 ROUNDING = 1e-9
 
 
-def stage_oracle(graph: Graph, space: Space) -> Oracle:
-    """Returns a pricing oracle: it finds the cheapest plan of a graph with fractions of replicas, at given prices."""
+def stage_planes(graph: Graph, space: Space, *, iterations: int = ITERATIONS) -> CuttingPlanes:
+    """Returns the cutting-plane method for the plans of a graph with fractions of replicas."""
 
     def cheapest(prices: Prices, fill_rate: float) -> tuple[float, Walk]:
         limits = limits_of_prices(prices.work_C + prices.hop_C, prices.latency, fill_rate, space)
@@ -32,7 +32,7 @@ def stage_oracle(graph: Graph, space: Space) -> Oracle:
             return math.inf, no_walk(len(limits.price_C))
         return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
 
-    return cheapest
+    return CuttingPlanes(problem=graph.problem, names=graph.device_names, oracle=cheapest, iterations=iterations)
 
 
 def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:
