@@ -174,7 +174,8 @@ class ChainSearch:
         if is_whole and finished and len(candidates) <= MAX_CHAINS:
             self._improve(candidates)
             return True
-        candidates += self._chains_by_types()
+        candidates += self._chains_on_some_types() if self.space.several_stages else []
+        candidates += self._chains_at_rates(self._graph, limits._replace(count_C=self.relaxation.planes.count_C))
         self._improve(candidates)
         for _ in range(MAX_ROUNDS):
             before, bound = self._best, self.relaxation.bound.value
@@ -186,31 +187,25 @@ class ChainSearch:
                 break
         return False
 
-    def _chains_by_types(self) -> list[Chain]:
-        """Returns chains on each accelerator type, on each pair of types, and on all types.
+    def _chains_on_some_types(self) -> list[Chain]:
+        """Returns chains on each accelerator type, and on each pair of types.
 
         On several types, slow chains are useful as well, because they leave devices to other chains.
         """
         priced: list[Chain] = []
-        for names in self._sets_of_types():
-            is_whole = names == self._names
-            faster = replace(self.problem, objective=MaximizeRate())
-            alone = self.relaxation if is_whole else solve_relaxation(faster, self.space, names)
+        faster = replace(self.problem, objective=MaximizeRate())
+        sizes = (1, 2) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1,)
+        sets = [part for size in sizes if size < len(self._names) for part in combinations(self._names, size)]
+        for names in sets:
+            alone = solve_relaxation(faster, self.space, names)
             if alone is None:
                 continue
             devices = [self._graph.device_names.index(name) for name in names]
-            part = self._graph if is_whole else self._graph.only(np.isin(self._graph.moves.device_M, devices))
-            limits = self._limits(alone.bound.prices, names, math.inf if is_whole else alone.bound.value)
-            priced += [] if is_whole else price_chains(part, limits, MAX_LABELS_OF_PART)[1]
+            part = self._graph.only(np.isin(self._graph.moves.device_M, devices))
+            limits = self._limits(alone.bound.prices, names, alone.bound.value)
+            priced += price_chains(part, limits, MAX_LABELS_OF_PART)[1]
             priced += self._chains_at_rates(part, limits._replace(count_C=self.relaxation.planes.count_C))
         return priced
-
-    def _sets_of_types(self) -> list[tuple[str, ...]]:
-        """Returns the sets of accelerator types on which chains are searched."""
-        if self.problem.most_chains == 1 or not self.space.several_stages:
-            return [self._names]
-        sizes = (1, 2, len(self._names)) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1, len(self._names))
-        return list(dict.fromkeys(part for size in sizes for part in combinations(self._names, size)))
 
     def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[Chain]:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
