@@ -128,20 +128,28 @@ def why_infeasible(
     strategy: Strategy,
     *,
     possible: Callable[[PlanProblem], FeasiblePlan | None],
-    nearest_slo_s: Callable[[FeasiblePlan], float | None],
+    resolution: float,
     highest_rate_per_s: Callable[[PlanProblem], float | None],
 ) -> NoPlan:
     """Returns which constraint keeps an infeasible problem from having a plan.
 
-    It is the latency if a plan exists at some latency. Otherwise the budgets are removed one after the other until a
-    plan exists, and the last one binds. `possible` returns None if a problem has no plan; its result is passed to
-    `nearest_slo_s`. `highest_rate_per_s` is called if the problem requires a rate.
+    It is the latency if a plan exists at some latency. The least such SLO is sought by bisection, up to a relative
+    `resolution`. Otherwise the budgets are removed one after the other until a plan exists, and the last one binds.
+    `possible` returns None if a problem has no plan; if it returns the quickest plan, any `resolution` is exact.
+    `highest_rate_per_s` is called if the problem requires a rate.
     """
-    rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
+    rate_per_s, slack = None if problem.required_per_s is None else highest_rate_per_s(problem), problem.slo.slack
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
-    plan = possible(easier)
-    if plan is not None:
-        slo_s = nearest_slo_s(plan)
+    patient = possible(easier)
+    if patient is not None:
+        below_s, slo_s = problem.slo.latency_s, patient.figures.latency_s / (1 - slack)
+        while slo_s > below_s * (1 + resolution):
+            middle_s = (below_s * slo_s) ** 0.5
+            found = possible(replace(problem, slo=replace(problem.slo, latency_s=middle_s)))
+            if found is None:
+                below_s = middle_s
+            else:
+                slo_s = found.figures.latency_s / (1 - slack)
         return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
     for binding, relaxed in _without_budgets(easier):
         if possible(relaxed) is not None:
@@ -155,24 +163,3 @@ def _without_budgets(problem: PlanProblem) -> Iterator[tuple[Binding, PlanProble
         problem = replace(problem, objective=replace(problem.objective, ramp_budget=None))
         yield "ramps", problem
     yield "budget", replace(problem, budget_usd_per_hour=None)
-
-
-def nearest_slo_s(
-    problem: PlanProblem,
-    patient: FeasiblePlan,
-    any_plan: Callable[[PlanProblem], FeasiblePlan | None],
-    resolution: float = SLO_RESOLUTION,
-) -> float:
-    """Returns the least SLO latency for which a plan is found, up to a relative `resolution`, by bisection.
-
-    `patient` is a plan without a latency limit.
-    """
-    below, above = problem.slo.latency_s, patient.figures.latency_s / (1 - problem.slo.slack)
-    while above > below * (1 + resolution):
-        middle = (below * above) ** 0.5
-        found = any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)))
-        if found is None:
-            below = middle
-        else:
-            above = found.figures.latency_s / (1 - problem.slo.slack)
-    return above

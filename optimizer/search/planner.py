@@ -23,7 +23,6 @@ from optimizer.search.decision import (
     Strategy,
     gap_between,
     joined,
-    nearest_slo_s,
     why_infeasible,
 )
 from optimizer.search.exact import is_too_big, search_exactly
@@ -52,7 +51,7 @@ def solve(problem: PlanProblem, space: Space | Strategy = "best", searches: tupl
     `searches` are those for plans of one chain. Raises PlanError if they neither find a plan nor prove that none
     exists.
     """
-    space = space if isinstance(space, Space) else SPACES[space]
+    space = _without_useless_ramps(problem, space if isinstance(space, Space) else SPACES[space])
     if problem.generation is not None:
         return solve_generation(problem, space, _solve_generation_exactly)
     if problem.networks:
@@ -100,7 +99,6 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
 
 def _solve_generation_exactly(problem: PlanProblem, space: Space) -> Decision:
     """Solves a problem of generation steps; raises PlanError if it is too large for the exact planner."""
-    space = _without_useless_ramps(problem, space)
     found = search_exactly(problem, space)
     if found is None:
         raise PlanError("generation is planned exactly; this problem has too many devices, ramps or batch sizes for it")
@@ -115,7 +113,6 @@ def _bound(problem: PlanProblem, space: Space) -> float | None:
         return bound / problem.lengths.mean if bound is not None and is_rate else bound
     if isinstance(problem.objective, MinimizeLatency):
         return bound_soonest(problem, space)
-    space = _without_useless_ramps(problem, space)
     if not _may_have_several_chains(problem, space):
         return bound_at_scale(problem, space)
     relaxation = solve_relaxation(problem, space, payable_names(problem)) if payable_names(problem) else None
@@ -137,7 +134,6 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
         return solve_pame(problem, space)
     if isinstance(problem.objective, MinimizeLatency):
         return solve_soonest(problem, space)
-    space = _without_useless_ramps(problem, space)
     if _may_have_several_chains(problem, space):
         found = _several_chains(problem, space)
         if problem.required_per_s is not None:
@@ -190,12 +186,11 @@ def _decided(problem: PlanProblem, space: Space, found: Found, searches: tuple[S
     exact = partial(search_exactly, any_plan=True)
     quick: dict[Search, Search] = {search_exactly: exact, _several_chains: search_chains}
     any_plan = partial(best_plan, among=[quick.get(each, each) for each in searches])
-    resolution = SLO_RESOLUTION_AT_SCALE if is_too_big(problem, space) else SLO_RESOLUTION
     return why_infeasible(
         problem,
         space.strategy,
         possible=any_plan,
-        nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, any_plan, resolution),
+        resolution=SLO_RESOLUTION_AT_SCALE if is_too_big(problem, space) else SLO_RESOLUTION,
         highest_rate_per_s=highest_rate_per_s,
     )
 

@@ -115,7 +115,7 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
         problem,
         space.strategy,
         possible=quickest,
-        nearest_slo_s=lambda plan: plan.figures.latency_s / (1 - problem.slo.slack),
+        resolution=math.inf,  # the plan is the quickest
         highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
     )
 
