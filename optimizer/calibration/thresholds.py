@@ -145,29 +145,23 @@ class Path:
 def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> Path:
     """Fits the path on the design part.
 
-    `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError for invalid
-    costs.
+    `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError unless
+    there is one finite, positive cost per block.
     """
     fitted_R2 = np.array([_fit_risk(design, column) for column in range(len(design.ramps))]).reshape(-1, 2)
     saved_R = design.num_blocks - 1.0 - np.array(design.ramps)
+    if block_costs is not None:
+        if len(block_costs) != design.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
+            raise DataError(f"{design.num_blocks} blocks need as many costs, all finite and above 0")
+        left_R = np.array([float(sum(block_costs[ramp + 1 :])) for ramp in design.ramps])
+        saved_R = left_R / left_R.min(initial=np.inf)  # relative to the least
     return Path(
         score=design.score,
         ramps=design.ramps,
         slope_R=fitted_R2[:, 0],
         offset_R=fitted_R2[:, 1],
-        saved_R=saved_R if block_costs is None else saved_by_ramp(block_costs, design),
+        saved_R=saved_R,
     )
-
-
-def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> FloatArray:
-    """Returns the cost of the blocks after each ramp, relative to the least such cost.
-
-    Raises DataError unless there is one finite, positive cost per block.
-    """
-    if len(block_costs) != records.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
-        raise DataError(f"{records.num_blocks} blocks need as many costs, all finite and above 0")
-    left_R = np.array([float(sum(block_costs[ramp + 1 :])) for ramp in records.ramps])
-    return np.asarray(left_R / left_R.min(initial=np.inf))
 
 
 def _fit_risk(design: ExitRecords, column: int) -> tuple[float, float]:
