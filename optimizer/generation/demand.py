@@ -101,9 +101,8 @@ class Generation:
 
     def eventually_run(self, share: float) -> float:
         """Returns the share of steps that survive (`share` of them do) or that precede a survivor of their sequence."""
-        if self.output.shares is None:
-            return 1 - _never_run(share, self.num_steps) / self.num_steps
-        never_run = sum(part * _never_run(share, length - 1) for length, part in self.output.shares)
+        lengths = self.output.shares or ((self.output.mean, 1.0),)
+        never_run = sum(part * _never_run(share, length - 1) for length, part in lengths)
         return 1 - never_run / self.num_steps
 
     @property

@@ -39,7 +39,7 @@ from profiles.lengths import MOST_TOKENS, Lengths, Pairs, grouped, read_sequence
 from profiles.networks import prune_of, survival_of
 from profiles.table import LatencyTable, Seconds
 
-OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
+OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running", "kv")
 """Fields that the file's `generation` and `Generation` have in common."""
 IN_BOTH = (
     *("devices", "link", "objective", "lengths", "most_chains"),
@@ -137,16 +137,15 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
 
 
 def _generation_document(generation: Generation, slo: Slo) -> dict[str, Any]:
-    kv, prefill = generation.kv, generation.prefill
-    document = {
+    prefill = generation.prefill
+    return {
         "prompt_tokens": lengths_document(generation.prompt),
         "output_tokens": lengths_document(generation.output),
         "tpot_s": slo.latency_s,
         "slack": slo.slack,
-        **{name: getattr(generation, name) for name in OF_GENERATION},
+        "prefill": prefill and {device: table.document() for device, table in prefill.items()},
+        **to_jsonable_python({name: getattr(generation, name) for name in OF_GENERATION}),
     }
-    tables = {} if prefill is None else {device: table.document() for device, table in prefill.items()}
-    return document | ({"prefill": tables} if tables else {}) | ({} if kv is None else {"kv": asdict(kv)})
 
 
 class BudgetDocument(StrictDocument):
@@ -182,7 +181,7 @@ class GenerationDocument(StrictDocument):
         """Returns the sequences; raises InputError with the path of the wrong value."""
         prompt, output, recorded = self._lengths(folder)
         same = {name: getattr(self, name) for name in OF_GENERATION}
-        return Generation(prompt=prompt, output=output, recorded=recorded, prefill=prefill, kv=self.kv, **same)
+        return Generation(prompt=prompt, output=output, recorded=recorded, prefill=prefill, **same)
 
     def _lengths(self, folder: Path) -> tuple[Lengths, Lengths, Pairs | None]:
         """Returns the lengths of prompts and of answers, and the recorded sequences if the file names any."""
