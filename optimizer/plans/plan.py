@@ -255,8 +255,6 @@ class Plan:
     @property
     def chains(self) -> tuple[Plan, ...]:
         """Each chain as a plan of its own, with its share of the predicted rate."""
-        if len(self.shares) == 1:
-            return (self,)
         rate_per_s, chains = self.predicted.get("rate_per_s"), chains_of(self.stages, self.num_blocks)
         rates = [{} if rate_per_s is None else {"rate_per_s": share * rate_per_s} for share in self.shares]
         return tuple(
