@@ -16,8 +16,8 @@ from experiments.ramp_adjustment import adjust_ramps, best_ramps, evenly_spaced,
 from experiments.studies.study import Effort
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
+from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never
-from optimizer.live.tuning.tuners import TUNERS
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, FloatArray

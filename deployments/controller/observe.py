@@ -22,8 +22,8 @@ from earlyexit.errors import DataError, PlanError
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.cost.rescore import joint_reach
+from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, TunerState, no_input_leaves
-from optimizer.live.tuning.tuners import TUNERS
 from optimizer.plans.plan import PlacedPlan, Stage
 from optimizer.problems.networks import Used, network_sets, ramps_of, survival_with
 from optimizer.problems.problem import PlanProblem, Reach, device_names

@@ -27,9 +27,9 @@ from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from optimizer.calibration.risk import Guarantee
 from optimizer.cost.batching import Batching
+from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import NewThresholds, TunerSettings, never
 from optimizer.live.tuning.pame import ExitPlacement, best_placement, relative_precision
-from optimizer.live.tuning.tuners import TUNERS
 from profiles.records import ExitOutcome, ExitRecords
 from profiles.scores import SCORES
 from profiles.table import LatencyTable

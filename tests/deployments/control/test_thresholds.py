@@ -9,7 +9,7 @@ import pytest
 from deployments.controller.description import describe
 from deployments.controller.observe import Tuning
 from earlyexit.network.boundary import Split
-from optimizer.live.tuning.tuners import TUNERS
+from optimizer.live.tuning import TUNERS
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.plans.plan_file import plan_document
 from tests.deployments.control.control_fakes import (

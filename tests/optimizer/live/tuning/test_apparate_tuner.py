@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, is_triggered
-from optimizer.live.tuning.tuners import TUNERS
 from tests.optimizer.live.tuning.logs import NO_EXITS, changed, lying, mixed, question
 
 BOLD = {0: 0.8, 1: 0.8}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import Tuner, no_input_leaves
 from optimizer.live.tuning.guarantee import DESIGN_ROWS
-from optimizer.live.tuning.tuners import TUNERS
 from tests.optimizer.live.tuning.logs import NO_EXITS, SURE, changed, lying, mixed, question, stream
 
 # At a budget of 10 % and a confidence of 90 % a test takes 22 inputs to allow for no loss, 38 for one.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from optimizer.cost.batching import Batching
+from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import Tuner
-from optimizer.live.tuning.tuners import TUNERS
 from profiles.stream import Observations
 from profiles.table import LatencyTable
 from tests.optimizer.live.tuning.logs import NEVER, NO_EXITS, changed, lying, question, stream
