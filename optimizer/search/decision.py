@@ -138,11 +138,12 @@ def why_infeasible(
     `possible` returns None if a problem has no plan; if it returns the quickest plan, any `resolution` is exact.
     `highest_rate_per_s` is called if the problem requires a rate.
     """
-    rate_per_s, slack = None if problem.required_per_s is None else highest_rate_per_s(problem), problem.slo.slack
+    rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
     patient = possible(easier)
     if patient is not None:
-        below_s, slo_s = problem.slo.latency_s, patient.figures.latency_s / (1 - slack)
+        slack, below_s = problem.slo.slack, problem.slo.latency_s
+        slo_s = patient.figures.latency_s / (1 - slack)
         while slo_s > below_s * (1 + resolution):
             middle_s = (below_s * slo_s) ** 0.5
             found = possible(replace(problem, slo=replace(problem.slo, latency_s=middle_s)))
