@@ -96,13 +96,7 @@ def ranks_of(problem: PlanProblem) -> Ranks:
 @compiled
 def _may_follow(rule: int, entry: int, before: int, rank: int) -> bool:
     """Returns whether `rank` may be the next active ramp after `before` in a split entered at `entry`."""
-    if rule == 0:
-        return True
-    if rule == 1:
-        return rank == before + 1
-    if rule == 3:
-        return before == entry
-    return False
+    return rule == CHOOSE or (rule == ALL and rank == before + 1) or (rule == SPLIT_ENDS and before == entry)
 
 
 @compiled
