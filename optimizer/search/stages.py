@@ -17,7 +17,7 @@ from optimizer.search.moves import Graph, MoveArrays
 from optimizer.search.relaxation import ITERATIONS, CuttingPlanes
 from optimizer.search.space import Space
 from optimizer.search.step import IntArray
-from optimizer.search.walks import Prices, Walk, no_walk
+from optimizer.search.walks import NO_WALK, Prices, Walk
 
 ROUNDING = 1e-9
 
@@ -29,7 +29,7 @@ def stage_planes(graph: Graph, space: Space, *, iterations: int = ITERATIONS) ->
         limits = limits_of_prices(prices.work_C + prices.hop_C, prices.latency, fill_rate, space)
         _, least_PS, first_PS = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
         if math.isinf(least_PS[0, CLOSED]):
-            return math.inf, no_walk(len(limits.price_C))
+            return math.inf, NO_WALK
         return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
 
     return CuttingPlanes(problem=graph.problem, names=graph.device_names, oracle=cheapest, iterations=iterations)

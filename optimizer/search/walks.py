@@ -169,10 +169,8 @@ class Walk(NamedTuple):
     """Seconds of ramps beyond their budget."""
 
 
-def no_walk(num_devices: int) -> Walk:
-    """Returns the placeholder for a problem without any walk, with infinite latency."""
-    nothing_C = np.zeros(num_devices)
-    return Walk(nothing_C, nothing_C, math.inf, 0.0)
+NO_WALK = Walk(np.zeros(0), np.zeros(0), math.inf, 0.0)
+"""The placeholder for a problem without any walk."""
 
 
 class Prices(NamedTuple):
@@ -404,7 +402,7 @@ class WalkRelaxation:
         # The rate is converted because numba would compile the kernel once more for an integer.
         least = fill_cost_to_go(self.tables, prices, float(fill_rate), self.costs)
         if math.isinf(least):
-            return math.inf, no_walk(len(self.tables.count_C))
+            return math.inf, NO_WALK
         return least, trace_walk(self.tables, self.costs)[0]
 
     def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
