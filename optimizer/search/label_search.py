@@ -182,6 +182,7 @@ def search_labels(
     # The first open label of each node, the first closed label, and the label after the last one.
     first_PK = np.zeros((end + 1, 3), dtype=np.int64)
     first_PK[0, 2] = 1
+    float_LF = labels.float_LF  # as in `completion_bounds`
     count = made = first_PK[0, 2]  # a literal 1 would have a type of its own, for which kernels are compiled once more
     outcome = COMPLETE
     for node in range(1, end + 1):
@@ -197,10 +198,11 @@ def search_labels(
                     if low == high or price_MFE[move, is_first, ends] + least_PS[node, after] == np.inf:
                         continue
                     least = price_MFE[move, is_first, ends] + least_PS[node, after] - least_PS[start, before]
-                    if labels.float_LF[low, TOTAL] + least > cutoff:
+                    if float_LF[low, TOTAL] + least > cutoff:
                         continue
-                    while count + high - low > labels.int_LI.shape[0]:
+                    while count + high - low > len(float_LF):
                         labels = with_doubled_capacity(labels)
+                        float_LF = labels.float_LF
                     step = Step(
                         move, is_first, ends, least, least_PS[node, after], least_s_PS[node, after], longest_P[node]
                     )
