@@ -18,28 +18,7 @@ from tests.optimizer.answers import planned
 from tests.optimizer.plain_problem import DOCUMENT, random_chain
 from tests.profiles.test_records import remaining
 
-TWO = """\
-models:
-- name: small
-  blocks: 2
-  ramps: [0]
-  latency: {V100: {batch: [1, 4], block_s: [[0.001, 0.002], [0.001, 0.002]], ramp_s: [[0.0001, 0.0002]]}}
-  bytes_per_sample: 1000
-  crossing_bytes: 8
-- name: large
-  blocks: 3
-  latency: {V100: {batch: [1, 2, 4], block_s: [[0.01, 0.02, 0.03], [0.01, 0.02, 0.03], [0.01, 0.02, 0.03]], ramp_s: []}}
-  bytes_per_sample: [2000, 3000]
-  kept: 0.86
-crossing_s: 0.001
-survival: [1.0, 0.8, 0.5, 0.5, 0.5]
-survival_of:
-- {networks: [1], survival: [1.0, 1.0, 1.0, 1.0, 1.0]}
-devices: {V100: {count: 2}}
-link: {bandwidth_bytes_per_s: 1.0e9}
-slo: {latency_s: 1.0}
-objective: {maximize: rate}
-"""
+TWO = (Path(__file__).parent / "files/models.yaml").read_text(encoding="utf-8")
 
 
 def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_network(tmp_path: Path) -> None:

@@ -22,26 +22,7 @@ from optimizer.plans.plan_file import (
 from tests.offramp.cli.runs import written
 
 SHAPE = ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4))
-GOOD = """\
-schema_version: 1
-dispatch: deferred
-policy:
-  name: confidence
-  thresholds:
-    1: 0.9
-    3: 0.8
-stages:
-  - device: V100
-    replicas: 2
-    splits:
-      - {first: 0, end: 2, batch: 32, ramps: [1]}
-      - {first: 2, end: 4, batch: 16, ramps: [3]}
-  - device: cpu
-    splits:
-      - first: 4
-        end: 6
-        batch: 8
-"""
+GOOD = (Path(__file__).parent / "files/plan.yaml").read_text(encoding="utf-8")
 PLAN = Plan(
     stages=(
         Stage(
@@ -56,24 +37,7 @@ PLAN = Plan(
 )
 
 
-SIDE_BY_SIDE = """\
-schema_version: 2
-chains:
-  - share: 0.75
-    stages:
-      - device: V100
-        replicas: 2
-        splits:
-          - {first: 0, end: 6, batch: 8}
-  - share: 0.25
-    stages:
-      - device: K80
-        splits:
-          - {first: 0, end: 2, batch: 8}
-      - device: K80
-        splits:
-          - {first: 2, end: 6, batch: 4}
-"""
+SIDE_BY_SIDE = (Path(__file__).parent / "files/side_by_side.yaml").read_text(encoding="utf-8")
 """A plan of two chains, which is also the next one."""
 TWO_CHAINS = Plan(
     stages=(

@@ -41,25 +41,7 @@ from tests.offramp.service.service_folders import write_beside, write_chain, wri
 from tests.optimizer.answers import plan_json, planned
 from tests.optimizer.plain_problem import DOCUMENT, plain_problem
 
-GOOD = """\
-blocks: 3
-ramps: [0, 1]
-survival: [1.0, 0.5, 0.25]
-latency:
-  V100:
-    batch: [1, 2]
-    block_s:
-      - [0.001, 0.0015]
-      - [0.001, 0.0015]
-      - [0.001, 0.0015]
-    ramp_s: [[1.0e-4, 1.0e-4], [1e-4, 1e-4]]
-devices:
-  V100: {count: 4, usd_per_hour: 2.93}
-link: {bandwidth_bytes_per_s: 1.25e9, delay_s: 1.0e-4}
-bytes_per_sample: [10, 20, 30]
-slo: {latency_s: 0.1, slack: 0.25}
-objective: {maximize: rate}
-"""
+GOOD = (Path(__file__).parent / "files/problem.yaml").read_text(encoding="utf-8")
 TABLE = LatencyTable(batches=(1, 2), block_s_NB=np.array([[0.001, 0.0015]] * 3), ramp_s_EB=np.array([[1e-4, 1e-4]] * 2))
 
 
@@ -130,18 +112,7 @@ def test_latency_is_taken_from_a_profile_beside_the_problem_or_from_published_fi
     assert table.block_s_NB.tolist() == published_profile("bert-base", "V100").at(128).block_s_NB.tolist()
 
 
-PUBLISHED = """\
-blocks: 12
-ramps: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-survival: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-latency:
-  V100: {published: bert-base, length: 128}
-devices: {V100: {count: 1}}
-link: {bandwidth_bytes_per_s: 1}
-bytes_per_sample: 0
-slo: {latency_s: 1}
-objective: {maximize: rate}
-"""
+PUBLISHED = (Path(__file__).parent / "files/published.yaml").read_text(encoding="utf-8")
 
 
 def problem_records(*, ramps: tuple[int, ...] = (0, 1)) -> ExitRecords:
@@ -185,22 +156,7 @@ def test_a_bound_is_given_where_numbers_are_too_far_apart_for_the_linear_program
     assert planes_of(problem, tables).least_time(50.0).value >= planes_of(patient, tables).least_time(50.0).value
 
 
-PROBLEM = """\
-blocks: 5
-ramps: [0, 1, 2, 3]
-networks: [2, 5]
-survival: {folder: cascade}
-latency:
-  cpu:
-    batch: [1, 2]
-    block_s: [[0.01, 0.02], [0.01, 0.02], [0.1, 0.2], [0.1, 0.2], [0.1, 0.2]]
-    ramp_s: [[0.001, 0.002], [0.002, 0.003], [0.003, 0.004], [0.004, 0.005]]
-devices: {cpu: {count: 2}}
-link: {bandwidth_bytes_per_s: 1.0e9}
-bytes_per_sample: 8
-slo: {latency_s: 2.0}
-objective: {maximize: rate}
-"""
+PROBLEM = (Path(__file__).parent / "files/folder.yaml").read_text(encoding="utf-8")
 
 
 @pytest.fixture

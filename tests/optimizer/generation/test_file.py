@@ -10,32 +10,7 @@ from optimizer.problems.problem_file import parse_problem, problem_document, rea
 from tests.offramp.cli.runs import written
 from tests.optimizer.generation.sequences import asking, two_blocks
 
-FILE = """\
-blocks: 2
-ramps: [0]
-survival: [1.0, 0.5]
-latency:
-  gpu: {batch: [1, 8], context: 64, context_s: 1.0e-6, block_s: [[0.01, 0.01], [0.01, 0.01]], ramp_s: [[0.001, 0.001]]}
-devices: {gpu: {count: 2}}
-link: {bandwidth_bytes_per_s: 1.0e9}
-bytes_per_sample: 0
-objective: {maximize: rate}
-generation:
-  prompt_tokens: 120
-  output_tokens: [4, 8, 12]
-  tpot_s: 0.1
-  ttft_s: 1.0
-  slack: 0.1
-  fill: copy
-  copy_share: 0.06
-  regroup_s: 0.0005
-  late_head: true
-  most_running: 32
-  chunk: 64
-  prefill:
-    gpu: {batch: [1], length: 128, block_s: [[0.02], [0.02]], ramp_s: [[0.001]]}
-  kv: {bytes_per_token: 1000, weights_bytes: 1.0e6, memory_bytes: {gpu: 2.0e7}, page_tokens: 8, reserved_tokens: 200}
-"""
+FILE = (Path(__file__).parents[1] / "files/generation.yaml").read_text(encoding="utf-8")
 
 
 def test_the_section_says_what_sequences_ask_and_is_written_and_read_again(tmp_path: Path) -> None:
