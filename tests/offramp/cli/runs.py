@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ import pytest
 from offramp.cli.app import main
 from tests.exit_records import exit_records
 
+ROOT = Path(__file__).parents[3]
 Captured = pytest.CaptureFixture[str]
 COMPILING = "compiling the planner, once on this machine: up to a minute\n"
 """Printed on stderr before a machine's first plan."""
@@ -64,6 +67,16 @@ def run(*arguments: object) -> int:
         main([str(argument) for argument in arguments])
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+def run_alone(*arguments: object, without: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process of its own, which fails if it loads one of these modules."""
+    code = (
+        "import sys; from offramp.cli.app import main\n"
+        f"try: main({list(map(str, arguments))})\n"
+        f"finally:\n    loaded = {set(without.split())} & set(sys.modules)\n    assert not loaded, loaded"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
 
 
 def printed(captured: Captured, *arguments: object) -> Any:

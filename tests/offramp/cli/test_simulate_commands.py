@@ -16,8 +16,6 @@ from simulator.outcome import DROPS, Outcome, SlotUse
 from tests.offramp.cli import runs
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, printed, records, run, written
 
-ROOT = Path(__file__).parents[3]
-
 
 def test_requests_take_the_profiles_times(problem: Path, capsys: Captured, tmp_path: Path) -> None:
     found = played(capsys, problem, "--strategy", "stock")
@@ -228,18 +226,9 @@ def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, pla
     command = ["simulate", str(problem), "--arrivals", "poisson:500", "--plan", str(plan), "--duration", "2", "--json"]
     assert run(*command) == 0
     here = capsys.readouterr().out
-    code = (
-        "import sys\n"
-        "from offramp.cli.app import main\n"
-        f"try:\n    main({command!r})\n"
-        "except SystemExit as ended:\n    assert ended.code == 0\n"
-        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'matplotlib', "
-        "'httpx', 'aiohttp', 'httptools', 'experiments'}\n"
-        "loaded = heavy & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-    )
-    there = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert there.stdout == here
+    heavy = "torch ray transformers statsmodels matplotlib httpx aiohttp httptools experiments"
+    there = runs.run_alone(*command, without=heavy)
+    assert (there.returncode, there.stdout) == (0, here)
     assert run(*command, "--seed", 1) == 0
     assert capsys.readouterr().out != here
 
@@ -290,7 +279,7 @@ def test_a_terminal_shows_a_bar_and_ctrl_c_prints_the_result_so_far(problem: Pat
         stderr=its_end,
         text=True,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
-        cwd=ROOT,
+        cwd=runs.ROOT,
     )
     os.close(its_end)
     seen = b""

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from itertools import chain
@@ -26,6 +25,7 @@ from earlyexit.network.store import WEIGHTS_FILE
 from offramp.commands import doctor
 from offramp.commands.doctor import Finding, check_target, examine
 from optimizer.calibration.calibration_file import CALIBRATION_FILE
+from tests.offramp.cli.runs import run_alone
 from tests.offramp.service.service_folders import with_card, write_model
 
 
@@ -120,13 +120,7 @@ def test_a_service_file_is_checked_with_the_files_that_it_names(folder: Path) ->
 
 
 def test_the_exit_status_is_1_if_a_check_failed_and_neither_torch_nor_ray_is_imported(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.argv = ['offramp', 'doctor', 'gone', '--json', '--port', '8251']\n"
-        "from offramp.cli.app import main\n"
-        "try:\n    main()\n"
-        "finally:\n    assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_alone("doctor", "gone", "--json", "--port", 8251, without="torch ray transformers")
     assert (done.returncode, done.stderr) == (1, "")
     [given] = [each for each in json.loads(done.stdout) if each["check"] == "given"]
     assert (given["verdict"], given["found"]) == ("failed", "gone: no such file or folder")
