@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import CARD_FILE, ModelCard
+
+GONE = object()
+"""Stands for a key that a card does not have."""
 
 
 def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelCard:
@@ -43,3 +47,10 @@ def write_card(folder: Path, **facts: Any) -> Path:
     folder.mkdir()
     (folder / CARD_FILE).write_text(a_card(**facts).model_dump_json(), encoding="utf-8")
     return folder
+
+
+def change_card(folder: Path, **changes: Any) -> None:
+    """Changes a model's card. A key with the value `GONE` is removed."""
+    path = folder / CARD_FILE
+    card = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps({name: value for name, value in card.items() if value is not GONE}), encoding="utf-8")

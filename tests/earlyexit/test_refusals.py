@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import yaml
-from PIL import ExifTags, Image
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from earlyexit.codecs import find_codec
@@ -59,7 +59,7 @@ from earlyexit.words import Words, alpha_for, check_prune, kept_texts
 from tests.chained_texts import chain_spec, chained
 from tests.earlyexit.codecs.pictures import file_of, noise, png_chunks
 from tests.earlyexit.codecs.prompts import TEMPLATE, prompt_codec, prompt_folder
-from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, write_scenes
+from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, write_scenes, write_turned
 from tests.earlyexit.families.refusals import REFUSED as CHECKPOINTS
 from tests.earlyexit.families.vision import small_layout
 from tests.earlyexit.foreign.refusals import HAS_ONNX
@@ -371,12 +371,6 @@ def classes(change: Callable[[Path], object], codec: ImageCodec = FULL) -> Calla
     return read
 
 
-def write_turned(path: Path) -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    Image.fromarray(np.zeros((24, 32, 3), np.uint8)).save(path, exif=exif)
-
-
 def npz(**arrays: Any) -> bytes:
     file = BytesIO()
     np.savez(file, allow_pickle=True, **arrays)
@@ -437,7 +431,7 @@ FILES: dict[str, FileCase] = {
     "maps: colours": (classes(lambda at: write_image(at / "label/im2.png", np.dstack([SKY] * 3))), "m", None),
     "maps: none": (classes(lambda at: (at / "label/im3.png").unlink()), "m", None),
     "maps: two": (classes(lambda at: write_image(at / "label/im1.jpg", SKY)), "m", None),
-    "maps: turned": (classes(lambda at: write_turned(at / "image/im2.png")), "m", None),
+    "maps: turned": (classes(lambda at: write_turned(at / "image/im2.png", np.dstack([SKY] * 3))), "m", None),
     "maps: another size than a cut image": (
         classes(lambda at: write_image(at / "label/im2.png", MASK), ImageCodec(16, 24, shortest_edge=30)),
         "m",

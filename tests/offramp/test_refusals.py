@@ -13,8 +13,9 @@ import yaml
 
 from optimizer.calibration.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
+from tests.model_cards import change_card
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, records, refused, written
-from tests.offramp.service.service_folders import CHAIN_TABLE, TABLE, Files, with_card, write_records, write_shares
+from tests.offramp.service.service_folders import CHAIN_TABLE, TABLE, Files, write_records, write_shares
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 MODEL = {"folder": "model", "latency": {"cpu": TABLE}}
@@ -65,7 +66,7 @@ def prepare(files: Files, case: Mapping[str, Any]) -> None:
     if "remove" in case:
         (files.model / case["remove"]).unlink()
     if "card" in case:
-        with_card(files.model, **case["card"])
+        change_card(files.model, **case["card"])
     if "shares" in case:
         write_shares(files.model, **case["shares"])
     if "records" in case:

@@ -30,6 +30,7 @@ from earlyexit.network.checkpoint import end_ids
 from offramp.commands.folders import resolve_backbone
 from tests.chained_texts import chain_spec, chained
 from tests.earlyexit.codecs.prompts import BEGIN, END, START, TEMPLATE, marked_tokenizer, prompt_codec, prompt_folder
+from tests.model_cards import change_card
 
 VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
 
@@ -295,8 +296,7 @@ def test_codecs_that_read_other_files_are_not_equal(tmp_path: Path) -> None:
     chained(tmp_path, firsts=(4, 4), halves=False)
     spec = {"name": f"{__name__}:Lexical", "max_length": 8}
     for folder in (tmp_path / "m0", tmp_path / "m1"):
-        card = folder / "model.json"
-        card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"codec": spec}), encoding="utf-8")
+        change_card(folder, codec=spec)
         (folder / "lexicon").write_text(folder.name, encoding="utf-8")
     codec = find_codec(chain_spec((8, 8)) | {"members": [spec, spec]}, tmp_path)
     assert isinstance(codec, ChainCodec)

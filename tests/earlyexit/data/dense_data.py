@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 JOINTS = ("left knee", "right knee", "neck")
 CLASSES = ("sky", "road", "Unlabelled")
@@ -15,6 +15,14 @@ CLASSES = ("sky", "road", "Unlabelled")
 def write_image(path: Path, pixels: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
+
+
+def write_turned(path: Path, pixels: np.ndarray) -> None:
+    """As a camera does that is held sideways: to be seen turned right by 90 degrees."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, exif=exif)
 
 
 def write_poses(folder: Path, *, count: int = 6, width: int = 32, height: int = 32, part: str = "train") -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
+from PIL import Image
 from pydantic import Field
 
 from earlyexit.codecs import make_codec
@@ -25,7 +25,7 @@ from earlyexit.errors import DataError, InputError, PlanError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from tests.earlyexit.codecs.pictures import file_of
-from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
+from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes, write_turned
 
 TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
 CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}
@@ -399,14 +399,6 @@ def test_maps_are_cut_as_their_images_are(tmp_path: Path) -> None:
     seen = [np.asarray(each.tensors[0])[0, ..., 0] for each in rows.encode(CROPPED)]
     targets = rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
     assert targets.tolist() == np.stack(seen).tolist()
-
-
-def write_turned(path: Path, pixels: np.ndarray) -> None:
-    """As a camera does that is held sideways: to be seen turned right by 90 degrees."""
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, exif=exif)
 
 
 def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ from tests.data import data_folder
 from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model, resnet_state
 from tests.earlyexit.families.published import PublishedResNet, PublishedVgg, as_if_trained
 from tests.earlyexit.network.models import SMALL, ramped
-from tests.earlyexit.network.refusals import change_card
 from tests.earlyexit.network.tokens import of_tokens, random_inputs, wire_of
+from tests.model_cards import change_card
 
 NAMES = ("bad", "fair", "good")
 each_family = pytest.mark.parametrize("family", FAMILIES)

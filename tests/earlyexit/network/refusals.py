@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,11 @@ from earlyexit.network.store import check_prunable, load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import small
-from tests.model_cards import chain_of
+from tests.model_cards import GONE, chain_of, change_card
 
 Read = Callable[[Path], object]
-GONE = object()
-"""Stands for a key that a card does not have."""
 AB = {"name": "label", "label_names": ["a", "b"]}
 IMAGE = {"name": "image", "height": 8, "width": 8}
-
-
-def change_card(folder: Path, **changes: Any) -> None:
-    """Changes a model's card. A key with the value `GONE` is removed."""
-    path = folder / "model.json"
-    card = json.loads(path.read_text(encoding="utf-8"))
-    changed = {name: value for name, value in {**card, **changes}.items() if value is not GONE}
-    path.write_text(json.dumps(changed), encoding="utf-8")
 
 
 def card(**changes: Any) -> Read:

@@ -15,8 +15,7 @@ from earlyexit.network.checkpoint import SkipMetaInit
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import check_prunable, load_model, read_card, save_model
 from tests.earlyexit.network.models import SMALL
-from tests.earlyexit.network.refusals import GONE, change_card
-from tests.model_cards import chain_of
+from tests.model_cards import GONE, chain_of, change_card
 
 
 @pytest.fixture

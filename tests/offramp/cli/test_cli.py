@@ -26,8 +26,8 @@ from offramp.commands.options import StrategyName
 from offramp.commands.predict import _summary_line
 from optimizer.plans.plan import stock_plan
 from optimizer.search.decision import Strategy
+from tests.model_cards import change_card
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
-from tests.offramp.service.service_folders import with_card
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_taken_port_is_refused_before_a_model_is_measured(model: Path, answeri
 @pytest.mark.parametrize("missing", ["tokenizer.json", "gone"])
 def test_what_a_model_lacks_is_reported_before_ray_starts(missing: str, model: Path, capsys: Captured) -> None:
     (model / missing).unlink(missing_ok=True)
-    with_card(model, **({"family": "gone:build"} if missing == "gone" else {}))
+    change_card(model, **({"family": "gone:build"} if missing == "gone" else {}))
     assert missing in refused(capsys, "serve", model, "--plan", "stock", "--port", 8999)
 
 

@@ -25,8 +25,9 @@ from earlyexit.network.store import WEIGHTS_FILE
 from offramp.commands import doctor
 from offramp.commands.doctor import Finding, check_target, examine
 from optimizer.calibration.calibration_file import CALIBRATION_FILE
+from tests.model_cards import change_card
 from tests.offramp.cli.runs import run_alone
-from tests.offramp.service.service_folders import with_card, write_model
+from tests.offramp.service.service_folders import write_model
 
 
 @pytest.fixture
@@ -88,12 +89,12 @@ def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path
 
 def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: Path, tmp_path: Path) -> None:
     assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
-    with_card(folder, ramps=[0])
+    change_card(folder, ramps=[0])
     assert "is of another model: its ramps are not [0]" in said_of(folder)
-    with_card(folder, ramps=[0, 1])
+    change_card(folder, ramps=[0, 1])
     (folder / WEIGHTS_FILE).write_bytes(b"no")
     assert "model.safetensors cannot be read" in said_of(folder)
-    with_card(folder, num_blocks=0)
+    change_card(folder, num_blocks=0)
     assert "num_blocks" in said_of(folder)
 
 

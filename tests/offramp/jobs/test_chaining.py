@@ -65,6 +65,7 @@ from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import ABC, small
 from tests.exit_records import calibration_card
 from tests.latency_profile import latency_profile
+from tests.model_cards import change_card
 from tests.offramp.cli.runs import Captured, run
 
 CALIBRATION = calibration_card({0: 0.5})
@@ -81,11 +82,6 @@ def put(folder: Path, name: str, *, task: Task = ABC, blocks: int = 2, seed: int
 @pytest.fixture
 def pair(tmp_path: Path) -> list[Path]:
     return [put(tmp_path / "little", "small"), put(tmp_path / "big", "large", blocks=3, seed=2)]
-
-
-def changed(folder: Path, **changes: Any) -> None:
-    path = folder / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
 def test_a_chain_is_a_model_folder_and_a_refused_chain_leaves_no_folder(pair: list[Path], tmp_path: Path) -> None:
@@ -240,7 +236,7 @@ def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path,
     (models / "small" / CALIBRATION_FILE).unlink()
     with pytest.raises(ModelFolderError, match="small is not calibrated; run: offramp calibrate"):
         calibrate(models / "chain", rows, EASY)
-    changed(models / "chain", ramps=[0, 1, 2, 3, 4])
+    change_card(models / "chain", ramps=[0, 1, 2, 3, 4])
     held = r"small held 'small' of 3 blocks with ramps \[0, 1\], and now holds 'small' of 3 blocks with ramps \[0\]"
     with pytest.raises(ModelFolderError, match=held):
         calibrate(models / "chain", rows, EASY)

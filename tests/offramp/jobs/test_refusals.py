@@ -38,10 +38,11 @@ from tests.earlyexit.families.decoders import decoder, hf_decoder
 from tests.earlyexit.families.encoder_decoders import hf_seq2seq
 from tests.earlyexit.network.models import small
 from tests.exit_records import calibration_card, exit_records
+from tests.model_cards import change_card
 from tests.offramp.jobs import test_injecting as injecting
 from tests.offramp.jobs import test_kinds as kinds
 from tests.offramp.jobs.test_calibration import PROMPTS
-from tests.offramp.jobs.test_chaining import changed, put
+from tests.offramp.jobs.test_chaining import put
 from tests.offramp.jobs.test_packaged import SHA256, pieces
 from tests.offramp.jobs.test_planning import planned_answer
 from tests.offramp.jobs.test_training import IMAGE, TOKENS, pairs_of
@@ -193,17 +194,17 @@ FOLDERS: dict[str, Reader] = {
     "chain: other labels": chained(task=LabelTask(("a", "b", "d", "e"))),
     "chain: another task": chained(task=RegressionTask(offset=0.0, scale=1.0)),
     "chain: one model twice": chained(of=lambda models: [models[0], models[0]]),
-    "chain: one name twice": chained(lambda models: changed(models[0], name="large")),
+    "chain: one name twice": chained(lambda models: change_card(models[0], name="large")),
     "chain: no calibration": chained(lambda models: (models[0] / CALIBRATION_FILE).unlink()),
     "chain: no tokenizer": chained(lambda models: (models[0] / "tokenizer.json").unlink()),
     "chain: no weights": chained(lambda models: (models[0] / "model.safetensors").unlink()),
     "chain: no card": chained(lambda models: (models[0] / "model.json").unlink()),
-    "chain: other inputs": chained(lambda models: changed(models[0], codec={"name": "text_pair", "max_length": 8})),
+    "chain: other inputs": chained(lambda models: change_card(models[0], codec={"name": "text_pair", "max_length": 8})),
     "chain: one model": chained(of=lambda models: models[:1]),
     "chain: in a model's folder": lambda folder: chain_models(models := models_in(folder), models[1]),
     "chain: in another model's folder": lambda folder: chain_models(models_in(folder), put(folder / "other", "other")),
     "chain: of a chain": after(
-        lambda models, out: changed(out, name="both"),
+        lambda models, out: change_card(out, name="both"),
         lambda out: chain_models([put(out.parent / "other", "other"), out], out.parent / "more"),
     ),
     "chain: a model moved": after(
@@ -213,7 +214,7 @@ FOLDERS: dict[str, Reader] = {
     "chain: models of other labels": after(turned, load_network),
     "chain: no single model": after(lambda models, out: None, load_model),
     **{
-        name: after(partial(lambda backbone, models, out: changed(out, backbone=backbone), backbone), read_card)
+        name: after(partial(lambda backbone, models, out: change_card(out, backbone=backbone), backbone), read_card)
         for name, backbone in GOLDEN["chain cards"].items()
     },
     "inject: few rows": injected({}, injecting.rows_of(20)),

@@ -117,12 +117,6 @@ def write_shares(folder: Path, *, calibrated: float, recorded: float) -> None:
     replace(records, score="share", confidences=confidences).save(folder / RECORDS_FILE)
 
 
-def with_card(folder: Path, **fields: object) -> None:
-    """Changes fields of a model's card."""
-    path = folder / CARD_FILE
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
-
-
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
 CHAIN_TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
 """Latencies of a chain of a small network with two blocks and the model."""

@@ -23,6 +23,7 @@ from optimizer.problems.problem import MinimizeLatency
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
+from tests.model_cards import change_card
 from tests.offramp.service.service_folders import (
     CHAIN_TABLE,
     TABLE,
@@ -254,8 +255,7 @@ def test_a_replica_has_room_for_all_models_of_a_chain_in_one_float_type(chained:
     assert chained.read(model=fits, cluster=cluster(needed)).settings.app == "demo"
     said = chained.refused(model=fits, cluster=cluster(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB (the parameters of s and m in float32), cpu has ")
-    card = chained.folder / "small" / "model.json"
-    card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
+    change_card(chained.folder / "small", family="onnx")
     with pytest.raises(InputError, match="s: onnx models run in float32, not bfloat16"):
         chained.read(model=model(dtype="bfloat16"))
 
