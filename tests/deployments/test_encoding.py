@@ -147,14 +147,9 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_arrives_as_sent(call: StageCall) -> None:
-    assert plain(decode_from_ingress(encode(call))) == plain(call)
-
-
-@pytest.mark.parametrize("assignment", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
-def test_an_assignment_arrives_as_sent(assignment: Assignment) -> None:
-    assert plain(decode_from_ingress(encode(assignment))) == plain(assignment)
+@pytest.mark.parametrize("message", [*CALLS.values(), *ASSIGNMENTS.values()], ids=[*CALLS, *ASSIGNMENTS])
+def test_a_call_and_an_assignment_arrive_as_sent(message: StageCall | Assignment) -> None:
+    assert plain(decode_from_ingress(encode(message))) == plain(message)
 
 
 @pytest.mark.parametrize("chunk", PARTS.values(), ids=PARTS)

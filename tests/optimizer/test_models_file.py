@@ -14,6 +14,7 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from profiles.networks import ALONE_FILE
 from tests.exit_records import exit_records, share_card
+from tests.offramp.cli.runs import written
 from tests.optimizer.answers import planned
 from tests.optimizer.plain_problem import DOCUMENT, random_chain
 from tests.profiles.test_records import remaining
@@ -22,8 +23,7 @@ TWO = (Path(__file__).parent / "files/models.yaml").read_text(encoding="utf-8")
 
 
 def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_network(tmp_path: Path) -> None:
-    path = tmp_path / "problem.yaml"
-    path.write_text(TWO)
+    path = written(tmp_path / "problem.yaml", TWO)
     problem = read_problem(path).problem
     assert (problem.num_blocks, problem.ramps, problem.networks) == (5, (0, 1), (2, 5))
     assert problem.bytes_per_sample_N == (1000.0, 8.0, 2000.0, 3000.0, 0.0)
@@ -67,8 +67,7 @@ def recorded(path: Path, records: str) -> Path:
     del document["survival_of"]
     del document["models"][1]["kept"]
     document["survival"] = {"records": records, "thresholds": 0.5}
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
+    return written(path, yaml.safe_dump(document, sort_keys=False))
 
 
 def test_plans_of_ensembles_and_pruned_texts_use_the_records_beside_their_own(tmp_path: Path) -> None:

@@ -69,8 +69,7 @@ def test_a_problem_is_read_from_yaml_and_from_json(tmp_path: Path) -> None:
     problem = read(tmp_path, changed("[1.0, 0.5, 0.25]", "[1.0, 1.0, 0.0]").replace("count: 4", "count: 0"))
     assert problem.devices["V100"] == Supply(count=0, usd_per_hour=2.93)
     assert problem.survival_N == (1.0, 1.0, 0.0)
-    path = tmp_path / "problem.json"
-    path.write_text(json.dumps(problem_document(read(tmp_path, GOOD))), encoding="utf-8")
+    path = written(tmp_path / "problem.json", json.dumps(problem_document(read(tmp_path, GOOD))))
     assert problem_document(read_problem(path).problem) == problem_document(read(tmp_path, GOOD))
 
 
@@ -163,9 +162,7 @@ PROBLEM = (Path(__file__).parent / "files/folder.yaml").read_text(encoding="utf-
 def problem(tmp_path: Path) -> Path:
     small, large = (write_model(tmp_path / name, num_blocks=blocks, name=name) for name, blocks in (("s", 2), ("l", 3)))
     write_beside(write_chain(tmp_path / "cascade", small, large), "", dict.fromkeys(range(4), 0.05))
-    path = tmp_path / "problem.yaml"
-    path.write_text(PROBLEM, encoding="utf-8")
-    return path
+    return written(tmp_path / "problem.yaml", PROBLEM)
 
 
 def test_each_calibration_leaves_its_own_ramps_and_their_seconds(problem: Path) -> None:

@@ -27,7 +27,7 @@ from offramp.commands.predict import _summary_line
 from optimizer.plans.plan import stock_plan
 from optimizer.search.decision import Strategy
 from tests.model_cards import change_card
-from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
+from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of, written
 
 
 @pytest.fixture
@@ -142,8 +142,7 @@ def test_what_a_model_lacks_is_reported_before_ray_starts(missing: str, model: P
 def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("offramp.commands.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
-    keys = model / "keys"
-    keys.write_text("alice:0123456789abcdef\n", encoding="utf-8")
+    keys = written(model / "keys", "alice:0123456789abcdef\n")
     keys.chmod(0o600)
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
@@ -192,8 +191,7 @@ def test_a_load_reports_why_inputs_failed(answering_url: str, data: Path, capsys
 def test_a_load_shows_progress_and_can_be_defined_by_an_arrival_process(
     answering_url: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    path = tmp_path / "one.csv"
-    path.write_text("text,label\na,bill\nb,bill\n", encoding="utf-8")
+    path = written(tmp_path / "one.csv", "text,label\na,bill\nb,bill\n")
     assert run("bench", "--data", path, "--url", answering_url, "--requests", 4, "--concurrency", 1, "--json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["accuracy"] == 1.0

@@ -156,8 +156,7 @@ def test_answers_without_names_are_reported(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])
 def test_without_a_named_label_column_labels_are_optional(tmp_path: Path, head: str, labels: tuple[str, ...]) -> None:
-    path = tmp_path / "d.csv"
-    path.write_text(f"{head}\na,x\nb,y\n")
+    path = written(tmp_path / "d.csv", f"{head}\na,x\nb,y\n")
     job = InjectOptions.model_validate({"backbone": TORCH, "data": path, "out": tmp_path / "out"})
     assert read_rows(job).labels == labels
 
@@ -166,7 +165,6 @@ def test_without_a_named_label_column_labels_are_optional(tmp_path: Path, head: 
 def test_names_of_answers_that_are_no_folders_are_refused_where_images_are_kept(
     data: Path, tmp_path: Path, capsys: Captured, name: str
 ) -> None:
-    names = tmp_path / "names.txt"
-    names.write_text(f"{name}\na\nb\n")
+    names = written(tmp_path / "names.txt", f"{name}\na\nb\n")
     options = ["--data", str(data), "--out", str(tmp_path / "out"), "--labels", str(names), "--hold-out", "0.5"]
     assert f"the label {name!r} cannot be the name of a folder" in refused(capsys, "inject", TORCH, *options)

@@ -19,7 +19,7 @@ from offramp.spec.documents import ServeJob
 from offramp.spec.file import at_folder, read_service
 from optimizer.plans.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
-from tests.offramp.cli.runs import Answering, Captured, cells, printed, refused, run, serving, url_of
+from tests.offramp.cli.runs import Answering, Captured, cells, printed, refused, run, serving, url_of, written
 from tests.offramp.service.service_folders import write_model
 
 SERVICE = """
@@ -40,9 +40,7 @@ PLAN = {"plan": {"chains": [{"share": 1.0, "stages": [{"device": "emulated:V100"
 @pytest.fixture
 def service(tmp_path: Path) -> Path:
     write_model(tmp_path / "model")
-    path = tmp_path / "service.yaml"
-    path.write_text(SERVICE, encoding="utf-8")
-    return path
+    return written(tmp_path / "service.yaml", SERVICE)
 
 
 class FakeRay(ThreadingHTTPServer):

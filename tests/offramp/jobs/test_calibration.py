@@ -52,7 +52,7 @@ from tests.earlyexit.families.decoders import hf_decoder
 from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq
 from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps
 from tests.exit_records import calibration_card, exit_records
-from tests.offramp.cli.runs import Captured, cells, run
+from tests.offramp.cli.runs import Captured, cells, run, written
 from tests.offramp.jobs.test_injecting import job_of, rows_of
 
 EASY = CalibrateJob(budget=0.5, confidence=0.9)
@@ -156,8 +156,7 @@ def test_the_default_task_of_a_generating_checkpoint_is_token(untrained: Path, t
     assert default_task(str(untrained)) == "token"
     assert default_task("somewhere/model.gguf") == "token"
     assert default_task("somewhere/on-a-hub") == "label"
-    config = tmp_path / "config.json"
-    config.write_text('{"model_type": "bert"}', encoding="utf-8")
+    written(tmp_path / "config.json", '{"model_type": "bert"}')
     assert default_task(str(tmp_path)) == "label"
 
 
@@ -348,8 +347,7 @@ def test_a_frozen_model_no_better_than_a_constant_answer_is_warned_of(
     checkpoint: Path, tmp_path: Path, capsys: Captured, options: tuple[object, ...]
 ) -> None:
     """Labels do not depend on the texts; two thirds are `x`."""
-    dull = tmp_path / "dull.csv"
-    dull.write_text("text,label\n" + "pay my bill,x\npay my bill,y\npay my bill,x\n" * 60, encoding="utf-8")
+    dull = written(tmp_path / "dull.csv", "text,label\n" + "pay my bill,x\npay my bill,y\npay my bill,x\n" * 60)
     arguments = ("train", "--data", dull, "--backbone", checkpoint, "--out", tmp_path / "m", "--epochs", 3)
     assert run(*arguments, *options) == 0
     [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
