@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.api.operations import (
     EVENTS,
     JSON,
+    MAX_DIGITS,
     OPENAI_CODES,
     BodyT,
     OpenAiError,
@@ -36,8 +37,6 @@ from earlyexit.errors import (
     UnauthorizedError,
 )
 
-MAX_DIGITS = 12
-"""Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
 RETRY_AFTER_S = 1.0
 COMPRESSIONS = (b"gzip", b"x-gzip", b"deflate")
 ANY_WINDOW = 47

@@ -22,6 +22,8 @@ from earlyexit.tasks.base import Task
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NULL_IS_EMPTY = BeforeValidator(lambda given: {} if given is None else given)
 Parameters = Annotated[dict[str, Any], NULL_IS_EMPTY]
+MAX_DIGITS = 12
+"""Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
 MAX_DIMENSIONS = 16
 
 

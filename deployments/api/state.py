@@ -16,8 +16,8 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from deployments.api.exchange import EVENT_HEADERS, MAX_DIGITS, EventStream, HttpRequest
-from deployments.api.operations import LIMIT
+from deployments.api.exchange import EVENT_HEADERS, EventStream, HttpRequest
+from deployments.api.operations import LIMIT, MAX_DIGITS
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import SHARES_S, ServiceFacts, Snapshot, page_state, within
 from deployments.ops.prometheus import CONTENT_TYPE, metrics_text

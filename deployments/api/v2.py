@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-from deployments.api.exchange import MAX_DIGITS
-from deployments.api.operations import EXIT, InferRequest, Signature, V2Body, V2Input, parse_body
+from deployments.api.operations import EXIT, MAX_DIGITS, InferRequest, Signature, V2Body, V2Input, parse_body
 from earlyexit.codecs.base import Columns
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import DATATYPES, Answer, Column, parse_numbers

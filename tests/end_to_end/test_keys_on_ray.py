@@ -83,7 +83,7 @@ MARKED: list[tuple[str, str, dict[str, Any], int]] = [
     ("POST", "/predict", {"json": {"inputs": TEXT, "ids": [TEXT, TEXT]}}, 400),
     ("POST", "/predict", {"json": {"inputs": TEXT, TEXT: 1}}, 400),
     ("POST", "/predict", {"content": b'{"inputs": "' + TEXT.encode()}, 400),
-    ("POST", "/predict", {"content": TEXT, "headers": {"Content-Encoding": TEXT}}, 400),
+    ("POST", "/predict", {"content": TEXT, "headers": {"Content-Encoding": TEXT}}, 415),
     ("POST", "/predict", {"json": {"inputs": TEXT * 1200}}, 413),
     ("POST", "/predict", {"json": {"inputs": f"{TEXT} " * 13}}, 422),
     ("POST", "/predict", {"json": {"inputs": TEXT, "timeout_s": 1e-6}}, 504),

@@ -35,7 +35,7 @@ class IngressOptions:
     """The largest number of inputs without an outcome."""
     calls_per_replica: int = 2
     """The largest number of calls per replica of the first stage without any reply. The first call takes all waiting
-    inputs. Further calls queue at the replica, and are sent only with a full batch."""
+    inputs. Further calls queue at the replica, and are sent only with a full batch; with `filling`, none is sent."""
     max_attempts: int = 8
     """The number of attempts after which an input fails, or of losses in a row after which a sequence fails."""
     slo_s: float = math.inf

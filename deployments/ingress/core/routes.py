@@ -93,13 +93,14 @@ def min_to_send(
     batches that all its replicas run at once. A call that can start immediately takes all waiting inputs; a call that
     will queue behind another one must be full. `fills`: batches share processors, so every call after the first must be
     full, or have its share of the `limit` of unanswered inputs (or tokens), which has room for a running and a waiting
-    call per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low.
+    call per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low. No
+    call queues behind another one: the way to a replica is short there, and another one may be free earlier.
     """
     if pending_calls < (1 if fills else batches):
         return 1, math.inf
-    if pending_calls >= calls_per_batch * batches:
+    if pending_calls >= (1 if fills else calls_per_batch) * batches:
         return math.inf, math.inf
-    share = max(1, limit / (2 * batches)) if pending_calls < batches else math.inf
+    share = max(1, limit / (2 * batches)) if fills else math.inf
     if budget.tokens is None:
         return min(budget.inputs, share), math.inf
     return budget.inputs, min(budget.tokens, share)

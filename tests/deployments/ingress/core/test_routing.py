@@ -74,7 +74,7 @@ def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue
     full, full_of_tokens = (BATCH, math.inf), (BATCH, 512)
     assert least(Budget(inputs=BATCH)) == [any_one] * 3 + [full] * 3 + [none] * 2
     assert least(Budget(inputs=BATCH, tokens=512)) == [any_one] * 3 + [full_of_tokens] * 3 + [none] * 2
-    assert least(Budget(inputs=BATCH), fills=True) == [any_one] + [full] * 5 + [none] * 2
+    assert least(Budget(inputs=BATCH), fills=True) == [any_one] + [full] * 2 + [none] * 5
 
 
 def test_under_a_low_limit_of_unanswered_inputs_a_call_is_sent_with_its_share_of_the_limit() -> None:
@@ -82,7 +82,7 @@ def test_under_a_low_limit_of_unanswered_inputs_a_call_is_sent_with_its_share_of
         budget = Budget(inputs=BATCH, tokens=tokens)
         return min_to_send(budget, pending_calls=pending_calls, batches=2, calls_per_batch=2, fills=True, limit=limit)
 
-    assert [least(20.0, calls) for calls in range(4)] == [(1, math.inf), (5.0, math.inf), *[(BATCH, math.inf)] * 2]
+    assert [least(20.0, calls) for calls in range(4)] == [(1, math.inf), (5.0, math.inf), *[(math.inf, math.inf)] * 2]
     assert (least(1.0, 1), least(4.0 * BATCH, 1)) == ((1, math.inf), (BATCH, math.inf))
     assert (least(800.0, 1, 512), least(9999.0, 1, 512)) == ((BATCH, 200.0), (BATCH, 512))
 
