@@ -94,7 +94,7 @@ def min_to_send(
     will queue behind another one must be full. `fills`: batches share processors, so every call after the first must be
     full, or have its share of the `limit` of unanswered inputs (or tokens), which has room for a running and a waiting
     call per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low. No
-    call queues behind another one: the way to a replica is short there, and another one may be free earlier.
+    call queues at a busy replica, because another replica may be free earlier and the way to it is short.
     """
     if pending_calls < (1 if fills else batches):
         return 1, math.inf
