@@ -24,7 +24,8 @@ from earlyexit.network.chain import Chain
 
 DESCRIBED: dict[str, Any] = {
     **{"epoch": 0, "stragglers": [], "predicted": {}, "forecast": None},
-    **{"phases_s": {"solve": 1.0}, "accelerators": {"cpu": {"alive": 1}}, "plan_changes": {"period": 1}},
+    **{"phases_s": {"solve": 1.0}, "plan_changes": {"period": 1}},
+    "accelerators": {"cpu": {"alive": 1, "latency_ratio": 1.0}},
     "tuning": {"thresholds": {"0": 0.5}, "evidence": None},
     "observed": dict.fromkeys(("rate_per_s", "goodput_per_s", "agreement", "pruned_agreement")) | {"survival": [1.0]},
 }

@@ -332,10 +332,12 @@ class ControlLoop:
             await self._settle()
         if outcome.replan is not None:
             await self._replan(outcome.replan)
-            self._update_view(baseline={})  # replicas are compared by their work from now on
+            # Replicas are compared by their work from now on.
+            self._update_view(baseline={report.replica: report for report in self._view.replicas})
 
     async def _replan(self, reason: str) -> None:
         """Plans, and changes to the new plan if it is worth it."""
+        base = decide.corrected_problem(self._view)
         with self._timed("forecast"):
             forecast = await self._forecast()
         # Also if planning fails, so that the next attempt is in the next period, not at the next look.
@@ -343,21 +345,21 @@ class ControlLoop:
         self._update_view(forecast=forecast, planned_counts=self._view.counts)
         try:
             with self._timed("solve"):
-                problem, found = await self._propose(forecast)
+                problem, found = await self._propose(base, forecast)
         except PlanError as error:
             await self._carry_out(decide.without_plan(self.view, str(error), reason))
             return
         self._update_view(problem=problem)
         await self._carry_out(decide.evaluate_proposal(self.view, found, reason))
 
-    async def _propose(self, forecast: Forecast) -> tuple[PlanProblem, Decision]:
+    async def _propose(self, base: PlanProblem, forecast: Forecast) -> tuple[PlanProblem, Decision]:
         """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
         is_lost = not self._view.has_room(self.state.placed)  # then a plan that was rolled back is better than none
         while True:
             state, strategy = self.state, self.settings.strategy
             resting = Counter(rest.device for rest in state.resting)
             counts = {device: max(0, count - resting[device]) for device, count in self._view.counts.items()}
-            problems = decide.problems_to_solve(self.settings.problem, forecast, counts)
+            problems = decide.problems_to_solve(base, forecast, counts)
             problem, found = await decide.propose(
                 problems, self._solve, strategy, blamed=state.blamed, reach=forecast.reach
             )

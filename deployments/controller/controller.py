@@ -170,6 +170,8 @@ def export_metrics(metrics: LazyMetrics, described: Mapping[str, Any]) -> None:
         gauge("offramp_replan_seconds", "Time of the last planning, by phase", seconds, phase=phase)
     for device, accelerator in described["accelerators"].items():
         gauge("offramp_accelerators", "Accelerators alive", accelerator["alive"], device=device)
+        ratio = accelerator["latency_ratio"]
+        gauge("offramp_latency_ratio", "Seconds that plans expect of batches over the profile's", ratio, device=device)
     for ramp, threshold in tuning["thresholds"].items():
         gauge("offramp_threshold", "Score at which inputs leave, active or not", threshold, ramp=ramp)
     predicted = described["predicted"]

@@ -18,6 +18,7 @@ from deployments.controller.observe import LEAST_PROBES, Forecast, ObservedStrea
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, ran_since, total
+from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
@@ -25,11 +26,13 @@ from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import rescore
 from optimizer.live.plan_changes import Trial, judge, kept_share, weigh
 from optimizer.live.reaction import rate_deviation, survival_deviation
-from optimizer.live.stragglers import ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
+from optimizer.live.stragglers import LEAST_BATCHES, ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_replicas
-from optimizer.problems.problem import MaximizeRate, PlanProblem, Reach, nested_shares
+from optimizer.problems.networks import pruned_table
+from optimizer.problems.problem import LEAST_BLOCK_S, MOST_BLOCK_S, MaximizeRate, PlanProblem, Reach, nested_shares
 from optimizer.search.decision import Decision, Found, NoPlan, Planned, Strategy, if_feasible
+from profiles.table import LatencyTable
 
 SETTLE_LOOKS = 4
 """The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
@@ -45,6 +48,8 @@ RECENT_INPUTS = (100, 300, 1000)
 """Numbers of recent answers that are compared with the forecast. Few show a jump quickly; many show small changes."""
 RATE_LOOKS = 4
 """The number of recent ticks whose arrivals are compared with the forecast rate."""
+LEAST_TIMED = 100
+"""The number of batches that correct a latency. If their times vary by 30 %, the mean of so many varies by 3 %."""
 REFUSED = frozenset({"overloaded", "admission"})
 """Drop reasons of inputs that never entered the model."""
 
@@ -363,7 +368,7 @@ def slow_replicas(view: View) -> Outcome | None:
 
     At first the other replicas run the same splits. The new plan may then use free accelerators.
     """
-    share_N = nested_shares(view.problem.survival_N, view.state.placed.plan.ramps)
+    share_N = _shares(view)
     times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
     if view.state.hold or not slow:
@@ -481,18 +486,42 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
     return None
 
 
+Run = tuple[TimesRun, float]
+"""Batches of a replica, and the seconds that the profile predicts for them."""
+
+
+def _num_batches(runs: Sequence[Run]) -> int:
+    return sum(run.batches for run, _ in runs)
+
+
 def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> ReplicaTimes:
-    """Returns the measured times of a replica since the baseline, and the times that the profile predicts.
+    """Returns the measured times of a replica since the baseline, and the times that the profile predicts."""
+    runs = _runs(report, view, view.baseline, share_N)
+    return ReplicaTimes(
+        replica=report.replica,
+        slot=report.slot,
+        device=report.device,
+        batches=_num_batches(runs),
+        seconds=sum(run.seconds for run, _ in runs),
+        expected_s=sum(expected_s for _, expected_s in runs),
+    )
+
+
+def _runs(report: ReplicaReport, view: View, since: Mapping[str, ReplicaReport], share_N: Sequence[float]) -> list[Run]:
+    """Returns the batches of a replica since an earlier report, with the seconds that the profile predicts.
 
     If inputs have lengths, a batch counts as the number of inputs of the profile's length with equally many tokens.
     Ramps that the problem does not have are ignored. So are batches that shared the device with another batch, because
     their longer times are not the replica's fault.
     """
-    problem, expected_s = view.problem, 0.0
+    problem, runs = view.settings.problem, list[Run]()
     table = problem.latency[report.device]
     length = None if problem.lengths is None else table.length
-    runs = [each for each in ran_since(view.baseline.get(report.replica), report) if not each.shared]
-    for each in runs:
+    if length is None:  # otherwise tokens are counted after pruning
+        table = pruned_table(problem, table, view.state.placed.plan.used)
+    for each in ran_since(since.get(report.replica), report):
+        if each.shared:
+            continue
         split = Split(
             first=each.first,
             end=each.end,
@@ -501,15 +530,17 @@ def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> Repli
             after_answer=each.after_answer,
         )
         size = each.size if length is None else each.tokens / each.batches / length
-        expected_s += each.batches * split_seconds(table, problem.ramps, split, share_N, size)
-    return ReplicaTimes(
-        replica=report.replica,
-        slot=report.slot,
-        device=report.device,
-        batches=sum(each.batches for each in runs),
-        seconds=sum(each.seconds for each in runs),
-        expected_s=expected_s,
-    )
+        runs.append((each, each.batches * split_seconds(table, problem.ramps, split, share_N, size)))
+    return runs
+
+
+def _shares(view: View) -> Sequence[float]:
+    """Returns the share of inputs that reached each block since the last planning; the forecast without answers."""
+    problem, seen = view.problem, total(view.stream.counts(view.state.planned_s))
+    if seen is None or not seen.exits:
+        return nested_shares(problem.survival_N, view.state.placed.plan.ramps)
+    left_N = np.cumsum([seen.exits.get(block, 0) for block in range(problem.num_blocks)])
+    return [1.0, *(1 - left_N[:-1] / left_N[-1]).tolist()]
 
 
 CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
@@ -527,6 +558,37 @@ CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
 
 
 Solve = Callable[[PlanProblem, Strategy], Awaitable[Decision]]
+
+
+def corrected_problem(view: View) -> PlanProblem:
+    """Returns the problem of the settings, with its latency corrected by the batches since the last planning.
+
+    Seconds of a block are multiplied by measured over predicted seconds of the batches that ran it, or of all batches
+    on its accelerator type if fewer than `LEAST_TIMED` ran it. If fewer ran on the type, it keeps its last correction.
+    Stragglers, and replicas with few batches, do not count. Steps of sequences are not corrected, because their times
+    depend on the context.
+    """
+    problem, share_N, avoided = view.settings.problem, _shares(view), avoided_replicas(view.state.resting)
+    latency = dict(view.problem.latency)
+    since = {} if view.forecast is None else view.baseline  # a new process counts all batches of the replicas
+    for device, table in problem.latency.items() if problem.generation is None else ():
+        reports = [each for each in view.replicas if each.device == device and each.replica not in avoided]
+        of_replicas = [_runs(each, view, since, share_N) for each in reports]
+        runs = [run for runs in of_replicas if _num_batches(runs) >= LEAST_BATCHES for run in runs]
+        if _num_batches(runs) >= LEAST_TIMED:
+            latency[device] = _corrected(table, problem.ramps, runs)
+    return replace(problem, latency=latency)
+
+
+def _corrected(table: LatencyTable, ramps: Sequence[int], runs: Sequence[Run]) -> LatencyTable:
+    """Returns a table multiplied by measured over predicted seconds, block by block."""
+    sums_R3 = np.array([(run.batches, run.seconds, expected_s) for run, expected_s in runs])
+    ran_NR = np.array([[run.first <= n < run.end for run, _ in runs] for n in range(len(table.block_s_NB))])
+    sums_N3 = ran_NR @ sums_R3
+    _, seconds_N, expected_N = np.where(sums_N3[:, :1] < LEAST_TIMED, sums_R3.sum(0), sums_N3).T
+    ratio_N1 = (seconds_N / expected_N)[:, None]
+    block_s_NB = np.clip(table.block_s_NB * ratio_N1, LEAST_BLOCK_S, MOST_BLOCK_S)
+    return replace(table, block_s_NB=block_s_NB, ramp_s_EB=table.ramp_s_EB * ratio_N1[list(ramps)])
 
 
 def problems_to_solve(base: PlanProblem, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:

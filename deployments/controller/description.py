@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from deployments.controller.act import ControlLoop
@@ -22,7 +22,8 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> di
     view = loop.view
     state, now_s, forecast = view.state, view.now_s, view.forecast
     period_s, bytes_N = view.settings.period_s, view.settings.problem.bytes_per_sample_N
-    bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in state.placed.plan.stages[:-1]]
+    plan = state.placed.plan
+    bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in plan.stages[:-1]]
     return {
         "epoch": state.placed.epoch,
         **placed_document(state.placed),
@@ -32,7 +33,8 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> di
         "suspended": state.suspended,
         "hold": state.hold,
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
-        "predicted": dict(state.placed.plan.predicted),
+        # By the last planning, which may have kept an earlier plan.
+        "predicted": dict(view.completed(replace(plan, predicted={})).predicted or plan.predicted),
         "forecast": None if forecast is None else _forecast(forecast),
         "observed": _observed(view),
         "hops": {"dtype": settings.hop_dtype, "bytes_per_input": bytes_per_hop},
@@ -104,11 +106,16 @@ def _observed(view: View) -> dict[str, Any]:
 
 
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
-    """Describes the accelerators by type. `time_scale`: real seconds per second of an emulated accelerator."""
+    """Describes the accelerators by type. `time_scale`: real seconds per second of an emulated accelerator.
+
+    `latency_ratio`: seconds of all blocks, as plans expect them, divided by those of the profile.
+    """
     described: dict[str, Any] = {}
     for device, count in view.counts.items():
         emulated = settings.emulated.get(device)
+        profile_s, planned_s = (each.latency[device].block_s_NB.sum() for each in (view.settings.problem, view.problem))
         described[device] = {"alive": count, "used": view.running.get(device, 0), "emulated": emulated is not None}
+        described[device]["latency_ratio"] = float(planned_s / profile_s)
         if emulated is not None:
             described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}
     return described

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -295,16 +295,21 @@ def as_many_as_there_are(asked: PlanProblem) -> Planned:
     return planned(asked, whole(asked.devices["cpu"].count))
 
 
-def one_is_slow(scene: Scene, replicas: int, *, slow: int = 2, shared: bool = False) -> None:
-    """Replicas have run twenty batches of four through all blocks; one took twice as long as the profile.
-
-    `shared`: because others ran beside its batches.
-    """
+def one_is_slow(scene: Scene, replicas: int, *, slow: int = 2) -> None:
+    """Replicas run twenty batches of four through all blocks; one takes twice as long as the profile."""
     for rank in range(replicas):
-        seconds = 20 * (0.08 if rank == slow else 0.04)
-        is_shared = shared and rank == slow
-        ran = TimesRun(first=0, end=4, ramps=(), size=4, batches=20, tokens=80, seconds=seconds, shared=is_shared)
-        scene.fleet.times[f"cpu#{rank}"] = (ran,)
+        batches_run(scene, 20, 0.08 if rank == slow else 0.04, ranks=[rank])
+
+
+def batches_run(
+    scene: Scene, number: int, each_s: float, *, ranks: Sequence[int] = range(4), first: int = 0, end: int = 4
+) -> None:
+    """Replicas run so many more batches of four, which take so many seconds each. Each replica runs one split."""
+    none = TimesRun(first=first, end=end, ramps=(), size=4, batches=0, tokens=0, seconds=0.0)
+    for name in (f"cpu#{rank}" for rank in ranks):
+        (ran,) = scene.fleet.times.get(name, (none,))
+        more = replace(ran, batches=ran.batches + number, seconds=ran.seconds + number * each_s)
+        scene.fleet.times[name] = (more,)
 
 
 SAFE = never("confidence", RAMPS)

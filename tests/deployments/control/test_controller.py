@@ -66,7 +66,7 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     assert (observed["agreement"], observed["within_budget"]) == (1.0, True)
     # The next window is whole 120 s after the last, which was 15 s ago.
     assert described["next_replan_s"] == 105.0
-    assert described["accelerators"] == {"cpu": {"alive": 4, "used": 4, "emulated": False}}
+    assert described["accelerators"] == {"cpu": {"alive": 4, "used": 4, "emulated": False, "latency_ratio": 1.0}}
     assert described["plan_changes"] == {"period": 1}
     assert described["hops"] == {"dtype": "same", "bytes_per_input": [1.0]}
     assert [event["kind"] for event in described["events"]] == ["plan"]
