@@ -33,6 +33,8 @@ class Accelerators(FromFile):
     count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     usd_per_hour: Annotated[float | None, Field(ge=0)] = None
     """Price of one accelerator. None: unknown, or in a file the catalogue's."""
+    per_node: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    """Accelerators in a node, of all types together, which share its network card."""
     memory_bytes: Annotated[int | None, Field(gt=0)] = None
     """Memory of one accelerator. None: unknown and not checked, or in a file the catalogue's."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -100,9 +102,7 @@ def inventory_of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
     """
     counts: Counter[str] = Counter()
     labels: dict[str, dict[str, str]] = {}
-    for node in nodes:
-        if not node["Alive"]:
-            continue
+    for node in (each for each in nodes if each["Alive"]):
         node_labels = {key: value for key, value in (node.get("Labels") or {}).items() if key != NODE_ID}
         for name, count in accelerators_on_node(node["Resources"]).items():
             counts[name] += count

@@ -257,20 +257,20 @@ class SimulatedReplica:
         elif not self.engine.go_on(block, members, self._events.time_s):
             # A replica sends the survivors of one batch at a time while it computes (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
-            self._sends_until_s = begins_s + _hop_s(self._problem, block, self.works.inputs_of(members))
+            self._sends_until_s = begins_s + self._hop_s(block, self.works.inputs_of(members))
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
+
+    def _hop_s(self, block: int, num_inputs: float) -> float:
+        """Returns the seconds for sending survivors to a block: T_x in E3 (section 3.2.1)."""
+        problem = self._problem
+        each_s = problem.bytes_per_sample_N[block - 1] / problem.bandwidth_of(self.device)
+        return problem.link.delay_s + num_inputs * each_s
 
     def _sent(self, sent: tuple[int, list[Input]]) -> None:
         if self.is_up:
             block, members = sent
             for call, mine in by_call(members):
                 call.ingress.go_on(call, mine, block)
-
-
-def _hop_s(problem: PlanProblem, block: int, num_inputs: float) -> float:
-    """Returns the seconds for sending survivors to a block: T_x in E3 (section 3.2.1)."""
-    link = problem.link
-    return link.delay_s + num_inputs * (problem.bytes_per_sample_N[block - 1] / link.bandwidth_bytes_per_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -253,8 +253,9 @@ class ServiceParts:
                 survival_N=exits.records.outcome(exits.thresholds).survival,
                 latency={name: with_rows(table, card.ramps, ramps) for name, table in self.tables.items()},
                 devices={
-                    name: Supply(count=count, usd_per_hour=inventory.devices[name].usd_per_hour or 0.0)
-                    for name, count in inventory.counts.items()
+                    name: Supply(count=each.count, usd_per_hour=each.usd_per_hour or 0.0, per_node=each.per_node)
+                    for name, each in inventory.devices.items()
+                    if each.count
                 },
                 link=Link(bandwidth_bytes_per_s=inventory.link.bandwidth_bytes_per_s, delay_s=inventory.link.delay_s),
                 bytes_per_sample_N=bytes_per_sample(document.model, card),
@@ -593,14 +594,13 @@ def _given_plan(parts: ServiceParts) -> Plan | None:
 
 def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
     """Returns the problem with all times multiplied by `scale`, which turns emulated seconds into real ones."""
+    link = problem.link
     if problem.required_per_s is not None:
         problem = problem.with_rate(problem.required_per_s / scale)
     return replace(
         problem,
         latency={name: table.times(scale) for name, table in problem.latency.items()},
-        link=Link(
-            bandwidth_bytes_per_s=problem.link.bandwidth_bytes_per_s / scale, delay_s=problem.link.delay_s * scale
-        ),
+        link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale, delay_s=link.delay_s * scale),
         slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
         crossing_s=problem.crossing_s * scale,
     )

@@ -7,7 +7,8 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
 - A split over blocks i..j-1 at batch size b runs block k at the expected batch b*s(k)/s(i), or skips it if no input of
   the batch remains. Its time T is the mean of the sum over its blocks and active ramps.
 - A stage does w = sum of s(i)*T/b seconds of work per input, so m replicas serve m/w inputs per second.
-- A hop after a stage takes T_x. It limits the rate to m*b/(s(i)*T_x), because a replica sends while it computes.
+- A hop after a stage takes T_x. It limits the rate to m*b/(s(i)*T_x), because a replica sends while it computes. A
+  replica has an equal part of its node's bandwidth (`Supply.per_node`), as if all accelerators there sent at once.
 - An input waits for its batch: b/(R*s(i)) at the first split of a stage, and m times as long at the further splits,
   where each replica fills batches of its own. The b-1 other inputs take less on average; the rest is room for arrivals
   at random. A batch of one waits for no others.
@@ -415,7 +416,7 @@ def _stage_figures(
     after_s, hop_rate_per_s = 0.0, np.inf
     if stage.end < problem.num_blocks:
         last = stage.splits[-1]
-        after_s = _hop_s(problem, last, share_N)
+        after_s = _hop_s(problem, stage.device, last, share_N)
         hop_rate_per_s = _ratio(stage.replicas * last.batch, share_N[last.first] * after_s)
     return StageFigures(
         work_s=work_s,
@@ -425,18 +426,18 @@ def _stage_figures(
     )
 
 
-def _hop_s(problem: PlanProblem, split: Split, share_N: Sequence[float]) -> float:
+def _hop_s(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> float:
     """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after the split."""
     enters = share_N[split.first]
     remaining = split.batch * (share_N[split.end] / enters if enters else 1.0)
-    return problem.link.seconds(problem.bytes_per_sample_N[split.end - 1] * remaining)
+    return problem.link.delay_s + problem.bytes_per_sample_N[split.end - 1] * remaining / problem.bandwidth_of(device)
 
 
 def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
     """Returns the seconds from a network's end to the next network, without the hop at a stage's end; 0 elsewhere."""
     if split.end not in problem.networks[:-1]:
         return 0.0
-    return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, split, share_N))
+    return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, stage.device, split, share_N))
 
 
 def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:

@@ -83,6 +83,8 @@ def _slow_stages(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluat
             yield Bottleneck(kind="stage", text=text, stage_index=index)
         if isinstance(problem.objective, MaximizeRate) and each.hop_rate_per_s <= rate_per_s * (1 + SAME_RATE):
             text = f"the hop after stage {index} carries at most {each.hop_rate_per_s:.6g}/s"
+            if (sharing := problem.devices[stage.device].per_node) > 1:
+                text += f"; {sharing} accelerators of a node share its network card"
             yield Bottleneck(kind="hop", text=text, stage_index=index)
 
 

@@ -44,6 +44,8 @@ class Supply(FromFile):
 
     count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     usd_per_hour: UsdPerHour = 0.0
+    per_node: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    """Accelerators in a node, of all types together, which share its network card."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -56,10 +58,6 @@ class Link(FromFile):
 
     bandwidth_bytes_per_s: Annotated[float, Field(ge=1e-3, le=1e18)]
     delay_s: Seconds = 0.0
-
-    def seconds(self, num_bytes: float) -> float:
-        """Returns the transfer time of a hop (T_x in E3)."""
-        return self.delay_s + num_bytes / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +283,10 @@ class PlanProblem:
     def ramp_budget(self) -> float | None:
         """The largest time of active ramps, as a share of the blocks' time. None: no limit."""
         return self.objective.ramp_budget if isinstance(self.objective, MinimizeLatency) else None
+
+    def bandwidth_of(self, device: str) -> float:
+        """Returns the bytes per second that a replica can send while all accelerators of its node send."""
+        return self.link.bandwidth_bytes_per_s / self.devices[device].per_node
 
     def with_rate(self, rate_per_s: float) -> PlanProblem:
         """Returns the problem with another required rate. A problem that maximizes the rate is returned unchanged."""

@@ -125,6 +125,10 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
         "latency": {device: table.document(as_measured=needs_length) for device, table in problem.latency.items()},
         "bytes_per_sample": list(problem.bytes_per_sample_N),
         "slo": asdict(slo) if generation is None else None,
+        "devices": {
+            device: {name: value for name, value in asdict(supply).items() if (name, value) != ("per_node", 1)}
+            for device, supply in problem.devices.items()
+        },
         "objective": {name: value for name, value in asdict(problem.objective).items() if value is not None},
         "budget": None if usd_per_hour is None else {"usd_per_hour": usd_per_hour},
         "batches": problem.batches and BatchesDocument.of(problem.batches).model_dump(exclude_none=True),

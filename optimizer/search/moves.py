@@ -144,8 +144,8 @@ def build_graph(problem: PlanProblem, space: Space, *, nodes: Nodes | None = Non
     if nodes is None:  # plans of one split need its two ends alone
         is_one = not space.splits_per_stage and not space.several_stages
         nodes = _nodes(problem, [(0, 0)]) if is_one else nodes_around(problem, (), len(problem.ramps) + 1)
-    names, ranks, link = device_names(problem), ranks_of(problem), link_arrays(problem)
-    seconds = tuple(seconds_of(problem, name, space.batch) for name in names)
+    names, ranks = device_names(problem), ranks_of(problem)
+    link, seconds = link_arrays(problem, names), tuple(seconds_of(problem, name, space.batch) for name in names)
     parts = [(np.empty((0, 6), dtype=np.int64), np.empty((0, FIGURES)))]
     for device, own in enumerate(seconds):
         limits = float(problem.slo.limit_s), space.most_blocks or problem.num_blocks
@@ -189,25 +189,25 @@ class LinkArrays(NamedTuple):
     """The link, and the bytes per input that a hop carries after each block."""
 
     bytes_N: FloatArray
-    bandwidth: float
+    bandwidth_C: FloatArray
+    """Bytes per second of a replica, by device type."""
     delay_s: float
     end_N: IntArray
     """End of each block's network, which no split may pass."""
     crossing_s: float
 
 
-def link_arrays(problem: PlanProblem) -> LinkArrays:
-    """Returns the link of a problem whose networks are all used.
+def link_arrays(problem: PlanProblem, names: Sequence[str]) -> LinkArrays:
+    """Returns the link of a problem whose networks are all used, for the named devices.
 
     All numbers are converted to float, because numba would otherwise compile kernels once more for integers.
     """
     ends = problem.networks or (problem.num_blocks,)
     end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
-    link = problem.link
     return LinkArrays(
         bytes_N=np.array(problem.bytes_per_sample_N, dtype=float),
-        bandwidth=float(link.bandwidth_bytes_per_s),
-        delay_s=float(link.delay_s),
+        bandwidth_C=np.array([problem.bandwidth_of(name) for name in names], dtype=float),
+        delay_s=float(problem.link.delay_s),
         end_N=end_N,
         crossing_s=float(problem.crossing_s),
     )
@@ -246,7 +246,7 @@ def _moves_of_device(
                             which_X2[num_rows, 0], which_X2[num_rows, 1] = size, index
                             figures_F = figures_X[num_rows]
                             _write_figures(
-                                batch, seconds.unit, ranks.share_Q, link, entry, rank, end, times_K, figures_F
+                                device, batch, seconds.unit, ranks.share_Q, link, entry, rank, end, times_K, figures_F
                             )
                             num_rows += 1
                 for row in range(num_rows):
@@ -266,14 +266,14 @@ def _moves_of_device(
 
 @compiled
 def _write_figures(
-    batch: float, unit: float, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int,
+    device: int, batch: float, unit: float, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int,
     times_K: FloatArray, figures_F: FloatArray,
 ) -> None:  # fmt: skip
     """Writes seconds, work, wait, hop, hop work and crossing of one split."""
     per_input, after_s = share_Q[entry] / batch, 0.0
     if end < link.bytes_N.size:
         leaving = batch_inside(share_Q, entry, rank, batch)
-        after_s = hop_s(link.delay_s, link.bytes_N[end - 1], leaving, link.bandwidth)
+        after_s = hop_s(link.delay_s, link.bytes_N[end - 1], leaving, link.bandwidth_C[device])
     crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
     figures_F[0] = times_K[INSIDE]
     figures_F[1] = per_input * times_K[MEAN]

@@ -120,7 +120,7 @@ def tables_of(
         rank_N=rank_N,
         after_Q=ranks.after_Q,
         crosses_N=crosses_N,
-        link=link_arrays(problem),
+        link=link_arrays(problem, names),
         rate_per_s=float(problem.required_per_s or math.inf),
         count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
@@ -264,7 +264,7 @@ def _price_inside(
         leaving_Q = tables.leaving_REQ[run, entry]
         for rank in range(entry, max(ramp, top) + 1):
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
-            after_s = hop_s(link.delay_s, link.bytes_N[block], leaving_Q[rank], link.bandwidth)
+            after_s = hop_s(link.delay_s, link.bytes_N[block], leaving_Q[rank], link.bandwidth_C[device])
             hop_Q[rank], cut_Q[rank] = after_s * (second + hop_price), 0.0
             if crosses:
                 hop_Q[rank] += second * link.crossing_s
@@ -363,7 +363,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
             continue
         if action % RAMP == HOP or crosses:
             leaving = tables.leaving_REQ[run, entry, rank]
-            after_s = hop_s(tables.link.delay_s, tables.link.bytes_N[block], leaving, tables.link.bandwidth)
+            after_s = hop_s(tables.link.delay_s, tables.link.bytes_N[block], leaving, tables.link.bandwidth_C[device])
         if action % RAMP == HOP:
             hop_work_C[device] += per_input * after_s
             run = costs.first_run_KQ[block + 1, rank]

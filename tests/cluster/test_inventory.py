@@ -127,6 +127,9 @@ def test_a_file_overrides_the_catalogue(tmp_path: Path) -> None:
         pytest.param(
             "devices:\n  V100: {count: 1}\ntime_scale: 2\n", 3, "V100 cannot be stretched", id="real time stretched"
         ),
+        pytest.param(
+            "devices:\n  cpu: {count: 1,\n    per_node: 0}\n", 3, "greater than or equal to 1", id="empty nodes"
+        ),
         pytest.param("devices:\n  cpu: {count: 1}\nlink:\n  delay_s: 1\n", 4, "Field required", id="no bandwidth"),
     ],
 )

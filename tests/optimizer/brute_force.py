@@ -157,11 +157,11 @@ class BruteForce:
                 column += 1
                 if blocks[-1] + 1 in problem.networks[:-1]:
                     inside = index + 1 < len(splits)
-                    crossing_s_P = problem.crossing_s + inside * self._hop_s(blocks, batch_P, runs)
+                    crossing_s_P = problem.crossing_s + inside * self._hop_s(device, blocks, batch_P, runs)
                     parts.fixed_s_P += crossing_s_P
                     parts.mean_s_P += reached[blocks[-1] + 1] * crossing_s_P
             if stage + 1 < len(layout.stages):
-                hop_s_P = self._hop_s(blocks, batch_P, runs)
+                hop_s_P = self._hop_s(device, blocks, batch_P, runs)
                 parts.cycle_s_PG[:, stage] = np.maximum(parts.cycle_s_PG[:, stage], share * hop_s_P / batch_P)
                 parts.fixed_s_P += hop_s_P
                 parts.mean_s_P += reached[blocks[-1] + 1] * hop_s_P
@@ -199,10 +199,11 @@ class BruteForce:
             self._seconds[key] = np.array([block_s_LB.sum(0), ramp_s_LB.sum(0), mean_s_B, busy_s_LB.sum(0)])
         return self._seconds[key][:, np.searchsorted(table.batches, batch_P)]
 
-    def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:
-        """Returns the transfer time (T_x) of the survivors of one batch of a stage's last split."""
+    def _hop_s(self, device: str, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:
+        """Returns the transfer time (T_x) of the survivors of one batch, while all devices of the node send as many."""
         link, leave_P = self._problem.link, batch_P * _share_left(reached, blocks[0], blocks[-1] + 1)
-        return link.delay_s + self._problem.bytes_per_sample_N[blocks[-1]] * leave_P / link.bandwidth_bytes_per_s
+        sent_P = self._problem.devices[device].per_node * self._problem.bytes_per_sample_N[blocks[-1]] * leave_P
+        return link.delay_s + sent_P / link.bandwidth_bytes_per_s
 
     def _batches(self, layout: Layout) -> FloatArray:
         batch_PS = self._rows_of(*(self._problem.latency[device].batches for _, device in layout.splits))

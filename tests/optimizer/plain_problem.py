@@ -149,7 +149,8 @@ def _survival(rng: Generator, num_blocks: int, ramps: tuple[int, ...]) -> tuple[
 
 def _supply(rng: Generator) -> Supply:
     count = int(rng.choice([0, 1, 2, 3], p=[0.05, 0.2, 0.35, 0.4]))
-    return Supply(count=count, usd_per_hour=float(rng.choice([0.0, 0.35, rng.uniform(0.5, 4)], p=[0.05, 0.15, 0.8])))
+    usd_per_hour = float(rng.choice([0.0, 0.35, rng.uniform(0.5, 4)], p=[0.05, 0.15, 0.8]))
+    return Supply(count=count, usd_per_hour=usd_per_hour, per_node=int(rng.spawn(1)[0].choice([1, 2, 8])))
 
 
 def _link(rng: Generator) -> Link:

@@ -94,6 +94,12 @@ def test_a_hop_carries_survivors_and_first_splits_fill_over_all_replicas() -> No
     assert [each.hop_rate_per_s for each in figures.stages] == pytest.approx(
         [2 * 4 / 0.003, 4 / (0.5 * 0.009), math.inf]
     )
+    # A quarter of 1 MB/s per device where four share a node's card. The other type's nodes have one device each.
+    shared = replace(PROBLEM, devices={**PROBLEM.devices, "fast": Supply(count=2, per_node=4)})
+    slow = [stage(split(block, block + 1), device="slow") for block in (1, 2)]
+    figures = evaluate(shared, [stage(split(0, 1, 0), replicas=2), *slow])
+    assert [each.hop_s for each in figures.stages] == pytest.approx([0.001 + 4 * 0.002, 0.001 + 0.008, 0])
+    assert figures.stages[0].hop_rate_per_s == pytest.approx(2 * 4 / 0.009)
     stages = (stage(split(0, 1, 0), split(1, 2, 1, batch=2), replicas=3), stage(split(2, 3), replicas=2))
     waits = [each.wait_s for each in evaluate(at_rate(10), stages).splits]
     # 4 inputs at 10/s; 3 replicas wait for 2 each of the 5/s that go on; 4 of the 2.5/s that reach the next stage.

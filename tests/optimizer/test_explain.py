@@ -35,6 +35,8 @@ def test_the_slowest_stage_a_slow_link_and_fully_used_devices_are_bottlenecks() 
     slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
     [bind] = bottlenecks(slow, BEST, evaluate(slow, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 carries at most 2000/s")
+    shared = replace(PROBLEM, devices={"V100": Supply(count=4, per_node=1000)})  # each has 1 MB/s
+    assert texts(shared) == [f"{bind.text}; 1000 accelerators of a node share its network card"]
     devices = {"V100": Supply(count=3), "T4": Supply(count=0)}
     three = replace(PROBLEM, devices=devices, latency=dict.fromkeys(devices, PROBLEM.latency["V100"]))
     assert texts(three) == ["stage 0 serves at most 4000/s", "all 3 V100 are used"]

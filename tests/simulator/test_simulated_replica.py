@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.plans.plan import Plan
-from optimizer.problems.problem import Link
+from optimizer.problems.problem import Link, Supply
 from simulator.events import CONTROLS
 from simulator.outcome import DROPS, Outcome
 from simulator.service import SimulatedService
@@ -72,8 +72,10 @@ def test_survivors_take_the_link_or_wait_on_the_device_for_a_full_batch() -> Non
 def test_a_replica_sends_one_batchs_survivors_at_a_time_and_computes_meanwhile() -> None:
     served_by = plan(stage(1, split(0, 1, 1)), stage(2, split(1, 4, 1)))
     slow_link = replace(problem(), link=Link(bandwidth_bytes_per_s=0.5))
+    shared_card = replace(problem(), devices={"cpu": Supply(count=8, per_node=4)})  # of 2 bytes per second
     # Computed from 0 to 1 and from 1 to 2, sent from 1 to 3 and from 3 to 5, three blocks each.
     assert latencies_s(served_by, [0, 0], problem=slow_link) == [6, 8]
+    assert latencies_s(served_by, [0, 0], problem=shared_card) == [6, 8]
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,8 @@ class LatencySearch:
         after_s_L = np.zeros(len(work_L))
         if action == HOP or crosses:
             leaving_L = tables.leaving_REQ[labels.run_L, labels.entry_L, labels.rank_L]
-            after_s_L = tables.link.delay_s + tables.link.bytes_N[block] * leaving_L / tables.link.bandwidth
+            bandwidth_L = tables.link.bandwidth_C[tables.device_R[labels.run_L]]
+            after_s_L = tables.link.delay_s + tables.link.bytes_N[block] * leaving_L / bandwidth_L
         if action == HOP:  # replicas send while they compute
             work_L = np.maximum(work_L, self._per_input(labels, after_s_L))
         fits_L, replicas_L = self._replicas(labels, work_L)
