@@ -36,7 +36,7 @@ from earlyexit.tasks.token import TokenTask
 from offramp.cli.app import COMMANDS, build
 from offramp.spec import documents
 from offramp.spec import file as service
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Slo
+from optimizer.problems.problem import MaximizeRate, MinimizeLatency, Slo
 from optimizer.problems.problem_file import BudgetDocument
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
@@ -117,7 +117,7 @@ SECTIONS: Mapping[str, type[FromFile]] = {
     "cluster.link": ClusterLink,
     "planner": service.PlannerDocument,
     "planner.objective: the highest rate": MaximizeRate,
-    "planner.objective: the least cost": MinimizeCost,
+    "planner.objective: the least cost": service.CostDocument,
     "planner.objective: the least latency": MinimizeLatency,
     "planner.budget": BudgetDocument,
     "ingress": documents.IngressDocument,
@@ -150,8 +150,6 @@ def _fields_of(document: type[FromFile]) -> Mapping[str, FieldInfo]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    if isinstance(field.json_schema_extra, dict):  # the default in files differs from that of the class
-        return str(field.json_schema_extra["default"])
     if field.default_factory is not None or field.default is None:
         return ""
     return str(field.default)

@@ -359,7 +359,8 @@ class ControlLoop:
             state, strategy = self.state, self.settings.strategy
             resting = Counter(rest.device for rest in state.resting)
             counts = {device: max(0, count - resting[device]) for device, count in self._view.counts.items()}
-            problems = decide.problems_to_solve(base, forecast, counts)
+            asked_per_s = self._view.problem.required_per_s
+            problems = decide.problems_to_solve(base, forecast, counts, asked_per_s)
             problem, found = await decide.propose(
                 problems, self._solve, strategy, blamed=state.blamed, reach=forecast.reach
             )

@@ -591,12 +591,15 @@ def _corrected(table: LatencyTable, ramps: Sequence[int], runs: Sequence[Run]) -
     return replace(table, block_s_NB=block_s_NB, ramp_s_EB=table.ramp_s_EB * ratio_N1[list(ramps)])
 
 
-def problems_to_solve(base: PlanProblem, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
+def problems_to_solve(
+    base: PlanProblem, forecast: Forecast, counts: Mapping[str, int], asked_per_s: float | None = None
+) -> tuple[PlanProblem, ...]:
     """Returns the expected problem on the available accelerators, followed by problems to try if it has no plan.
 
-    A required rate is replaced by the upper end of the forecast rate. At a low rate there may be no plan, because
-    batches fill too slowly; then a plan for the original rate is sufficient. If there is no plan for a high rate, the
-    plan with the highest rate is used.
+    A required rate is replaced by the upper end of the forecast rate. After a single window, which has no upper end, it
+    is at least `asked_per_s`, the rate of the last planning (None: the original one). At a low rate there may be no
+    plan, because batches fill too slowly; then a plan for the original rate is sufficient. If there is no plan for a
+    high rate, the plan with the highest rate is used.
     """
     devices = {
         device: replace(supply, count=min(supply.count, counts.get(device, 0)))
@@ -610,7 +613,7 @@ def problems_to_solve(base: PlanProblem, forecast: Forecast, counts: Mapping[str
     if forecast.rate is not None:
         expected_per_s = forecast.rate.high_rps
         if not np.isfinite(expected_per_s):  # after a single window
-            expected_per_s = max(forecast.rate.rate_rps, named_per_s)
+            expected_per_s = max(forecast.rate.rate_rps, asked_per_s or named_per_s)
         rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
     asked = [problem.with_rate(rate) for rate in rates if rate > 0]
     return (*asked, replace(problem, objective=MaximizeRate()))

@@ -7,6 +7,7 @@ file are emulated seconds. The settings of the service have real seconds, which 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -21,7 +22,7 @@ from deployments.local_ray.applications import check_devices
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.engine import Dispatch
-from earlyexit.errors import DataError, InputError, within
+from earlyexit.errors import DataError, InputError, PlanError, within
 from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
@@ -40,17 +41,20 @@ from optimizer.calibration.calibration_file import (
     policy_of_records,
     records_of,
 )
+from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, stock_plan
 from optimizer.plans.plan_file import ModelShape, Order, read_plan
 from optimizer.problems.entries import FileLengths, Latencies, latency_tables, with_rows
 from optimizer.problems.networks import with_slower_networks
 from optimizer.problems.problem import (
-    FileObjective,
+    IN_TIME,
     Link,
     MaximizeRate,
     MinimizeCost,
     MinimizeLatency,
+    ObjectiveWith,
     PlanProblem,
+    Rate,
     Slo,
     Supply,
 )
@@ -97,11 +101,26 @@ class AccuracyDocument(StrictDocument):
     """For a chain calibrated with `--prune`: whether words are pruned between its networks. None: if plans improve."""
 
 
+class CostDocument(StrictDocument):
+    """Find the cheapest plan that serves the forecast rate."""
+
+    minimize: Literal["cost"] = "cost"
+    rate_per_s: Rate | None = None
+    """Rate of the first plan, before there is a forecast. None: the highest rate that the accelerators serve."""
+    in_time: float = Field(default=IN_TIME, ge=0, lt=1)
+    """Share of inputs that must be in time if arrivals are random. 0: no queues, as in E3."""
+
+    def at(self, rate_per_s: float | None) -> MinimizeCost | MaximizeRate:
+        """Returns the objective at a rate; the highest rate while none is known."""
+        return MaximizeRate() if rate_per_s is None else MinimizeCost(rate_per_s=rate_per_s, in_time=self.in_time)
+
+
 class PlannerDocument(PartDocument, PlanningSettings):
     """How plans are made."""
 
-    objective: FileObjective = Field(default_factory=MaximizeRate)
-    """What plans optimize: the highest rate, or for a rate the least cost or latency. None: the highest rate."""
+    objective: ObjectiveWith[CostDocument] | None = None
+    """What plans optimize: the highest rate, or for a rate the least cost or latency. None: the least cost at the
+    forecast rate. Without control, for a model that generates, and if a price is unknown, None is the highest rate."""
     budget: BudgetDocument | None = None
     """The largest cost of a plan. None: no limit."""
     control: bool = True
@@ -148,6 +167,22 @@ class ServiceParts:
     inventory: Inventory
     calibration_folder: Path | None = None
     """Folder of the calibration to use. None: the model's own."""
+
+    @property
+    def unpriced(self) -> list[str]:
+        """The accelerator types without a known price."""
+        return [name for name in self.inventory.counts if self.inventory.devices[name].usd_per_hour is None]
+
+    @property
+    def objective(self) -> CostDocument | MaximizeRate | MinimizeLatency:
+        """The objective. By default it is the least cost at the forecast rate, if the controller can follow it.
+
+        The steps of a model that generates arrive as fast as earlier ones are answered, so a service that shrinks would
+        lower their rate.
+        """
+        planner = self.document.planner
+        can_follow = planner.control and not (self.unpriced or self.card.generates)
+        return planner.objective or (CostDocument() if can_follow else MaximizeRate())
 
     @property
     def is_recorded(self) -> bool:
@@ -237,15 +272,14 @@ class ServiceParts:
 
     @cached_property
     def problem(self) -> PlanProblem:
-        """The problem for the planner, with times in the seconds of the file; raises InputError."""
+        """The problem of the first plan, with times in the seconds of the file; raises InputError."""
         _check_generating(self)
         document, card, inventory, exits = self.document, self.card, self.inventory, self.exits
         ramps, is_chain, planner = tuple(exits.thresholds), not card.chain.is_one, document.planner
-        by_price = isinstance(planner.objective, MinimizeCost) or planner.budget is not None
-        unpriced = [name for name in inventory.counts if inventory.devices[name].usd_per_hour is None]
-        if by_price and unpriced:
-            message = f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour"
-            raise InputError(message, at=("cluster", "devices", unpriced[0]))
+        objective = self.objective
+        if self.unpriced and (isinstance(objective, CostDocument) or planner.budget is not None):
+            message = f"plans are made by cost, and {', '.join(self.unpriced)} has no usd_per_hour"
+            raise InputError(message, at=("cluster", "devices", self.unpriced[0]))
         with within("model"):
             problem = PlanProblem(
                 num_blocks=card.num_blocks,
@@ -260,7 +294,7 @@ class ServiceParts:
                 link=Link(bandwidth_bytes_per_s=inventory.link.bandwidth_bytes_per_s, delay_s=inventory.link.delay_s),
                 bytes_per_sample_N=bytes_per_sample(document.model, card),
                 slo=document.slo,
-                objective=planner.objective,
+                objective=objective.at(objective.rate_per_s) if isinstance(objective, CostDocument) else objective,
                 budget_usd_per_hour=None if planner.budget is None else planner.budget.usd_per_hour,
                 networks=card.chain.networks,
                 survival_of=survival_of(exits.records, exits.thresholds, card.chain, exits.alone) if is_chain else None,
@@ -465,7 +499,8 @@ def check_service(path: Path) -> ServiceParts:
     with source.located():
         parts = _by_calibration(_read_parts(document, source))[0]
         device = next(iter(parts.inventory.counts))
-        stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=1)
+        batch = parts.tables[device].batches[0]
+        stand_in = stock_plan(parts.card.num_blocks, networks=parts.problem.networks, device=device, batch=batch)
         check_control(_settings(parts, _given_plan(parts) or stand_in), ModelShape.of(parts.card))
         return parts
 
@@ -477,6 +512,9 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
     if not controlled and planner.tuning != "off":
         message = f"tuning {planner.tuning!r} needs the controller, and planner.control is false"
         raise InputError(message, at=("planner", "tuning"))
+    if not controlled and isinstance(planner.objective, CostDocument) and planner.objective.rate_per_s is None:
+        message = "without rate_per_s, the cost is that of the controller's forecast, and planner.control is false"
+        raise InputError(f"{message}: set rate_per_s, or {{maximize: rate}}", at=("planner", "objective"))
     if controlled and planner.strategy == "pame":
         message = "strategy pame plans from recorded batches, which a controller lacks: set control: false"
         raise InputError(message, at=("planner", "strategy"))
@@ -495,18 +533,23 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
             for name, table in parts.tables.items()
             if find_device(name).emulated
         },
-        control=_control(parts) if controlled else None,
+        control=_control(parts, plan) if controlled else None,
         probe_share=planner.probe_share if controlled else 0.0,
         slo_s=document.slo.latency_s * parts.inventory.time_scale,
         slack=document.slo.slack,
     )
 
 
-def _control(parts: ServiceParts) -> ControlSettings:
-    planner = parts.document.planner
+def _control(parts: ServiceParts, plan: Plan) -> ControlSettings:
+    planner, objective, problem = parts.document.planner, parts.objective, parts.problem
+    if isinstance(objective, CostDocument) and objective.rate_per_s is None:
+        # A plan file may have batches that were not measured. Then the default is the highest rate.
+        with suppress(PlanError) if planner.objective is None else within("planner", "plan"):
+            figures = evaluate(problem, plan.stages, shares=plan.shares)
+            problem = replace(problem, objective=objective.at(figures.rate_per_s))
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
     control = ControlSettings(
-        problem=scaled_problem(parts.problem, parts.inventory.time_scale),
+        problem=scaled_problem(problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
         state=str(state),
         accuracy_budget=parts.exits.budget,

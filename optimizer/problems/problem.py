@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -86,7 +86,7 @@ class MinimizeCost(FromFile):
 
     minimize: Literal["cost"] = "cost"
     rate_per_s: Rate
-    in_time: Annotated[float, Field(ge=0, lt=1, json_schema_extra={"default": IN_TIME})] = 0.0
+    in_time: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of inputs that must be in time if arrivals are random. 0: no queues, as in E3."""
 
 
@@ -125,9 +125,10 @@ def _objective_tag(value: Any) -> str | None:
     return f"<{value['minimize']}>" if "minimize" in value else "<rate>" if "maximize" in value else None
 
 
-FileObjective = Annotated[
+Cost = TypeVar("Cost")
+ObjectiveWith = Annotated[
     Annotated[MaximizeRate, Tag("<rate>")]
-    | Annotated[MinimizeCost, Tag("<cost>")]
+    | Annotated[Cost, Tag("<cost>")]
     | Annotated[MinimizeLatency, Tag("<latency>")],
     Discriminator(
         _objective_tag,
@@ -137,6 +138,8 @@ FileObjective = Annotated[
     ),
     BeforeValidator(_objective_in_file),
 ]
+"""An objective in a file, with the class that reads the least cost."""
+FileObjective = ObjectiveWith[MinimizeCost]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

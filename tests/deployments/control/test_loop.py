@@ -20,6 +20,7 @@ from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import plan_document
 from optimizer.problems.problem import MinimizeCost, PlanProblem
 from optimizer.search.decision import Decision
+from optimizer.search.planner import solve
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import (
     EASY,
@@ -109,6 +110,21 @@ async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(
     await scene.ticks(1, (180, 120))
     assert scene.said("reaction") == ["60 inputs/s arrived for 10 s, 0 to 20 were expected"]
     assert scene.asked[-1].required_per_s == pytest.approx(60.0)
+
+
+async def test_a_service_of_the_least_cost_shrinks_with_the_load_and_grows_with_it_at_once(tmp_path: Path) -> None:
+    cheap = replace(problem(), objective=MinimizeCost(rate_per_s=400.0, in_time=0.99))  # as by default
+    scene = await begun(tmp_path, problem=cheap, looks=1, solve_as=solve)
+    assert sum(scene.fleet.replicas.values()) == 4, "one window is no forecast"
+    await scene.ticks(2 * 24 + 4, EASY)
+    assert sum(scene.fleet.replicas.values()) == 1
+    await scene.ticks(2, (600, 400))
+    assert sum(scene.fleet.replicas.values()) > 1
+    assert scene.loop.state.placed.plan.predicted["rate_per_s"] > 200.0
+    asked_per_s = scene.asked[-1].required_per_s
+    await scene.ticks(6, EASY)
+    assert scene.said("reaction")[1:] == []
+    assert scene.asked[-1].required_per_s == asked_per_s, "a drop asks for no more than before"
 
 
 async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:

@@ -130,8 +130,10 @@ def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
     return probes([at_s] * num, [True] * leaving + [False] * staying, PLAN)
 
 
-def asked_of(stream: ObservedStream, now_s: float, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
-    return problems_to_solve(stream.problem, stream.forecast(STATE, now_s), counts)
+def asked_of(
+    stream: ObservedStream, now_s: float, counts: Mapping[str, int], asked_per_s: float | None = None
+) -> tuple[PlanProblem, ...]:
+    return problems_to_solve(stream.problem, stream.forecast(STATE, now_s), counts, asked_per_s)
 
 
 def counted(arrived: int, since_s: float, at_s: float) -> Interval:
@@ -254,8 +256,8 @@ def cheap(rate_per_s: float) -> PlanProblem:
     return replace(problem(), objective=MinimizeCost(rate_per_s=rate_per_s))
 
 
-def rates_asked(stream: ObservedStream, now_s: float) -> list[float | None]:
-    asked = asked_of(stream, now_s, {"cpu": 3})
+def rates_asked(stream: ObservedStream, now_s: float, asked_per_s: float | None = None) -> list[float | None]:
+    asked = asked_of(stream, now_s, {"cpu": 3}, asked_per_s)
     return [each.required_per_s for each in asked]
 
 
@@ -289,10 +291,12 @@ def test_the_upper_end_of_the_forecast_rate_is_asked_for_then_what_would_do_as_w
     assert (named, most) == (100.0, None)
 
 
-def test_one_window_cannot_say_how_rates_change_so_no_less_than_the_named_rate_is_asked_for() -> None:
+def test_one_window_cannot_say_how_rates_change_so_no_less_than_before_is_asked_for() -> None:
     stream = known(cheap(100.0))
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [100.0, None]
+    assert rates_asked(stream, START_S + PERIOD_S, 70.0) == [70.0, 100.0, None]
+    assert rates_asked(stream, START_S + PERIOD_S, 30.0) == [pytest.approx(50.0), 100.0, None]
     stream = known(cheap(10.0))
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [pytest.approx(50.0), None]

@@ -19,7 +19,7 @@ from optimizer.calibration.calibration_file import RECORDS_FILE
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import read_plan
-from optimizer.problems.problem import MinimizeLatency
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
@@ -133,6 +133,21 @@ def test_emulated_time_is_scaled_for_the_controller_and_kept_for_replicas(files:
     assert plain.stages == slow.stages
     assert slow.predicted["rate_per_s"] == pytest.approx(plain.predicted["rate_per_s"] / 20)
     assert slow.predicted["latency_s"] == pytest.approx(plain.predicted["latency_s"] * 20)
+
+
+def test_by_default_the_first_plan_has_the_highest_rate_and_later_plans_the_least_cost(files: Files) -> None:
+    fastest = files.read(**emulated(scale=20.0), planner={"objective": {"maximize": "rate"}})
+    assert problem_of(fastest).objective == MaximizeRate()
+    for planner in ({}, {"objective": {"minimize": "cost"}}):
+        service = files.read(**emulated(scale=20.0), planner=planner)
+        plan = service.settings.plan
+        assert plan == fastest.settings.plan
+        rate_per_s = pytest.approx(plan.predicted["rate_per_s"])
+        assert problem_of(service).objective == MinimizeCost(rate_per_s=rate_per_s, in_time=0.99)
+    assert files.read(**emulated(), planner={"control": False}).settings.plan.stages == fastest.settings.plan.stages
+    files.write_plan(device="emulated:V100", replicas=2)  # 2 inputs in 60 ms
+    service = files.read(**emulated(), planner={"plan": "plan.yaml"})
+    assert problem_of(service).required_per_s == pytest.approx(2 * 2 / 0.06)
 
 
 def test_early_answers_are_planned_in_scaled_time_or_from_recorded_batches(files: Files) -> None:
