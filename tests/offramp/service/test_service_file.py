@@ -140,14 +140,16 @@ def test_by_default_the_first_plan_has_the_highest_rate_and_later_plans_the_leas
     assert problem_of(fastest).objective == MaximizeRate()
     for planner in ({}, {"objective": {"minimize": "cost"}}):
         service = files.read(**emulated(scale=20.0), planner=planner)
-        plan = service.settings.plan
+        plan, problem = service.settings.plan, problem_of(service)
         assert plan == fastest.settings.plan
-        rate_per_s = pytest.approx(plan.predicted["rate_per_s"])
-        assert problem_of(service).objective == MinimizeCost(rate_per_s=rate_per_s, in_time=0.99)
+        assert problem.required_per_s == pytest.approx(plan.predicted["rate_per_s"])
+        assert (type(problem.objective), problem.in_time) == (MinimizeCost, 0.99)
     assert files.read(**emulated(), planner={"control": False}).settings.plan.stages == fastest.settings.plan.stages
     files.write_plan(device="emulated:V100", replicas=2)  # 2 inputs in 60 ms
     service = files.read(**emulated(), planner={"plan": "plan.yaml"})
     assert problem_of(service).required_per_s == pytest.approx(2 * 2 / 0.06)
+    change_card(files.model, task={"name": "token", "vocab_size": 9}, codec={"name": "prompt", "max_length": 16})
+    assert problem_of(files.read(**emulated())).objective == MaximizeRate(), "steps follow the plan"
 
 
 def test_early_answers_are_planned_in_scaled_time_or_from_recorded_batches(files: Files) -> None:
