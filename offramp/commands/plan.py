@@ -201,7 +201,8 @@ def answer(
     if isinstance(decision, PlanError):
         raise decision
     if isinstance(decision, NoPlan):
-        decision = replace(decision, more=more_devices(problem, strategy))
+        more = None if decision.binding == "ingress" else more_devices(problem, strategy)
+        decision = replace(decision, more=more)
     else:
         if strategy == "best":  # exit records may prefer the plan of another strategy
             others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]

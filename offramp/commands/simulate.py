@@ -335,6 +335,8 @@ def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> list
     """Returns notes on differences between the plan and the problem's figures."""
     broken = violations(problem, plan.stages, predicted)
     notes = [f"by the problem's figures, the plan breaks a promise: {'; '.join(broken)}"] if broken else []
+    if problem.ingress is not None:
+        notes.append(f"simulated ingresses take no time; by the problem's figures, {problem.ingress.words}")
     planned_per_s, per_s = plan.predicted.get("rate_per_s"), predicted.rate_per_s
     if planned_per_s is not None and abs(planned_per_s / per_s - 1) > SAME_RATE:
         notes.append(f"the plan file predicts {planned_per_s:.1f}/s; by the problem's figures it is {per_s:.1f}/s")

@@ -46,6 +46,9 @@ class IngressDocument(PartDocument, FrontSettings, IngressSettings):
 
     replicas: int = Field(default=1, ge=1)
     """Replicas of the ingress."""
+    inputs_per_s: float | None = Field(default=None, ge=1e-3, le=1e9)
+    """Inputs that one replica of the ingress carries per wall-clock second, which limits plans. None: no limit. The
+    figure depends on machine and requests, and one that is too low would leave accelerators unused."""
     route_prefix: str | None = Field(default=None, pattern=r"^/([^?#{}\s]*[^?#{}\s/])?$")
     """Prefix of all paths. None: `/` for version 1, `/v2/models/MODEL/versions/VERSION` for others."""
 

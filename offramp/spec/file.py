@@ -48,6 +48,7 @@ from optimizer.problems.entries import FileLengths, Latencies, latency_tables, w
 from optimizer.problems.networks import with_slower_networks
 from optimizer.problems.problem import (
     IN_TIME,
+    Ingresses,
     Link,
     MaximizeRate,
     MinimizeCost,
@@ -62,6 +63,7 @@ from optimizer.problems.problem_file import BudgetDocument, ProblemFile
 from optimizer.problems.survival_file import FileThresholds, Recorded
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
+from optimizer.search.decision import NoPlan
 from optimizer.search.planner import solve
 from profiles.networks import alone_of, kept_of, measuring_of, survival_of
 from profiles.records import ExitRecords
@@ -276,7 +278,7 @@ class ServiceParts:
         _check_generating(self)
         document, card, inventory, exits = self.document, self.card, self.inventory, self.exits
         ramps, is_chain, planner = tuple(exits.thresholds), not card.chain.is_one, document.planner
-        objective = self.objective
+        objective, front, scale = self.objective, self.document.ingress, inventory.time_scale
         if self.unpriced and (isinstance(objective, CostDocument) or planner.budget is not None):
             message = f"plans are made by cost, and {', '.join(self.unpriced)} has no usd_per_hour"
             raise InputError(message, at=("cluster", "devices", self.unpriced[0]))
@@ -292,13 +294,16 @@ class ServiceParts:
                     if each.count
                 },
                 link=Link(bandwidth_bytes_per_s=inventory.link.bandwidth_bytes_per_s, delay_s=inventory.link.delay_s),
+                ingress=None
+                if front.inputs_per_s is None
+                else Ingresses(inputs_per_s=front.inputs_per_s * scale, replicas=front.replicas),
                 bytes_per_sample_N=bytes_per_sample(document.model, card),
                 slo=document.slo,
                 objective=objective.at(objective.rate_per_s) if isinstance(objective, CostDocument) else objective,
                 budget_usd_per_hour=None if planner.budget is None else planner.budget.usd_per_hour,
                 networks=card.chain.networks,
                 survival_of=survival_of(exits.records, exits.thresholds, card.chain, exits.alone) if is_chain else None,
-                crossing_s=CROSSING_S / inventory.time_scale if is_chain else 0.0,
+                crossing_s=CROSSING_S / scale if is_chain else 0.0,
                 crossing_tokens=kept_of(exits.records) if exits.prune else (),
             )
         problem = _with_lengths(problem, self)
@@ -599,7 +604,8 @@ def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[Servic
     """Returns the best plan over several calibrations, and its parts; raises InputError if none has a plan."""
     files = [ProblemFile(problem=each.problem, recorded=each.exits) for each in each_parts]
     result = best_answer(files, each_parts[0].document.planner.strategy, solve, compared=())
-    with within("slo"):
+    is_ingress = isinstance(result.decision, NoPlan) and result.decision.binding == "ingress"
+    with within(*(("ingress", "inputs_per_s") if is_ingress else ("slo",))):
         planned = result.planned
     parts = next(each for each in each_parts if each.exits is result.file.recorded)
     figures, scale = planned.figures, parts.inventory.time_scale
@@ -640,8 +646,10 @@ def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
     link = problem.link
     if problem.required_per_s is not None:
         problem = problem.with_rate(problem.required_per_s / scale)
+    ingress = problem.ingress
     return replace(
         problem,
+        ingress=ingress and replace(ingress, inputs_per_s=ingress.inputs_per_s / scale),
         latency={name: table.times(scale) for name, table in problem.latency.items()},
         link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale, delay_s=link.delay_s * scale),
         slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),

@@ -139,6 +139,15 @@ def evaluate(
     have lengths, shares count tokens rather than inputs (`optimizer.problems.tokens`). Blocks keep their numbers in the
     cascade even if the plan leaves networks out.
     """
+    if problem.ingress is not None:
+        inner, most_per_s = replace(problem, ingress=None), problem.ingress.most_per_s
+        figures = evaluate(inner, stages, reach, shares=shares)
+        if figures.rate_per_s < most_per_s * (1 - TOLERANCE):
+            return figures
+        if problem.required_per_s is None:  # batches fill at the rate that the ingresses carry
+            inner = replace(inner, objective=MinimizeCost(rate_per_s=most_per_s))
+            figures = evaluate(inner, stages, reach, shares=shares)
+        return replace(figures, rate_per_s=most_per_s)
     chains = chains_of(stages, problem.num_blocks)
     if len(chains) > 1:
         return _evaluate_parallel(problem, chains, shares, reach)

@@ -19,7 +19,7 @@ AT_ITS_LIMIT = 0.02
 """A latency this close to its limit is reported as a bottleneck. Batch sizes are discrete, so few plans reach it."""
 SAME_RATE = 1e-6
 
-BottleneckKind = Literal["stage", "hop", "latency", "devices", "budget", "ramps"]
+BottleneckKind = Literal["ingress", "stage", "hop", "latency", "devices", "budget", "ramps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, floa
 
 def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bottleneck]:
     """Yields the stages and hops that determine the rate or the cost, and the limits that are reached."""
+    ingress = problem.ingress
+    if ingress is not None and isinstance(problem.objective, MaximizeRate) and figures.rate_per_s == ingress.most_per_s:
+        yield Bottleneck(kind="ingress", text=f"{ingress.words}: more ingress.replicas would raise the rate")
     yield from _slow_stages(problem, stages, figures)
     if not isinstance(problem.objective, MinimizeCost):
         yield from _budget_limit(problem, stages, figures)
@@ -135,7 +138,8 @@ def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
         remedies.append(f"the highest rate with a plan is {highest}/s")
     if decision.more is not None:
         remedies.append(f"the rate needs at least {decision.more[1]} more {decision.more[0]}")
-    others = [] if problem.generation or problem.ramp_budget else ["no other SLO or rate has a plan"]  # unproven
+    unproven = problem.generation or problem.ramp_budget or decision.binding == "ingress"
+    others = [] if unproven else ["no other SLO or rate has a plan"]
     return "; ".join([f"no plan: {_binding_text(problem, decision)}", *(remedies or others)])
 
 
@@ -145,8 +149,11 @@ def _rounded(number: float, digits: int, rounding: str) -> str:
 
 
 def _binding_text(problem: PlanProblem, decision: NoPlan) -> str:
-    slo = problem.slo
+    slo, ingress, rate_per_s = problem.slo, problem.ingress, problem.required_per_s or 0.0
     match decision.binding:
+        case "ingress":
+            assert ingress is not None, "only a limited ingress binds"
+            return f"{ingress.words}, and {rate_per_s:.6g}/s need {ingress.needed(rate_per_s)} ingress.replicas"
         case "latency":
             slack = f" ({milliseconds(slo.limit_s)} after {slo.slack * 100:.4g} % slack)" if slo.slack else ""
             return f"the SLO of {milliseconds(slo.latency_s)}{slack} binds"

@@ -61,6 +61,30 @@ class Link(FromFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ingresses(FromFile):
+    """The ingresses of a service, which carry a limited rate."""
+
+    inputs_per_s: Rate
+    """Inputs, or steps of sequences, that one ingress carries per second."""
+    replicas: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+
+    @property
+    def most_per_s(self) -> float:
+        """The rate that all ingresses carry together."""
+        return self.replicas * self.inputs_per_s
+
+    @property
+    def words(self) -> str:
+        """The limit as text for messages."""
+        carry = "ingress carries" if self.replicas == 1 else "ingresses carry"
+        return f"{self.replicas} {carry} at most {self.most_per_s:.6g}/s"
+
+    def needed(self, rate_per_s: float) -> int:
+        """Returns the number of ingresses that carry a rate."""
+        return math.ceil(rate_per_s / self.inputs_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slo(FromFile):
     """The promised worst-case latency, and the share of it that is held in reserve (E3 section 3.1: 20 %)."""
 
@@ -187,6 +211,8 @@ class PlanProblem:
     """Largest number of parallel chains of stages, if a rate or a cost is optimized for a single network."""
     generation: Generation | None = None
     """Set if each input is a step of a sequence: rates then count steps, and the SLO applies to one step."""
+    ingress: Ingresses | None = None
+    """Limits the rate of every plan, but is no part of the searches. None: the ingresses carry any rate."""
 
     def __post_init__(self) -> None:
         with within("ramps"):

@@ -23,6 +23,7 @@ from optimizer.problems.models_file import Kept, Tokens, as_chain, chain_of, wit
 from optimizer.problems.problem import (
     MAX_BLOCKS,
     FileObjective,
+    Ingresses,
     Latency,
     Link,
     MinimizeCost,
@@ -42,7 +43,7 @@ from profiles.table import LatencyTable, Seconds
 OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running", "kv")
 """Fields that the file's `generation` and `Generation` have in common."""
 IN_BOTH = (
-    *("devices", "link", "objective", "lengths", "most_chains"),
+    *("devices", "link", "ingress", "objective", "lengths", "most_chains"),
     *("networks", "crossing_s", "network_tokens", "crossing_tokens"),
 )
 """Fields that a file and a problem have in common."""
@@ -223,6 +224,8 @@ class ProblemDocument(StrictDocument):
     latency: Latencies
     devices: dict[str, Supply] = Field(min_length=1)
     link: Link
+    ingress: Ingresses | None = None
+    """The rate that the ingresses carry. None: any rate."""
     bytes_per_sample: FileBytes
     slo: Slo | None = None
     """The SLO of an input; None if `generation` holds the SLOs."""

@@ -25,7 +25,7 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
     return (*STRATEGIES, "apparate") if problem.batches is None else (*STRATEGIES, "apparate", "pame")
 
 
-Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
+Binding = Literal["ingress", "devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
 """The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
 SLO_RESOLUTION = 1e-3
 """Relative resolution of the nearest SLO if plans are found quickly."""
@@ -109,7 +109,7 @@ class NoPlan:
     nearest_slo_s: float | None = None
     """The least SLO latency that has a plan; None if no SLO has one."""
     highest_rate_per_s: float | None = None
-    """The highest rate that has a plan. None if no rate has one, or if the rate is maximized."""
+    """The highest rate that has a plan. None if no rate has one, if the rate is maximized, or if the ingresses bind."""
     more: tuple[str, int] | None = None
     """An accelerator type, and the least number of further ones that is needed
     (`optimizer.search.planner.more_devices`)."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import evaluate, worst_value
+from optimizer.cost.evaluate import TOLERANCE, evaluate, worst_value
 from optimizer.generation.solve import solve_generation
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.problems.problem import Ingresses, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.problems.tokens import in_tokens, with_budgets
 from optimizer.search.beam import bound_at_scale, search_at_scale
 from optimizer.search.chains import SOLVED, search_chains
@@ -20,6 +20,7 @@ from optimizer.search.decision import (
     FeasiblePlan,
     Found,
     NoPlan,
+    Planned,
     Strategy,
     gap_between,
     joined,
@@ -52,11 +53,37 @@ def solve(problem: PlanProblem, space: Space | Strategy = "best", searches: tupl
     exists.
     """
     space = _without_useless_ramps(problem, space if isinstance(space, Space) else SPACES[space])
+    if problem.ingress is not None:
+        return _within_ingresses(problem, problem.ingress, space, searches)
     if problem.generation is not None:
         return solve_generation(problem, space, _solve_generation_exactly)
     if problem.networks:
         return best_of_networks(problem, partial(_solve, space=space, searches=searches), partial(_bound, space=space))
     return _solve(problem, space, searches)
+
+
+def _within_ingresses(problem: PlanProblem, ingress: Ingresses, space: Space, searches: tuple[Search, ...]) -> Decision:
+    """Solves a problem whose ingresses carry a limited rate.
+
+    If the highest rate of the stages is above it, the result is the cheapest plan found for what the ingresses carry,
+    whose batches fill at that rate.
+    """
+    inner, required_per_s, most_per_s = replace(problem, ingress=None), problem.required_per_s, ingress.most_per_s
+    if (required_per_s or 0.0) * (1 - TOLERANCE) > most_per_s:
+        return NoPlan(strategy=space.strategy, binding="ingress")
+    found, bound, note = solve(inner, space, searches), most_per_s, ""
+    if required_per_s is None and isinstance(found, Planned):
+        bound, rate_per_s = min(found.bound, most_per_s), found.figures.rate_per_s
+        if rate_per_s > most_per_s:
+            note = f"with {ingress.needed(rate_per_s)} ingress replicas, a plan could serve {rate_per_s:.6g}/s"
+            found = solve(replace(inner, objective=MinimizeCost(rate_per_s=most_per_s)), space, searches)
+    if isinstance(found, NoPlan):
+        is_too_high = (found.highest_rate_per_s or 0.0) > most_per_s
+        return replace(found, highest_rate_per_s=None) if is_too_high else found
+    found = replace(found, figures=evaluate(problem, found.stages, shares=found.figures.shares))
+    if required_per_s is not None:
+        return found
+    return replace(found, bound=bound, gap=gap_between(found.figures.rate_per_s, bound), note=note or found.note)
 
 
 def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | None:

@@ -16,7 +16,7 @@ from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate, objective_value, predictions, violations
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import Subproblem, survival_with
-from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problems.problem import Ingresses, Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from optimizer.problems.tokens import in_tokens, token_survival_N, with_budgets
 from optimizer.search.chains import SOLVED
@@ -343,6 +343,9 @@ def test_plans_of_several_chains_are_no_worse_than_the_best_of_one(problem: Plan
     one, several = planned(replace(problem, most_chains=1)), planned(replace(problem, most_chains=3))
     assert several.figures.rate_per_s >= one.figures.rate_per_s * (1 - 1e-9)
     assert several.figures.rate_per_s <= several.bound
+    carried = Ingresses(inputs_per_s=0.9 * several.figures.rate_per_s)
+    limited = planned(replace(problem, most_chains=3, ingress=carried)).figures
+    assert [limited.rate_per_s, sum(limited.shares)] == pytest.approx([carried.most_per_s, 1])
     too_fast = replace(problem, most_chains=3, objective=MinimizeCost(rate_per_s=1.1 * several.bound))
     assert refused(too_fast).highest_rate_per_s == several.figures.rate_per_s
 

@@ -13,7 +13,7 @@ import pytest
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, merit, violations
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.problems.problem_file import parse_problem, read_problem
+from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.search.exact import ExactSearch, search_exactly
@@ -141,6 +141,17 @@ def test_among_equally_expensive_plans_a_quicker_one_is_preferred() -> None:
     best, stock = planned(asked), planned(asked, "stock")
     assert best.figures.rate_per_s == pytest.approx(stock.figures.rate_per_s)
     assert best.figures.latency_s < 2 * stock.figures.latency_s
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_highest_rate_that_ingresses_carry_is_served_at_the_least_cost(seed: int) -> None:
+    problem = replace(random_problem(seed), objective=MaximizeRate())
+    carried_per_s = planned(problem).figures.rate_per_s / 2
+    found = planned(parse_problem(problem_document(problem) | {"ingress": {"inputs_per_s": carried_per_s}}).problem)
+    least = BruteForce(replace(problem, objective=MinimizeCost(rate_per_s=carried_per_s))).best("best")
+    assert least is not None
+    assert found.figures.usd_per_hour == pytest.approx(least.figures.usd_per_hour)
+    assert (found.figures.rate_per_s, found.bound, found.gap) == (carried_per_s, carried_per_s, 0)
 
 
 def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_not() -> None:

@@ -80,9 +80,10 @@ def test_a_problem_is_read_from_yaml_and_from_json(tmp_path: Path) -> None:
         changed("{maximize: rate}", "{minimize: cost, rate_per_s: 6000}"),
         GOOD + "budget: {usd_per_hour: 40}\n",
         changed("count: 4", "count: 4, per_node: 8"),
+        GOOD + "ingress: {inputs_per_s: 3000.0, replicas: 2}\n",
         changed("ramps: [0, 1]", "ramps: []").replace("[[1.0e-4, 1.0e-4], [1e-4, 1e-4]]", "[]"),
     ],
-    ids=["rate", "cost", "budget", "a shared network card", "no ramps"],
+    ids=["rate", "cost", "budget", "a shared network card", "ingress", "no ramps"],
 )
 def test_what_is_written_is_read_back(text: str, tmp_path: Path) -> None:
     document = problem_document(read(tmp_path, text))

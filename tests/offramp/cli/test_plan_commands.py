@@ -159,6 +159,23 @@ def test_a_what_if_reports_values_without_a_plan(problem: Path, capsys: Captured
     assert none["strategies"]["best"]["no_plan"]["binding"] == binding
 
 
+def test_plans_promise_no_more_than_the_ingresses_carry(problem: Path, capsys: Captured) -> None:
+    written(problem, PROBLEM + "ingress: {inputs_per_s: 2500.0, replicas: 2}\n")
+    answer = printed(capsys, "plan", problem)
+    # Two of the three V100 serve 16000/3 per second, one does 8000/3.
+    assert (answer["rate_per_s"], answer["bound"], answer["gap"], answer["usd_per_hour"]) == (5000, 5000, 0, 6)
+    text = "2 ingresses carry at most 5000/s: more ingress.replicas would raise the rate"
+    assert answer["binds"] == [{"kind": "ingress", "stage": None, "text": text}]
+    assert answer["note"] == "with 4 ingress replicas, a plan could serve 8000/s"
+    served, refused = (each["strategies"]["best"] for each in lines(capsys, problem, "--rate", "4999,5001"))
+    assert (served["rate_per_s"], refused["no_plan"]["binding"]) == (5000, "ingress")
+    simulated = printed(capsys, "simulate", problem, "--arrivals", "poisson:4000", "--duration", 2)
+    assert simulated["notes"][-1].endswith("by the problem's figures, 2 ingresses carry at most 5000/s")
+    written(problem, problem.read_text().replace("{maximize: rate}", "{minimize: cost, rate_per_s: 6000}"))
+    assert run("plan", problem) == 3
+    assert capsys.readouterr().err == f"no plan: {text.split(':')[0]}, and 6000/s need 3 ingress.replicas\n"
+
+
 def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:
     heavy = "torch ray transformers statsmodels pandas matplotlib httpx aiohttp httptools"
     run_alone("plan", problem, "--json", without=heavy).check_returncode()

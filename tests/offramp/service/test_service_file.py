@@ -19,7 +19,7 @@ from optimizer.calibration.calibration_file import RECORDS_FILE
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import read_plan
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency
+from optimizer.problems.problem import Ingresses, MaximizeRate, MinimizeCost, MinimizeLatency
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
@@ -133,6 +133,13 @@ def test_emulated_time_is_scaled_for_the_controller_and_kept_for_replicas(files:
     assert plain.stages == slow.stages
     assert slow.predicted["rate_per_s"] == pytest.approx(plain.predicted["rate_per_s"] / 20)
     assert slow.predicted["latency_s"] == pytest.approx(plain.predicted["latency_s"] * 20)
+    ingress: dict[str, Any] = {"replicas": 2, "inputs_per_s": 3.0}  # real ones, so per wall-clock second
+    service = files.read(**emulated(scale=20.0), ingress=ingress)
+    assert (service.settings.plan.predicted["rate_per_s"], problem_of(service).ingress) == (6, Ingresses(**ingress))
+    planner = {"objective": {"minimize": "latency", "rate_per_s": 121.0}}
+    words = "ingress.inputs_per_s: no plan: 2 ingresses carry at most 120/s, and 121/s need 3 ingress.replicas"
+    refused = files.refused(**emulated(scale=20.0), ingress=ingress, planner=planner)
+    assert refused == (files.line_of("inputs_per_s"), words)
 
 
 def test_by_default_the_first_plan_has_the_highest_rate_and_later_plans_the_least_cost(files: Files) -> None:
