@@ -188,19 +188,19 @@ async def test_a_straggler_rests_although_its_replacement_never_starts(tmp_path:
 async def test_batches_of_other_times_than_the_profiles_correct_the_rate_of_plans(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=whole(4))
     # Two slow batches of each replica say too little.
-    for number, each_s, rate_rps in ((30, 0.08, 200.0), (2, 9.0, 200.0), (30, 0.04, 400.0)):
+    for number, each_s, rate_rps in ((80, 0.08, 200.0), (2, 9.0, 200.0), (80, 0.04, 400.0)):
         batches_run(scene, number, each_s)
         await scene.ticks(24, EASY)
         assert evaluate(scene.asked[-1], whole(4)).rate_per_s == pytest.approx(rate_rps)
     scene.fleet.times.clear()
-    batches_run(scene, 30, 0.06)
+    batches_run(scene, 80, 0.06)
     await scene.ticks(1, EASY)
     scene.restart()  # the next controller compares all batches since the replicas began
     await scene.ticks(1, EASY)
     assert evaluate(scene.asked[-1], whole(4)).rate_per_s == pytest.approx(400 / 1.5)
     scene.best = whole(3)
-    batches_run(scene, 40, 0.04, ranks=range(3))
-    batches_run(scene, 40, 0.4, ranks=[3])
+    batches_run(scene, 100, 0.04, ranks=range(3))
+    batches_run(scene, 100, 0.4, ranks=[3])
     await scene.ticks(1, EASY)
     assert scene.fleet.followed.avoided == {"cpu#3": "cpu"}
     assert evaluate(scene.asked[-1], whole(3)).rate_per_s == pytest.approx(300.0)
@@ -208,8 +208,8 @@ async def test_batches_of_other_times_than_the_profiles_correct_the_rate_of_plan
 
 async def test_a_split_slower_than_the_profile_changes_its_own_blocks(tmp_path: Path) -> None:
     scene = await begun(tmp_path, first=halves(3, 1), best=halves(3, 1))
-    batches_run(scene, 50, 0.04, ranks=range(3), end=2)
-    batches_run(scene, 100, 0.02, ranks=[3], first=2)
+    batches_run(scene, 100, 0.04, ranks=range(3), end=2)
+    batches_run(scene, 300, 0.02, ranks=[3], first=2)
     await scene.ticks(1, EASY)
     assert scene.asked[-1].latency["cpu"].block_s_NB[:, 0] == pytest.approx([0.02, 0.02, 0.01, 0.01])
 
